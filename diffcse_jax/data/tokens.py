@@ -1,0 +1,195 @@
+"""Tokenise a corpus once, into arrays on disk that training maps into memory.
+
+A store is a folder: `token_ids.npy` (all sentences, one after the other), `offsets.npy` (where each starts) and
+`meta.json`. Its name is a hash of all that its content depends on, so that a store is never stale.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import tqdm
+import transformers
+from jaxtyping import Int, Integer
+
+from diffcse_jax.data.corpus import Corpus, Row
+
+FORMAT_VERSION = 1
+BLOCK_ROWS = 10_000
+
+
+class TokenStore:
+    """Tokenised sentences of `len(store)` examples, as many per example as there are columns.
+
+    Attributes:
+        columns: names of the columns.
+        max_length: the length, in tokens, that sentences were cut to.
+        token_ids: all tokens, example by example and column by column.
+        offsets: where each sentence starts in `token_ids`; the last entry is its end.
+        note: what the corpus reader skipped when the store was built; empty where nothing was.
+    """
+
+    def __init__(self, folder: Path):
+        meta = json.loads((folder / "meta.json").read_text())
+        self.columns: tuple[str, ...] = tuple(meta["columns"])
+        self.max_length: int = meta["max_length"]
+        self.note: str = meta["note"]
+        self.token_ids: Integer[np.ndarray, " tokens"] = np.load(folder / "token_ids.npy", mmap_mode="r")
+        self.offsets: Int[np.ndarray, " sentences_and_1"] = np.load(folder / "offsets.npy", mmap_mode="r")
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // len(self.columns)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all sentences, [CLS] and [SEP] included."""
+        return len(self.token_ids)
+
+    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        """The number of tokens of every sentence of the examples `rows`."""
+        starts, ends = self._bounds(rows)
+        return ends - starts
+
+    def gather(
+        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
+    ) -> tuple[Integer[np.ndarray, "B C T"], Int[np.ndarray, "B C"]]:
+        """The token ids (int32) of the examples `rows`, padded to `width`, and the sentences' lengths."""
+        starts, ends = self._bounds(rows)
+        positions = starts[..., None] + np.arange(width)
+        real = positions < ends[..., None]
+        token_ids = self.token_ids[np.where(real, positions, 0)]
+        return np.where(real, token_ids, pad_token_id).astype(np.int32), ends - starts
+
+    def _bounds(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, "B C"], Int[np.ndarray, "B C"]]:
+        sentences = rows[:, None] * len(self.columns) + np.arange(len(self.columns))
+        return self.offsets[sentences], self.offsets[sentences + 1]
+
+
+def build_or_open(
+    corpus: Corpus,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    max_length: int,
+    cache_dir: str | Path = "",
+) -> TokenStore:
+    """The token store of a corpus: the one built earlier, or a new one.
+
+    Args:
+        corpus: the text; each column is tokenised as a sentence of its own, with its special tokens.
+        tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
+        max_length: tokens per sentence, special tokens included; the rest is cut off.
+        cache_dir: the folder that holds all stores; empty: `~/.cache/diffcse_jax/tokens` ($XDG_CACHE_HOME is obeyed).
+
+    Raises:
+        DataError: the corpus cannot be read.
+    """
+    encoder = _encoder(tokenizer, max_length)
+    folder = (Path(cache_dir).expanduser() if cache_dir else _default_cache_dir()) / _store_name(corpus, encoder)
+    if folder.exists():
+        store = TokenStore(folder)
+        _report(f"token store found: {_describe(corpus, store)} in {folder}")
+        return store
+    _build(corpus, encoder, max_length, folder)
+    store = TokenStore(folder)
+    _report(f"token store built: {_describe(corpus, store)} in {folder}")
+    return store
+
+
+def _default_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffcse_jax" / "tokens"
+
+
+def _encoder(tokenizer: transformers.PreTrainedTokenizerFast, max_length: int) -> tokenizers.Tokenizer:
+    """A copy of the tokenizer's backend that cuts at `max_length` and does not pad."""
+    encoder = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    encoder.no_padding()
+    encoder.enable_truncation(max_length)
+    return encoder
+
+
+def _store_name(corpus: Corpus, encoder: tokenizers.Tokenizer) -> str:
+    parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, encoder.to_str()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folder: Path) -> None:
+    """Writes a store beside `folder` and renames it, so that `folder` never exists half-written."""
+    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        _write_arrays(corpus, encoder, temporary)
+        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.skipped_summary()}
+        (temporary / "meta.json").write_text(json.dumps(meta))
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster, with the same content
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_arrays(corpus: Corpus, encoder: tokenizers.Tokenizer, folder: Path) -> None:
+    id_type = np.uint16 if max(encoder.get_vocab().values()) < 1 << 16 else np.uint32
+    with (
+        _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
+        _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
+        tqdm.tqdm(desc=f"tokenising {corpus.name}", unit=" rows", unit_scale=True, delay=1.0, disable=None) as progress,
+    ):
+        offsets.append(np.zeros(1))
+        for rows in _blocks(corpus):
+            encodings = encoder.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
+            lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+            offsets.append(token_ids.size + np.cumsum(lengths))
+            ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+            token_ids.append(np.fromiter(ids, id_type, lengths.sum()))
+            progress.update(len(rows))
+
+
+def _blocks(corpus: Corpus) -> Iterator[list[Row]]:
+    rows = iter(corpus)
+    while block := list(itertools.islice(rows, BLOCK_ROWS)):
+        yield block
+
+
+class _GrowingArray:
+    """A one-dimensional .npy file written piece by piece; its header is written again once the size is known."""
+
+    def __init__(self, path: Path, dtype: np.typing.DTypeLike):
+        self.size = 0
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+
+    def __enter__(self) -> "_GrowingArray":
+        self._write_header()
+        return self
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(values.astype(self._dtype).tobytes())
+        self.size += len(values)
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        """NumPy pads the header so that its length does not depend on the size."""
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def _describe(corpus: Corpus, store: TokenStore) -> str:
+    text = f"{corpus.name}, {len(store):,} rows of {', '.join(store.columns)}, {store.token_count:,} tokens"
+    return f"{text} ({store.note})" if store.note else text
+
+
+def _report(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,323 @@
+"""Sentences to vectors with a trained encoder."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+import tqdm
+import transformers
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Float32, Int32
+
+from diffcse_jax import pooling_modules
+from diffcse_jax.config import POOLERS
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling import pool
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+
+SHORTEST_BUCKET = 16
+
+Sentences = str | Sequence[str]
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What evaluation asks of an encoder, whatever computes it."""
+
+    pooler: str
+
+    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
+        """One vector per sentence."""
+
+
+class SentenceEncoder:
+    """A transformer with its pooler and tokenizer.
+
+    One sentence or many: where a method takes a string it returns one result, where it takes a list a row per entry.
+
+    Args:
+        config: sizes of the transformer.
+        transformer: its parameters; arrays on a device mesh spread every batch over that mesh.
+        tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
+        pooler: one of `diffcse_jax.config.POOLERS`.
+        pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
+        dtype: computation type of the transformer; vectors are float32 always.
+
+    Raises:
+        CheckpointError: the pooler is `cls` and there is no head.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        transformer: Mapping[str, Any],
+        tokenizer: transformers.PreTrainedTokenizerFast,
+        *,
+        pooler: str,
+        pooler_head: Mapping[str, Any] | None = None,
+        dtype: DTypeLike = jnp.float32,
+    ):
+        if pooler not in POOLERS:
+            raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
+        if pooler == "cls" and pooler_head is None:
+            raise CheckpointError("pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
+                                  "use 'cls_before_pooler' for position 0 alone")
+        self.config = config
+        self.tokenizer = tokenizer
+        self.pooler = pooler
+        self.dtype = dtype
+        self._backend = unlimited_tokenizer(tokenizer)
+        self._index: tuple[list[str], np.ndarray] | None = None
+        self._set_params(transformer, pooler_head if pooler == "cls" else None)
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_id: str | Path, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "SentenceEncoder":
+        """Loads an encoder.
+
+        Args:
+            path_or_id: a training workdir (its best checkpoint is taken), one checkpoint of it, a Hugging Face or
+                sentence-transformers folder, a hub id, or `minilm`. A Normalize module of sentence-transformers is not
+                applied: ask `encode` for it.
+            pooler: overrides the recorded pooler, with a warning; needed where nothing is recorded.
+            dtype: computation type.
+
+        Raises:
+            CheckpointError: the model cannot be read, or its pooler is unknown.
+        """
+        path = Path(path_or_id).expanduser()
+        if (path / "checkpoints").is_dir() or path.parent.name == "checkpoints":
+            from diffcse_jax.training.checkpoint import read_encoder  # reading weights alone needs no Orbax
+
+            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype)
+        model = pretrained.load(str(path_or_id))
+        record = pooling_modules.read(model.folder)
+        head = record.head if record and record.head else model.pooler
+        return cls(
+            model.config,
+            model.transformer,
+            load_tokenizer(model.folder),
+            pooler=choose_pooler(pooler, record and record.pooler, str(path_or_id)),
+            pooler_head=head,
+            dtype=dtype,
+        )
+
+    @classmethod
+    def from_saved(cls, saved: Any, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32) -> "SentenceEncoder":
+        """The encoder of a `diffcse_jax.training.checkpoint.SavedEncoder`."""
+        return cls(
+            saved.transformer_config,
+            saved.transformer,
+            load_tokenizer(saved.folder),
+            pooler=choose_pooler(pooler, saved.pooler, f"the checkpoint of step {saved.step}"),
+            pooler_head=saved.pooler_head,
+            dtype=dtype,
+        )
+
+    def with_params(
+        self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None = None
+    ) -> "SentenceEncoder":
+        """The same encoder over other weights; it shares the compiled function. No head: this encoder's own."""
+        other = object.__new__(type(self))
+        other.__dict__ |= self.__dict__ | {"_index": None}
+        other._set_params(transformer, pooler_head or parameters.subset(self._params, "pooler_head"))
+        return other
+
+    @property
+    def dimension(self) -> int:
+        """Length of a sentence vector."""
+        return self.config.hidden_size
+
+    def encode(
+        self,
+        sentences: Sentences,
+        batch_size: int = 64,
+        normalize: bool = False,
+        show_progress: bool = False,
+        max_length: int | None = None,
+    ) -> Float32[np.ndarray, "*sentences dimension"]:
+        """Vectors of one sentence, (dimension,), or of many, (sentences, dimension).
+
+        Args:
+            sentences: text. Each distinct sentence is computed once.
+            batch_size: sentences per call of the compiled function; it does not change results beyond rounding.
+            normalize: scale vectors to length 1.
+            show_progress: draw a progress bar.
+            max_length: cut sentences to this many tokens, special ones included. By default nothing is cut but what
+                exceeds the model's positions, and that with a warning.
+        """
+        if isinstance(sentences, str):
+            return self.encode([sentences], batch_size, normalize, show_progress, max_length)[0]
+        distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+        vectors = self._encode_distinct(list(distinct), batch_size, show_progress, max_length)
+        if normalize:
+            vectors = normalized(vectors)
+        return vectors[[distinct[sentence] for sentence in sentences]]
+
+    def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
+        """Cosine similarities of all pairs: (len(a), len(b)), without the axis of what is a single string."""
+        return np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True))
+
+    def build_index(self, sentences: Sequence[str], batch_size: int = 64, show_progress: bool = False) -> None:
+        """Encodes the sentences that `search` looks through, in place of any earlier ones."""
+        vectors = self.encode(sentences, batch_size=batch_size, normalize=True, show_progress=show_progress)
+        self._index = list(sentences), vectors
+
+    def search(
+        self, queries: Sentences, top_k: int = 5, threshold: float | None = None
+    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
+        """The most similar sentences of the index.
+
+        Args:
+            queries: one string or many.
+            top_k: at most so many sentences per query.
+            threshold: least cosine similarity; None: any.
+
+        Returns:
+            Pairs (sentence, cosine similarity), best first, for a string; a list of such lists for many.
+
+        Raises:
+            ValueError: there is no index yet.
+        """
+        if isinstance(queries, str):
+            return self.search([queries], top_k, threshold)[0]
+        if self._index is None:
+            raise ValueError("there is no index to search; call build_index(sentences) first")
+        sentences, vectors = self._index
+        found = []
+        for scores in self.encode(queries, normalize=True) @ vectors.T:
+            best = np.argsort(-scores, kind="stable")[:top_k]
+            found.append([(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold])
+        return found
+
+    def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
+        params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")
+        self._params = {name: value if isinstance(value, jax.Array) else jnp.asarray(value) for name, value in params.items()}
+        sharding = next(iter(self._params.values())).sharding
+        self._mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+
+    def _encode_distinct(
+        self, sentences: list[str], batch_size: int, show_progress: bool, max_length: int | None
+    ) -> Float32[np.ndarray, "sentences dimension"]:
+        token_ids = self._tokenize(sentences, max_length)
+        by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
+        rows_per_batch = self._rows_per_batch(len(sentences), batch_size)
+        forward = _compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
+        vectors = np.empty((len(sentences), self.dimension), np.float32)
+        for start in tqdm.trange(0, len(sentences), rows_per_batch, desc="encoding", disable=not show_progress):
+            rows = by_length[start : start + rows_per_batch]
+            batch = self._batch([token_ids[row] for row in rows], rows_per_batch)
+            vectors[rows] = np.asarray(forward(self._params, *batch))[: len(rows)]
+        return vectors
+
+    def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
+        self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
+        encodings = self._backend.encode_batch_fast(sentences)
+        cut = sum(bool(encoding.overflowing) for encoding in encodings)
+        if cut and (max_length is None or max_length > self.config.max_length):
+            warnings.warn(f"{cut} of {len(sentences)} sentences are longer than the model's {self.config.max_length} "
+                          "tokens and were cut", stacklevel=4)
+        return [encoding.ids for encoding in encodings]
+
+    def _rows_per_batch(self, count: int, batch_size: int) -> int:
+        """The rows that all batches of a call have, so that few shapes are compiled; a multiple of the devices."""
+        devices = self._mesh.size if self._mesh else 1
+        rows = min(batch_size, _power_of_two(count))
+        return -(-rows // devices) * devices
+
+    def _batch(
+        self, token_ids: list[list[int]], rows: int
+    ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
+        """Token ids and attention mask, padded to `rows` and to a bucket of lengths."""
+        longest = max(map(len, token_ids))
+        length = min(max(SHORTEST_BUCKET, _power_of_two(longest)), self.config.max_length)
+        input_ids = np.full((rows, length), self.config.pad_token_id, np.int32)
+        attention_mask = np.zeros((rows, length), np.int32)
+        for row, ids in enumerate(token_ids):
+            input_ids[row, : len(ids)] = ids
+            attention_mask[row, : len(ids)] = 1
+        return self._placed(input_ids), self._placed(attention_mask)
+
+    def _placed(self, array: np.ndarray) -> jax.Array:
+        """The array on the default device, or its rows spread over the parameters' mesh (the same on every host)."""
+        if self._mesh is None:
+            return jnp.asarray(array)
+        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
+    """The explicit pooler if there is one, else the recorded one.
+
+    Raises:
+        CheckpointError: there is neither.
+    """
+    if explicit is None and recorded is None:
+        raise CheckpointError(f"{source} does not record its pooler; choose one of: {', '.join(POOLERS)}")
+    if explicit and recorded and explicit != recorded:
+        warnings.warn(f"{source} was trained for the pooler {recorded!r} and is used with {explicit!r}: "
+                      "scores can be far lower than the model's own", stacklevel=3)
+    return explicit or recorded
+
+
+def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+    """The fast tokenizer of a Hugging Face folder.
+
+    Raises:
+        CheckpointError: there is none, or its files cannot be read.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise a dozen types
+        raise CheckpointError(f"{folder}: cannot load the tokenizer: {error}") from error
+
+
+def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
+    """A copy of the tokenizer's backend that neither pads nor cuts."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def normalized(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
+    """Vectors of length 1; a zero vector stays zero."""
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(norms == 0, np.float32(1), norms)
+
+
+@functools.lru_cache
+def _compiled_forward(
+    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh | None
+) -> Callable[..., jax.Array]:
+    """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""
+    transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
+    head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
+
+    def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        # The default precision of accelerators is below float32.
+        with jax.default_matmul_precision("highest"):
+            bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
+            pooled = pool(bound(input_ids, attention_mask)["hidden_states"], attention_mask, pooler)
+            if pooler == "cls":
+                pooled = parameters.bind(head, parameters.subset(params, "pooler_head"))(pooled)
+        return pooled.astype(jnp.float32)
+
+    # Replicated, every host can read the whole result.
+    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()) if mesh else None)
+
+
+def _power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()

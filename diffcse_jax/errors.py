@@ -1,0 +1,31 @@
+"""Errors written for the person at the keyboard."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+
+class UserError(Exception):
+    """Something the user can fix: the message names the file, line, key or value, and what to do."""
+
+
+class ConfigError(UserError):
+    """A configuration key or value that cannot be used."""
+
+
+class DataError(UserError):
+    """A text, pair or data-set file that cannot be used."""
+
+
+class CheckpointError(UserError):
+    """A pretrained checkpoint, workdir or export that cannot be read or written."""
+
+
+@contextlib.contextmanager
+def reported_to_user() -> Iterator[None]:
+    """Prints a `UserError` raised inside the block without a traceback and exits with code 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

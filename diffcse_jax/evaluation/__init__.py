@@ -1,0 +1,58 @@
+"""Evaluation tasks and where their data is."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from diffcse_jax.encoder import Encoder
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.evaluation.sts import SICKRelatedness, STSBenchmark
+
+
+class Task(Protocol):
+    """What a task is to its callers: built on SentEval's `downstream` folder, run on an encoder."""
+
+    def files(self, mode: str) -> list[Path]:
+        """The files that `run` reads in this mode."""
+
+    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
+        """Named scores, x 100, of `test` or `dev`."""
+
+
+TASKS = {task.name: task for task in (STSBenchmark, SICKRelatedness)}
+GROUPS = {"sts": (STSBenchmark.name, SICKRelatedness.name)}
+
+
+def expand_groups(names: Iterable[str]) -> list[str]:
+    """Task names, each once, with groups replaced by their tasks.
+
+    Raises:
+        ConfigError: a name that is neither.
+    """
+    tasks = []
+    for name in names:
+        if name not in GROUPS and name not in TASKS:
+            raise ConfigError(f"unknown task {name!r}; known: {', '.join([*GROUPS, *TASKS])}")
+        tasks += GROUPS.get(name, (name,))
+    return list(dict.fromkeys(tasks))
+
+
+def senteval_folder(data_dir: str) -> Path:
+    """SentEval's `downstream` folder: the one named, else `$DIFFCSE_DATA_DIR/senteval`.
+
+    Raises:
+        DataError: neither is given, or there is no such folder.
+    """
+    if not data_dir and "DIFFCSE_DATA_DIR" not in os.environ:
+        raise DataError("no evaluation data: name SentEval's `downstream` folder, or set DIFFCSE_DATA_DIR to the folder "
+                        "that holds it as `senteval`")
+    folder = Path(data_dir).expanduser() if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
+    if not folder.is_dir():
+        raise DataError(f"no evaluation data: there is no folder {folder}")
+    return folder
+
+
+def missing_files(name: str, folder: Path, mode: str) -> list[Path]:
+    """The files that a task would read and that are not there."""
+    return [path for path in TASKS[name](folder).files(mode) if not path.is_file()]

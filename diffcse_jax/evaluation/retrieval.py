@@ -1,0 +1,54 @@
+"""Retrieval without labels: how high does each query rank its own target?"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from diffcse_jax.encoder import normalized
+
+BLOCK = 1024  # queries whose similarities are held at once
+FEWEST_WORDS = 6
+
+
+def retrieval_scores(
+    queries: Float32[np.ndarray, "n dimension"], targets: Float32[np.ndarray, "n dimension"]
+) -> dict[str, float]:
+    """Mean reciprocal rank and recall, x 100, of target i for query i among all targets, by cosine similarity.
+
+    Returns:
+        `mrr`, `recall@1`, `recall@5`, `recall@10`.
+    """
+    ranks = target_ranks(queries, targets)
+    recalls = {f"recall@{k}": 100 * float(np.mean(ranks <= k)) for k in (1, 5, 10)}
+    return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls
+
+
+def target_ranks(
+    queries: Float32[np.ndarray, "n dimension"], targets: Float32[np.ndarray, "n dimension"]
+) -> Float[np.ndarray, " n"]:
+    """The rank, from 1, of target i for query i. Ties share their mean rank: a constant encoder gains nothing."""
+    queries, targets = normalized(queries), normalized(targets)
+    ranks = []
+    for start in range(0, len(queries), BLOCK):
+        similarities = queries[start : start + BLOCK] @ targets.T
+        rows = np.arange(len(similarities))
+        own = similarities[rows, start + rows][:, None]
+        ranks.append((similarities > own).sum(axis=1) + ((similarities == own).sum(axis=1) + 1) / 2)
+    return np.concatenate(ranks)
+
+
+def halves(sentences: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
+    """First and second halves, by words, of the first `limit` distinct sentences that have at least six words."""
+    first, second = [], []
+    seen = set()
+    for sentence in sentences:
+        if len(first) == limit:
+            break
+        words = sentence.split()
+        if len(words) < FEWEST_WORDS or sentence in seen:
+            continue
+        seen.add(sentence)
+        first.append(" ".join(words[: len(words) // 2]))
+        second.append(" ".join(words[len(words) // 2 :]))
+    return first, second

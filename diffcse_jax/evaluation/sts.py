@@ -1,0 +1,154 @@
+"""Semantic textual similarity as SentEval scores it: correlation of cosine similarity with human scores, no training.
+
+File formats and formulas are those of SimCSE's copy of SentEval (evaluation modes `test` and `dev`).
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float, Float32
+
+from diffcse_jax.encoder import Encoder
+from diffcse_jax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredPairs:
+    """Sentence pairs with their human scores."""
+
+    first: list[str]
+    second: list[str]
+    gold: Float[np.ndarray, " pairs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StsTask:
+    """One data set with a dev and a test split.
+
+    Attributes:
+        folder: SentEval's `downstream` folder.
+    """
+
+    folder: Path
+
+    name: ClassVar[str]
+    splits: ClassVar[dict[str, str]]  # split to file below the folder
+    columns: ClassVar[tuple[int, int, int]]  # score, first and second sentence
+    header: ClassVar[bool]
+
+    def files(self, mode: str) -> list[Path]:
+        """The files that `run` reads in this mode."""
+        return [self.folder / self.splits[split] for split in _SPLITS_OF_MODE[mode]]
+
+    def load(self, split: str) -> ScoredPairs:
+        """The pairs of `dev` or `test`.
+
+        Raises:
+            DataError: a row that cannot be read, with its file and line.
+        """
+        return read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header)
+
+    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
+        """Scores of the mode's split, x 100, with those of the dev split under `dev`."""
+        splits = {split: self.load(split) for split in _SPLITS_OF_MODE[mode]}
+        scores = score_pairs(encoder, splits, batch_size)
+        return scores[mode] | {"dev": scores["dev"]}
+
+
+class STSBenchmark(StsTask):
+    name = "STSBenchmark"
+    splits: ClassVar = {split: f"STS/STSBenchmark/sts-{split}.csv" for split in ("dev", "test")}
+    columns = (4, 5, 6)
+    header = False
+
+
+class SICKRelatedness(StsTask):
+    name = "SICKRelatedness"
+    splits: ClassVar = {"dev": "SICK/SICK_trial.txt", "test": "SICK/SICK_test_annotated.txt"}
+    columns = (3, 1, 2)
+    header = True
+
+
+_SPLITS_OF_MODE = {"test": ("dev", "test"), "dev": ("dev",)}
+
+
+def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool = False) -> ScoredPairs:
+    """Reads tab-separated scored pairs. Quotes are text; runs of white space become one space, as in SentEval.
+
+    Args:
+        path: a UTF-8 file.
+        columns: where score, first and second sentence are, from 0.
+        skip_header: the first line is no pair.
+
+    Raises:
+        DataError: the file cannot be read, a row has too few columns or no number for a score, or there is no row.
+    """
+    scores, first, second = [], [], []
+    for number, fields in tab_separated(path):
+        if skip_header and number == 1:
+            continue
+        if len(fields) <= max(columns):
+            raise DataError(f"{path}, line {number}: expected at least {max(columns) + 1} tab-separated columns, "
+                            f"found {len(fields)}")
+        score, *sentences = (fields[column] for column in columns)
+        scores.append(_number(score, path, number))
+        first.append(" ".join(sentences[0].split()))
+        second.append(" ".join(sentences[1].split()))
+    if not scores:
+        raise DataError(f"{path}: no sentence pairs")
+    return ScoredPairs(first, second, np.array(scores))
+
+
+def tab_separated(path: Path) -> list[tuple[int, list[str]]]:
+    """Line numbers, from 1, and fields of a UTF-8 file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [(number, line.strip().split("\t")) for number, line in enumerate(file, start=1)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def score_pairs(
+    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64
+) -> dict[str, dict[str, Any]]:
+    """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`. All sets are encoded in one go."""
+    sentences = [side for pairs in sets.values() for side in (pairs.first, pairs.second)]
+    vectors = encoder.encode([sentence for side in sentences for sentence in side], batch_size=batch_size)
+    sides = iter(np.split(vectors, np.cumsum([len(side) for side in sentences])[:-1]))
+    return {name: correlations(cosine(next(sides), next(sides)), pairs.gold) for name, pairs in sets.items()}
+
+
+def cosine(u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]) -> Float32[np.ndarray, " n"]:
+    """Cosine similarity row by row; 0 where a vector is zero (SentEval's nan_to_num)."""
+    u, v = np.nan_to_num(u), np.nan_to_num(v)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num((u * v).sum(axis=1) / (np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)))
+
+
+def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> dict[str, Any]:
+    """Spearman's (average ranks for ties) and Pearson's coefficient, x 100; 0 for a constant, which orders nothing."""
+    if np.ptp(system) == 0 or np.ptp(gold) == 0:
+        return {"spearman": 0.0, "pearson": 0.0, "n": len(gold)}
+    return {
+        "spearman": 100 * float(scipy.stats.spearmanr(system, gold).statistic),
+        "pearson": 100 * float(scipy.stats.pearsonr(system, gold).statistic),
+        "n": len(gold),
+    }
+
+
+def _number(text: str, path: Path, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}, line {line}: expected a number as score, found {text!r}")
+    return value

@@ -1,0 +1,62 @@
+"""The same vectors by PyTorch: transformers' own model, pooled here. It shares no computation with the JAX encoder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from diffcse_jax import pooling_modules
+from diffcse_jax.encoder import choose_pooler, load_tokenizer
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models import pretrained
+
+
+class TorchEncoder:
+    """A Hugging Face folder or hub id as an encoder.
+
+    Raises:
+        CheckpointError: torch is not installed, or the pooler is unknown or has no weights.
+    """
+
+    def __init__(self, path_or_id: str, pooler: str | None = None):
+        try:
+            import torch
+        except ImportError as error:
+            raise CheckpointError("the torch backend needs torch: pip install torch") from error
+        from transformers import AutoModel
+
+        folder = pretrained.find_folder(path_or_id)
+        record = pooling_modules.read(folder)
+        self.pooler = choose_pooler(pooler, record and record.pooler, path_or_id)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._tokenizer = load_tokenizer(folder)
+        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
+        if self.pooler == "cls" and getattr(self._model, "pooler", None) is None:
+            raise CheckpointError(f"{folder}: a {self._model.config.model_type} model has no pooler in transformers; "
+                                  "use the jax backend or another pooler")
+
+    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
+        """Vectors of sentences, (sentences, dimension); longer ones than the model has positions are cut."""
+        distinct = sorted(set(sentences), key=len)
+        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
+        vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
+        rows = {sentence: row for row, sentence in enumerate(distinct)}
+        return vectors[[rows[sentence] for sentence in sentences]]
+
+    def _encode_batch(self, sentences: list[str]) -> np.ndarray:
+        import torch
+
+        inputs = self._tokenizer(sentences, padding=True, truncation=True, return_tensors="pt").to(self._device)
+        with torch.inference_mode():
+            outputs = self._model(**inputs, output_hidden_states=True)
+            if self.pooler == "cls":
+                pooled = outputs.pooler_output
+            elif self.pooler == "cls_before_pooler":
+                pooled = outputs.last_hidden_state[:, 0]
+            else:
+                chosen = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1]}[self.pooler]
+                states = torch.stack([outputs.hidden_states[layer] for layer in chosen]).mean(dim=0)
+                mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+                pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return pooled.cpu().numpy()

@@ -1,0 +1,240 @@
+"""From a training checkpoint to a Hugging Face folder that sentence-transformers loads too.
+
+python -m diffcse_jax.export --workdir runs/diffcse_base --output DIR
+
+The export is read back and compared with the encoder in memory before it gets its name; PyTorch takes part in the
+comparison where it is installed and is not needed otherwise.
+"""
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import diffcse_jax
+from diffcse_jax import pooling_modules
+from diffcse_jax.encoder import SentenceEncoder, load_tokenizer, unlimited_tokenizer
+from diffcse_jax.errors import CheckpointError, reported_to_user
+from diffcse_jax.models import pretrained
+from diffcse_jax.training.checkpoint import SavedEncoder, read_encoder
+
+TOLERANCE = 1e-4
+CHECK_FILE = "export_check.json"
+
+SAMPLES = (
+    "A man is playing a guitar on stage.",
+    "Someone performs music for an audience.",
+    "The stock market fell sharply on Monday.",
+    "Is it possible to learn a language in three months?",
+    "no",
+    "Café prices rose by 12.5 % in 2023, according to the \"Daily News\".",
+    "The committee, which had met twice before without reaching any agreement, finally decided that the bridge should "
+    "be rebuilt with stone from the old quarry rather than with steel.",
+    "Numbers: 1, 22, 333; symbols: @ # & * ( )",
+)
+
+_ARCHITECTURES = {"bert": "BertModel", "roberta": "RobertaModel", "distilbert": "DistilBertModel"}
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def export(source: Path, output: Path) -> dict[str, Any]:
+    """Writes the encoder of a workdir's best checkpoint, or of one checkpoint, as a Hugging Face folder.
+
+    Args:
+        source: a workdir, or one checkpoint in it.
+        output: the folder to write. An earlier export there is replaced.
+
+    Returns:
+        What `export_check.json` in the folder holds: the largest absolute differences between the embeddings of
+        sample sentences by the encoder in memory and by each reader of the folder.
+
+    Raises:
+        CheckpointError: nothing to export, a folder in the way that is no export, or an export whose embeddings differ
+            by more than 1e-4, of which nothing is left.
+    """
+    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / CHECK_FILE).is_file())):
+        raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
+    saved = read_encoder(source)
+    temporary = output.with_name(f"{output.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        write_folder(saved, temporary)
+        check = check_folder(saved, temporary)
+        (temporary / CHECK_FILE).write_text(json.dumps(check, indent=2) + "\n")
+        (temporary / "README.md").write_text(model_card(saved, check), encoding="utf-8")
+        if output.exists():
+            shutil.rmtree(output)
+        temporary.rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return check
+
+
+def write_folder(saved: SavedEncoder, folder: Path) -> None:
+    """Writes configuration, weights, tokenizer and modules into an existing folder."""
+    sizes = saved.transformer_config
+    hf_config = dict(saved.hf_config) | {"architectures": [_ARCHITECTURES[sizes.family]], "dtype": "float32"}
+    hf_config.pop("torch_dtype", None)
+    if saved.pooler in ("avg_top2", "avg_first_last"):
+        hf_config["output_hidden_states"] = True
+    _write_json(folder / "config.json", hf_config)
+
+    tensors = pretrained.to_hf(saved.transformer, "transformer", sizes)
+    if saved.pooler_head:
+        tensors |= pretrained.to_hf(saved.pooler_head, "pooler", sizes)
+    pretrained.write_tensors(tensors, folder)
+
+    for name in _TOKENIZER_FILES:
+        if (saved.folder / name).is_file():
+            shutil.copyfile(saved.folder / name, folder / name)
+    unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
+
+    pooling_modules.write(
+        folder, saved.pooler, num_blocks=sizes.num_blocks, hidden_size=sizes.hidden_size, head=saved.pooler_head
+    )
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
+    _write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
+
+
+def check_folder(saved: SavedEncoder, folder: Path) -> dict[str, Any]:
+    """Compares the embeddings that each available reader of the folder gives with those of the encoder in memory.
+
+    Raises:
+        CheckpointError: a difference above the tolerance.
+    """
+    expected = SentenceEncoder.from_saved(saved).encode(SAMPLES)
+    differences = {}
+    for name, encode in _readers(saved, folder).items():
+        differences[name] = float(np.abs(encode(SAMPLES) - expected).max())
+        if not differences[name] <= TOLERANCE:
+            raise CheckpointError(f"the export does not give the model's embeddings: read by {name}, they differ by "
+                                  f"{differences[name]:.2e}, more than {TOLERANCE:.0e}")
+    return {"maximal_absolute_difference": differences, "tolerance": TOLERANCE, "sentences": len(SAMPLES),
+            "scale": float(np.abs(expected).max())}
+
+
+def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
+    """Whatever can read the folder here, each independently of the others."""
+    readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
+    has_hf_pooler = bool(pretrained.TABLES[saved.transformer_config.family].pooler)
+    if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
+        from diffcse_jax.evaluation.torch_encoder import TorchEncoder
+
+        readers["transformers"] = TorchEncoder(str(folder)).encode
+    if _installed("sentence-transformers"):
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(folder), device="cpu")
+        readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
+    return readers
+
+
+def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
+    """The folder's README.md."""
+    config = saved.config
+    losses = {"contrast": config.contrast, "dcl": config.dcl, "difference": config.difference, "mlm": config.mlm}
+    settings = {
+        "base model": config.model.name_or_path,
+        "training text": config.data.train_file,
+        "objective": " + ".join(f"{group.weight:g} {name}" for name, group in losses.items() if group.weight),
+        "pooler": saved.pooler,
+        "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
+        "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",
+        "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
+        "checkpoint": f"step {saved.step}",
+        "dev scores (x 100)": ", ".join(f"{name} {score:.2f}" for name, score in saved.dev.items()) or "none",
+        "chosen by": saved.dev_metric,
+        "dimension": str(saved.transformer_config.hidden_size),
+    }
+    differences = check["maximal_absolute_difference"].items()
+    return _CARD.format(
+        settings="\n".join(f"| {name} | {value} |" for name, value in settings.items()),
+        differences=", ".join(f"{name} {difference:.1e}" for name, difference in differences),
+        sentences=check["sentences"],
+        versions=", ".join([f"diffcse_jax {diffcse_jax.__version__}"]
+                           + [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]),
+        configuration=json.dumps(config.to_dict(), indent=2),
+    )
+
+
+_CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, diffcse, jax]
+---
+
+# Sentence embeddings trained with diffcse_jax
+
+| | |
+|---|---|
+{settings}
+
+With sentence-transformers:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+vectors = model.encode(["A man plays the guitar.", "Someone makes music."])
+```
+
+With diffcse_jax, without PyTorch:
+
+```python
+from diffcse_jax import SentenceEncoder
+
+encoder = SentenceEncoder.from_pretrained("path/to/this/folder")
+vectors = encoder.encode(["A man plays the guitar.", "Someone makes music."])
+```
+
+Maximal absolute difference from the trained model's embeddings on {sentences} sentences, by reader: {differences}.
+
+Written with {versions}.
+
+<details><summary>Resolved configuration</summary>
+
+```json
+{configuration}
+```
+
+</details>
+"""
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Exports and prints the differences."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", type=Path, required=True, help="a training workdir, or one checkpoint in it")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    options = parser.parse_args()
+    with reported_to_user():
+        check = export(options.workdir, options.output)
+    for name, difference in check["maximal_absolute_difference"].items():
+        print(f"{name}: maximal absolute difference {difference:.1e}")
+    print(f"exported to {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

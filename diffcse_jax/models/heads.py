@@ -1,0 +1,108 @@
+"""Heads: projectors of the sentence vector, the masked-LM head, the discriminator's token classifier."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from diffcse_jax.models.transformer import ACTIVATIONS, TransformerConfig, dense, layer_norm
+
+
+class MlpProjector(nnx.Module):
+    """Dense + tanh: SimCSE's projector, and the pooler of Hugging Face's BERT and RoBERTa."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.dense = dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+
+    def __call__(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
+        return jnp.tanh(self.dense(pooled))
+
+
+class BatchNormProjector(nnx.Module):
+    """Linear(D, 2D) - BatchNorm - ReLU - Linear(2D, D) - BatchNorm without scale and shift (DiffCSE appendix A)."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        size = config.hidden_size
+        self.expand = dense(size, 2 * size, bias=False, dtype=dtype, rngs=rngs)
+        self.expand_norm = BatchNorm(2 * size, affine=True)
+        self.contract = dense(2 * size, size, bias=False, dtype=dtype, rngs=rngs)
+        self.contract_norm = BatchNorm(size, affine=False)
+
+    def __call__(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
+        expanded = jax.nn.relu(self.expand_norm(self.expand(pooled)))
+        return self.contract_norm(self.contract(expanded))
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalisation over rows in training mode, with PyTorch's running statistics.
+
+    The statistics are float32 and those of the whole global batch: under `jax.jit` the rows are. PyTorch keeps the
+    unbiased variance (n / (n - 1)), Flax's layer the biased one, hence our own. Nothing evaluates with the running
+    statistics, because the projector is dropped when encoding; checkpoints carry them for who continues elsewhere.
+    """
+
+    epsilon = 1e-5
+    momentum = 0.1
+
+    def __init__(self, size: int, *, affine: bool):
+        self.scale = nnx.Param(jnp.ones(size)) if affine else None
+        self.bias = nnx.Param(jnp.zeros(size)) if affine else None
+        self.mean = nnx.BatchStat(jnp.zeros(size))
+        self.var = nnx.BatchStat(jnp.ones(size))
+
+    def __call__(self, rows: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
+        values = rows.astype(jnp.float32)
+        mean, var = values.mean(axis=0, keepdims=True), values.var(axis=0, keepdims=True)
+        self._update(mean[0], var[0] * (len(rows) / (len(rows) - 1)))
+        normalised = (values - mean) * jax.lax.rsqrt(var + self.epsilon)
+        if self.scale is not None:
+            normalised = normalised * self.scale[None] + self.bias[None]
+        return normalised.astype(rows.dtype)
+
+    def _update(self, mean: jax.Array, var: jax.Array) -> None:
+        for running, batch in ((self.mean, mean), (self.var, var)):
+            running[...] = (1 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch)
+
+
+class MaskedLMHead(nnx.Module):
+    """Hidden states to vocabulary logits: dense, activation, norm, decoder with a bias.
+
+    Args:
+        tied: the decoder is the encoder's word-embedding table, given to each call; otherwise the head has its own.
+    """
+
+    def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.transform = dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.norm = layer_norm(config, dtype=dtype, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
+        shape = (config.vocab_size, config.hidden_size)
+        self.decoder = None if tied else nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+        self.activation = "gelu" if config.family == "roberta" else config.activation
+
+    def __call__(
+        self,
+        hidden_states: Float[Array, "*tokens hidden"],
+        word_embeddings: Float[Array, "vocab hidden"] | None = None,
+    ) -> Float[Array, "*tokens vocab"]:
+        """Float32 logits over the vocabulary."""
+        decoder = word_embeddings if self.decoder is None else self.decoder[...]
+        transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_states)))
+        logits = jnp.einsum(
+            "...D,VD->...V", transformed, decoder.astype(transformed.dtype), preferred_element_type=jnp.float32
+        )
+        return logits + jnp.broadcast_to(self.bias[...], logits.shape)
+
+
+def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
+    """The discriminator's head: two logits per token, class 1 = replaced.
+
+    Initialised as PyTorch's `nn.Linear`, U(-1/sqrt(hidden), 1/sqrt(hidden)), which is what the published runs began
+    from (not BERT's N(0, 0.02)).
+    """
+    bound = config.hidden_size**-0.5
+
+    def uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, **_: object) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return nnx.Linear(config.hidden_size, 2, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)

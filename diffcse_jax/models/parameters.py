@@ -1,0 +1,68 @@
+"""NNX modules as plain dicts of arrays.
+
+A module is split once into its graph definition and flat dicts `{"blocks.0.output.kernel": array}`. The dicts are
+what `jax.jit`, optimizers, checkpoints, sharding rules and weight conversion see; a compiled function binds them to
+the definition again. Flat names make rules over parameters one regular expression and checkpoints readable.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+from jaxtyping import PRNGKeyArray
+
+Build = Callable[..., nnx.Module]  # makes a module, given rngs=
+Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
+
+
+def definition(build: Build) -> nnx.GraphDef:
+    """The graph definition of the module that `build` makes, without allocating its arrays."""
+    return _abstract(build)[0]
+
+
+def shapes(build: Build) -> Params:
+    """The parameters of the module that `build` makes, as `jax.ShapeDtypeStruct`."""
+    return _flat(_abstract(build)[1])
+
+
+def initial(build: Build, key: PRNGKeyArray) -> tuple[Params, Params]:
+    """Initial parameters and batch statistics of the module that `build` makes."""
+    _, params, batch_stats = nnx.split(build(rngs=nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+    return _flat(params), _flat(batch_stats)
+
+
+def bind(graphdef: nnx.GraphDef, params: Mapping, batch_stats: Mapping | None = None) -> Any:
+    """The module of `graphdef` over these arrays."""
+    return nnx.merge(graphdef, _nested(params), _nested(batch_stats or {}))
+
+
+def batch_stats_of(module: nnx.Module) -> Params:
+    """The batch statistics a bound module holds now, after its forward pass."""
+    return _flat(nnx.state(module, nnx.BatchStat))
+
+
+def subset(params: Mapping, prefix: str) -> Params:
+    """The entries below `prefix.`, with the prefix removed."""
+    return {name[len(prefix) + 1 :]: value for name, value in params.items() if name.startswith(prefix + ".")}
+
+
+def prefixed(params: Mapping, prefix: str) -> Params:
+    """The inverse of `subset`."""
+    return {f"{prefix}.{name}": value for name, value in params.items()}
+
+
+def _abstract(build: Build) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    module = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+    return nnx.split(module, nnx.Param, nnx.BatchStat)
+
+
+def _flat(state: nnx.State) -> Params:
+    return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+
+
+def _nested(params: Mapping) -> nnx.State:
+    paths = {
+        tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
+        for name, value in params.items()
+    }
+    return nnx.State.from_flat_path(paths)

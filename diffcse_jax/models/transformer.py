@@ -1,0 +1,234 @@
+"""One transformer encoder that is BERT, RoBERTa or DistilBERT by configuration.
+
+The three families share their arithmetic: post-norm blocks of self-attention and a two-layer feed-forward network.
+They differ in position numbering (RoBERTa starts behind its padding id), in token types (DistilBERT has none) and in
+one dropout (DistilBERT has none behind the attention output). Inputs are single sentences, so token type 0 is added
+everywhere.
+
+Dropout is a function of an explicit key: a call without one is deterministic. Modules hold no random state.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of an encoder. Dropout rates are tuples with one rate per block."""
+
+    family: str  # "bert", "roberta" or "distilbert"
+    vocab_size: int
+    hidden_size: int
+    num_blocks: int
+    num_heads: int
+    intermediate_size: int
+    max_positions: int  # rows of the position table
+    type_vocab_size: int  # 0: no token types
+    norm_epsilon: float
+    activation: str
+    pad_token_id: int
+    embedding_dropout: float
+    hidden_dropout: tuple[float, ...]
+    attention_dropout: tuple[float, ...]
+
+    @property
+    def position_offset(self) -> int:
+        """The position number of the first token."""
+        return self.pad_token_id + 1 if self.family == "roberta" else 0
+
+    @property
+    def max_length(self) -> int:
+        """Longest sentence, in tokens, that has positions."""
+        return self.max_positions - self.position_offset
+
+    def without_dropout(self) -> "TransformerConfig":
+        """The same encoder with every rate 0."""
+        return self.with_dropout((0.0,), (0.0,))
+
+    def with_dropout(self, hidden: tuple[float, ...], attention: tuple[float, ...]) -> "TransformerConfig":
+        """The same encoder with one rate for all blocks, or one per block ("adjusting dropout").
+
+        A single hidden rate is that of the embedding layer too, as in the originals; a list names blocks only, and
+        the embedding layer keeps the checkpoint's rate.
+
+        Raises:
+            ValueError: a list whose length is neither 1 nor the number of blocks.
+        """
+        for name, rates in (("hidden", hidden), ("attention", attention)):
+            if len(rates) not in (1, self.num_blocks):
+                raise ValueError(f"{len(rates)} {name} dropout rates for {self.num_blocks} blocks; give 1 or one each")
+        return dataclasses.replace(
+            self,
+            embedding_dropout=hidden[0] if len(hidden) == 1 else self.embedding_dropout,
+            hidden_dropout=hidden * (self.num_blocks // len(hidden)),
+            attention_dropout=attention * (self.num_blocks // len(attention)),
+        )
+
+
+class Transformer(nnx.Module):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.embeddings = Embeddings(config, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List(Block(config, index, dtype=dtype, rngs=rngs) for index in range(config.num_blocks))
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "batch length"],
+        attention_mask: Int[Array, "batch length"],
+        *,
+        condition: Float[Array, "batch hidden"] | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
+        """Runs the encoder.
+
+        Args:
+            input_ids: token ids.
+            attention_mask: 1 for real tokens, 0 for padding.
+            condition: vectors to put in place of position 0 of the embedding layer's output, behind its norm and
+                dropout (DiffCSE Section 3).
+            key: dropout key; None: no dropout.
+
+        Returns:
+            `hidden_states`, a tuple of the embedding output and each block's output, shapes (batch, length, hidden),
+            and `last_hidden_state`, the last of them.
+        """
+        embedding_key, *block_keys = _split(key, 1 + len(self.blocks))
+        hidden_states = [self.embeddings(input_ids, key=embedding_key)]
+        if condition is not None:
+            hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(hidden_states[0].dtype))
+        for block, block_key in zip(self.blocks, block_keys, strict=True):
+            hidden_states.append(block(hidden_states[-1], attention_mask, key=block_key))
+        return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
+
+
+class Embeddings(nnx.Module):
+    """Sum of word, position and token-type embeddings, normalised."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        embed = partial(_embed, features=config.hidden_size, dtype=dtype, rngs=rngs)
+        self.word = embed(config.vocab_size)
+        self.position = embed(config.max_positions)
+        self.token_type = embed(config.type_vocab_size) if config.type_vocab_size else None
+        self.norm = layer_norm(config, dtype=dtype, rngs=rngs)
+        self.config = config
+
+    def __call__(
+        self, input_ids: Int[Array, "batch length"], *, key: PRNGKeyArray | None
+    ) -> Float[Array, "batch length hidden"]:
+        is_token = (input_ids != self.config.pad_token_id)[:, :, None]
+        words = self.word(input_ids)
+        # The padding row is not trained (PyTorch's padding_idx), though padding has a loss in DiffCSE.
+        embedded = jnp.where(is_token, words, jax.lax.stop_gradient(words)) + self._positions(input_ids)
+        if self.token_type is not None:
+            embedded += self.token_type(jnp.zeros_like(input_ids))
+        return dropout(self.norm(embedded), self.config.embedding_dropout, key)
+
+    def _positions(self, input_ids: jax.Array) -> jax.Array:
+        if self.config.family != "roberta":
+            return self.position(jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape))
+        # RoBERTa numbers its real tokens from pad + 1; padding has the padding id as position, again untrained.
+        is_token = (input_ids != self.config.pad_token_id).astype(jnp.int32)
+        positions = self.position(jnp.cumsum(is_token, axis=1) * is_token + self.config.pad_token_id)
+        return jnp.where(is_token[:, :, None] > 0, positions, jax.lax.stop_gradient(positions))
+
+
+class Block(nnx.Module):
+    """Self-attention and feed-forward network, each with a residual connection and a norm behind it."""
+
+    def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.attention = SelfAttention(config, config.attention_dropout[index], dtype=dtype, rngs=rngs)
+        self.attention_norm = layer_norm(config, dtype=dtype, rngs=rngs)
+        self.intermediate = dense(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.output = dense(config.intermediate_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.output_norm = layer_norm(config, dtype=dtype, rngs=rngs)
+        self.activation = config.activation
+        self.output_dropout = config.hidden_dropout[index]
+        self.attention_output_dropout = 0.0 if config.family == "distilbert" else self.output_dropout
+
+    def __call__(
+        self,
+        hidden_states: Float[Array, "batch length hidden"],
+        attention_mask: Int[Array, "batch length"],
+        *,
+        key: PRNGKeyArray | None,
+    ) -> Float[Array, "batch length hidden"]:
+        probabilities_key, attention_key, output_key = _split(key, 3)
+        attended = self.attention(hidden_states, attention_mask, key=probabilities_key)
+        attended = dropout(attended, self.attention_output_dropout, attention_key)
+        hidden_states = self.attention_norm(hidden_states + attended)
+        transformed = self.output(ACTIVATIONS[self.activation](self.intermediate(hidden_states)))
+        return self.output_norm(hidden_states + dropout(transformed, self.output_dropout, output_key))
+
+
+class SelfAttention(nnx.Module):
+    """Multi-head attention over the real tokens of a sentence, with dropout on the probabilities."""
+
+    def __init__(self, config: TransformerConfig, rate: float, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        project = partial(dense, config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.query, self.key, self.value, self.output = project(), project(), project(), project()
+        self.num_heads = config.num_heads
+        self.rate = rate
+
+    def __call__(
+        self,
+        hidden_states: Float[Array, "batch length hidden"],
+        attention_mask: Int[Array, "batch length"],
+        *,
+        key: PRNGKeyArray | None,
+    ) -> Float[Array, "batch length hidden"]:
+        batch, length, hidden = hidden_states.shape
+        heads = (batch, length, self.num_heads, hidden // self.num_heads)
+        query, keys, value = (part(hidden_states).reshape(heads) for part in (self.query, self.key, self.value))
+        # Softmax in float32 whatever the computation type.
+        logits = jnp.einsum("BTHD,BSHD->BHTS", query, keys, preferred_element_type=jnp.float32)
+        logits = logits / jnp.sqrt(jnp.float32(heads[-1]))
+        logits = jnp.where(attention_mask[:, None, None, :] > 0, logits, jnp.finfo(jnp.float32).min)
+        probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, key)
+        attended = jnp.einsum("BHTS,BSHD->BTHD", probabilities, value)
+        return self.output(attended.reshape(batch, length, hidden))
+
+
+def dropout(x: jax.Array, rate: float, key: PRNGKeyArray | None) -> jax.Array:
+    """Zeroes elements with probability `rate` and rescales the rest; the identity without a key."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0.0)
+
+
+def dense(inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+    """A dense layer with BERT's initialisation, N(0, 0.02)."""
+    init = nnx.initializers.normal(0.02)
+    return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=init, dtype=dtype, rngs=rngs)
+
+
+def layer_norm(config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """A layer norm whose statistics are float32, by the two-pass variance: the fast one loses digits."""
+    return nnx.LayerNorm(
+        config.hidden_size, epsilon=config.norm_epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs
+    )
+
+
+def _embed(rows: int, *, features: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Embed:
+    return nnx.Embed(rows, features, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs)
+
+
+def _split(key: PRNGKeyArray | None, count: int) -> list[PRNGKeyArray | None]:
+    return [None] * count if key is None else list(jax.random.split(key, count))

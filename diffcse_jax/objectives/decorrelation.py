@@ -1,0 +1,33 @@
+"""Contrast between dimensions of the sentence vector."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def dimension_contrast(
+    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], *, temperature: float, form: str
+) -> Float[Array, " dim"]:
+    """Dimension-wise contrastive learning, DCL: one value per dimension (SimCSE++ Eq. 5).
+
+    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z~1^T z~2, columns standardised over the batch.
+
+    The code divides C by the batch size, takes the biased variance + 1e-5, and the MEAN of l_c is the loss; the paper
+    has neither the division nor the epsilon, an unbiased variance, and the loss is the SUM of l_c. tau = 5 and weight
+    0.1 belong to the code's scale.
+
+    Args:
+        form: `code` or `paper`.
+    """
+    batch = len(z1)
+    if form == "code":
+        correlation = _standardised(z1, ddof=0, epsilon=1e-5).T @ _standardised(z2, ddof=0, epsilon=1e-5) / batch
+    else:
+        correlation = _standardised(z1, ddof=1, epsilon=0.0).T @ _standardised(z2, ddof=1, epsilon=0.0)
+    logits = correlation / temperature
+    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+
+
+def _standardised(z: jax.Array, *, ddof: int, epsilon: float) -> jax.Array:
+    deviation = z - z.mean(axis=0, keepdims=True)
+    return deviation * jax.lax.rsqrt(z.var(axis=0, ddof=ddof, keepdims=True) + epsilon)

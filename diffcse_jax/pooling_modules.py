@@ -1,0 +1,135 @@
+"""Poolers as sentence-transformers modules: written by the export, read back by the encoder.
+
+A folder's `modules.json` lists its modules: the transformer, a weighted mean of its layers (for the poolers that take
+two), pooling over tokens, and a dense + tanh head (for the pooler `cls`). The layout is the one that releases 2 to 6 of
+sentence-transformers read.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models.parameters import Params
+
+_POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+_TANH = "torch.nn.modules.activation.Tanh"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The pooler that a folder records, and its dense + tanh head if it has one."""
+
+    pooler: str
+    head: Params | None
+
+
+def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head: Params | None) -> None:
+    """Writes `modules.json` and the folders of the modules behind the transformer.
+
+    Args:
+        folder: an existing Hugging Face folder; the poolers over two layers need `output_hidden_states` in its
+            `config.json`.
+        pooler: one of `diffcse_jax.config.POOLERS`.
+        num_blocks: blocks of the transformer.
+        hidden_size: length of its vectors.
+        head: parameters of the dense + tanh head; needed for the pooler `cls`, ignored for others.
+    """
+    modules = ["Transformer"]
+    if pooler in ("avg_top2", "avg_first_last"):
+        config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
+        weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
+        _write_module(folder, modules, "WeightedLayerPooling", config, weights)
+    mode = "cls_token" if pooler in ("cls", "cls_before_pooler") else "mean_tokens"
+    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES}
+    _write_module(folder, modules, "Pooling", {"word_embedding_dimension": hidden_size} | config)
+    if pooler == "cls":
+        config = {"in_features": hidden_size, "out_features": hidden_size, "bias": True, "activation_function": _TANH}
+        weights = {"linear.weight": np.asarray(head["dense.kernel"]).T, "linear.bias": np.asarray(head["dense.bias"])}
+        _write_module(folder, modules, "Dense", config, weights)
+    listed = [
+        {"idx": index, "name": str(index), "path": f"{index}_{name}" if index else "",
+         "type": f"sentence_transformers.models.{name}"}
+        for index, name in enumerate(modules)
+    ]
+    _write_json(folder / "modules.json", listed)
+
+
+def read(folder: Path) -> Record | None:
+    """The pooler of a sentence-transformers folder; None for a folder without `modules.json`.
+
+    Raises:
+        CheckpointError: modules that are no pooler of ours.
+    """
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = {module["type"].rpartition(".")[2]: folder / module["path"] for module in _read_json(folder / "modules.json")}
+    unknown = set(modules) - {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
+    if unknown or "Pooling" not in modules:
+        raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)}")
+    head = _read_head(modules["Dense"]) if "Dense" in modules else None
+    mode = _pooling_mode(modules["Pooling"])
+    if mode == "cls_token" and "WeightedLayerPooling" not in modules:
+        return Record("cls" if head else "cls_before_pooler", head)
+    if mode == "mean_tokens" and head is None:
+        return Record(_layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg", None)
+    raise CheckpointError(f"{folder}/modules.json: cannot follow {mode} pooling with the modules {', '.join(modules)}")
+
+
+def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
+    """The weight of the embedding output and of each block's output."""
+    weights = np.zeros(num_blocks + 1, np.float32)
+    weights[[-2, -1] if pooler == "avg_top2" else [0, -1]] = 1
+    return weights
+
+
+def _layer_pooler(module: Path) -> str:
+    config = _read_json(module / "config.json")
+    if config["layer_start"] == 0:
+        weights = load_file(module / "model.safetensors")["layer_weights"]
+        for pooler in ("avg_top2", "avg_first_last"):
+            if np.array_equal(weights, _layer_weights(pooler, config["num_hidden_layers"])):
+                return pooler
+    raise CheckpointError(f"{module}: layer weights that no pooler here has")
+
+
+def _pooling_mode(module: Path) -> str:
+    config = _read_json(module / "config.json")
+    modes = [name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}")]
+    if "pooling_mode" in config:  # releases from 5.2 write the mode itself
+        modes = [f"{config['pooling_mode']}_token" + ("s" if config["pooling_mode"] == "mean" else "")]
+    return "+".join(modes)
+
+
+def _read_head(module: Path) -> Params:
+    if _read_json(module / "config.json")["activation_function"] != _TANH:
+        raise CheckpointError(f"{module}: only a dense layer with tanh can be followed")
+    tensors = load_file(module / "model.safetensors")
+    return {"dense.kernel": np.ascontiguousarray(tensors["linear.weight"].T), "dense.bias": tensors["linear.bias"]}
+
+
+def _write_module(
+    folder: Path, modules: list[str], name: str, config: dict[str, Any], weights: Params | None = None
+) -> None:
+    module = folder / f"{len(modules)}_{name}"
+    module.mkdir()
+    modules.append(name)
+    _write_json(module / "config.json", config)
+    if weights:
+        contiguous = {key: np.ascontiguousarray(array) for key, array in weights.items()}
+        save_file(contiguous, module / "model.safetensors", metadata={"format": "pt"})
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Networks, objectives and data brought together: the train step and the loop around it."""

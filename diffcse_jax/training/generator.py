@@ -1,0 +1,154 @@
+"""A generator of one's own: a masked-LM head trained on the frozen encoder, where no masked LM exists for it.
+
+(The "adjusting dropout" report; objectives in the same form as BERT's.) The head is small beside the encoder, so a few
+hundred steps give a generator whose guesses are plausible enough to be worth detecting.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tqdm
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from safetensors.numpy import load_file, save_file
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.edits import Vocabulary, mask_tokens
+from diffcse_jax.models import parameters
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.objectives.difference import masked_language_model
+from diffcse_jax.training.sharding import replicated, shard_batch
+
+HELD_OUT_BATCHES = 8
+
+
+def own_generator(
+    config: Config, encoder: Pretrained, store: TokenStore, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
+) -> Pretrained:
+    """The frozen encoder with a masked-LM head: the head in the workdir, else one trained now and kept there."""
+    folder = workdir / "generator"
+    weights, report = folder / "mlm_head.safetensors", folder / "report.json"
+    if report.is_file():
+        print(
+            f"generator: own masked-LM head found in {folder} ({_summary(json.loads(report.read_text()))})",
+            file=sys.stderr,
+        )
+        return dataclasses.replace(encoder, mlm_head=load_file(weights))
+    head, scores = train_head(config, encoder, store, vocabulary, mesh)
+    print(f"generator: own masked-LM head trained, {_summary(scores)}", file=sys.stderr)
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(head, weights)
+        report.write_text(json.dumps(scores, indent=2) + "\n")  # written last: its presence says the head is whole
+    return dataclasses.replace(encoder, mlm_head=head)
+
+
+def train_head(
+    config: Config, encoder: Pretrained, store: TokenStore, vocabulary: Vocabulary, mesh: Mesh
+) -> tuple[Params, dict[str, float]]:
+    """Trains the head for `generator.head_steps` steps.
+
+    Returns:
+        Its parameters, and accuracy (%) and perplexity on masked tokens of batches it was not trained on (as far as
+        the corpus has more of them), with the number of steps.
+    """
+    options, seed = config.generator, config.train.seed
+    build_head = partial(MaskedLMHead, encoder.config)
+    body = parameters.definition(partial(Transformer, encoder.config))
+    loss = partial(_head_loss, parameters.definition(build_head), body, vocabulary, config.difference.mask_ratio)
+    optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: dict, index: int) -> tuple:
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, batch, key)
+        updates, opt_state = optimizer.update(grads, opt_state, head)
+        return optax.apply_updates(head, updates), opt_state, value
+
+    source = BatchSource(
+        store,
+        batch_size=options.head_batch_size,
+        steps=options.head_steps + HELD_OUT_BATCHES,
+        seed=seed,
+        pad_token_id=encoder.config.pad_token_id,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    batches = make_batches(source)
+    head, frozen = jax.device_put(
+        (parameters.initial(build_head, jax.random.key(seed))[0], encoder.transformer), replicated(mesh)
+    )
+    opt_state = jax.device_put(optimizer.init(head), replicated(mesh))
+    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=None, unit=" steps") as progress:
+        for index in progress:
+            head, opt_state, value = step(head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index))
+            if index % 20 == 0:
+                progress.set_postfix(loss=f"{float(value):.2f}")
+    scores = _held_out_scores(jax.jit(loss), head, frozen, batches, mesh, seed) | {"steps": options.head_steps}
+    return {name: np.asarray(value) for name, value in head.items()}, scores
+
+
+def _head_loss(
+    head_definition: nnx.GraphDef,
+    body_definition: nnx.GraphDef,
+    vocabulary: Vocabulary,
+    mask_ratio: float,
+    head: Params,
+    frozen: Params,
+    batch: dict[str, Int[Array, "batch columns length"]],
+    key: PRNGKeyArray,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean cross-entropy and accuracy on masked tokens of the first column."""
+    input_ids, attention_mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
+    masked_ids, selected = mask_tokens(key, input_ids, vocabulary=vocabulary, ratio=mask_ratio, style="bert")
+    states = parameters.bind(body_definition, frozen)(masked_ids, attention_mask)["last_hidden_state"]
+    rows, positions, weights = _positions_of(selected, mask_ratio)
+    word_embeddings = frozen["embeddings.word.embedding"]
+    logits = parameters.bind(head_definition, head)(states[rows, positions][None], word_embeddings)
+    targets = input_ids[rows, positions][None]
+    losses = masked_language_model(logits, targets)[0]
+    right = (jnp.argmax(logits, axis=-1) == targets)[0].astype(jnp.float32)
+    total = jnp.maximum(weights.sum(), 1.0)
+    return jnp.sum(losses * weights) / total, jnp.sum(right * weights) / total
+
+
+def _positions_of(
+    selected: Bool[Array, "batch length"], ratio: float
+) -> tuple[Int[Array, " capacity"], Int[Array, " capacity"], Float[Array, " capacity"]]:
+    """Rows, columns and weights (1, or 0 for filling) of the selected positions.
+
+    The vocabulary is large, so logits are computed at these positions only. Their number is static: the expected one
+    of full-length sentences and four standard deviations; what little exceeds it is left out.
+    """
+    expected = selected.size * ratio
+    capacity = min(selected.size, math.ceil(expected + 4 * math.sqrt(expected)))
+    rows, positions = jnp.nonzero(selected, size=capacity)
+    weights = (jnp.arange(capacity) < selected.sum()).astype(jnp.float32)
+    return rows, positions, weights
+
+
+def _held_out_scores(loss, head: Params, frozen: Params, batches, mesh: Mesh, seed: int) -> dict[str, float]:
+    results = [
+        loss(head, frozen, shard_batch(batch, mesh), jax.random.fold_in(jax.random.key(seed + 1), index))
+        for index, batch in enumerate(batches)
+    ]
+    mean_loss, accuracy = np.mean([[float(value) for value in result] for result in results], axis=0)
+    return {"accuracy": 100 * float(accuracy), "perplexity": math.exp(mean_loss)}
+
+
+def _summary(scores: dict[str, float]) -> str:
+    return f"masked accuracy {scores['accuracy']:.1f} %, perplexity {scores['perplexity']:.0f}, {scores['steps']} steps"

@@ -1,0 +1,63 @@
+"""AdamW as the originals' trainer runs it: its epsilon, linear decay, clipping at a global norm, no decay of norms."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from diffcse_jax.config import OptimConfig
+from diffcse_jax.models.parameters import Params
+
+
+def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+    """Clipping, Adam moments, decoupled weight decay and the learning-rate schedule, in that order."""
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decays) if config.weight_decay else optax.identity()
+    return optax.chain(
+        clip, scale_by_adam(), decay, optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps))
+    )
+
+
+def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Schedule:
+    """Linear warm-up, then linear decay to 0 at `total_steps`, or a constant rate."""
+    peak = config.learning_rate
+    warmup = optax.linear_schedule(0.0, peak, max(config.warmup_steps, 1))
+    final = 0.0 if config.schedule == "linear" else peak
+    decay = optax.linear_schedule(peak, final, max(total_steps - config.warmup_steps, 1))
+    return optax.join_schedules([warmup, decay], [config.warmup_steps]) if config.warmup_steps else decay
+
+
+def decays(params: Params) -> dict[str, bool]:
+    """Which parameters weight decay acts on: kernels and embedding tables, not biases and norms."""
+    return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
+
+
+class AdamState(NamedTuple):
+    count: jax.Array
+    mu: Params
+    nu: Params
+
+
+def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformation:
+    """Adam whose epsilon is added before the bias correction, as in transformers' former AdamW.
+
+    m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t); optax and PyTorch correct v first, which makes epsilon
+    1 / sqrt(1 - b2^t) times smaller in effect (32 times in the first step). Over the 20 reference steps the difference
+    moves the losses by 0.3-0.8 %.
+    """
+
+    def init(params: Params) -> AdamState:
+        return AdamState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params))
+
+    def update(updates: Params, state: AdamState, params: Params | None = None) -> tuple[Params, AdamState]:
+        del params
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        nu = optax.tree.update_moment(updates, state.nu, b2, 2)
+        t = count.astype(jnp.float32)
+        correction = jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        scaled = jax.tree.map(lambda m, v: correction * m / (jnp.sqrt(v) + epsilon), mu, nu)
+        return scaled, AdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)

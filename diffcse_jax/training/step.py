@@ -1,0 +1,60 @@
+"""The train step: one compiled function."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from diffcse_jax.config import Config
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.training.networks import Networks
+from diffcse_jax.training.objective import Metrics, as_views, corrupt, objective
+from diffcse_jax.training.sharding import replicated
+
+
+class TrainState(NamedTuple):
+    """What training changes. Randomness is a function of (seed, step), so there is no state of it."""
+
+    step: jax.Array
+    params: Params
+    batch_stats: Params
+    opt_state: optax.OptState
+
+
+TrainStep = Callable[[TrainState, Params, dict[str, jax.Array]], tuple[TrainState, Metrics]]
+
+
+def initial_state(
+    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """The state before the first step, replicated over the mesh."""
+    # Copies: the networks start from the same NumPy arrays, and the step writes into what it is given.
+    params, batch_stats = jax.tree.map(jnp.array, (params, batch_stats))
+    state = TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
+    return jax.device_put(state, replicated(mesh))
+
+
+def make_train_step(
+    networks: Networks, config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainStep:
+    """Compiles `(state, frozen parameters, batch) -> (state, metrics)`; the old state's memory is reused."""
+
+    def train_step(state: TrainState, frozen: Params, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+        corruption_key, dropout_key = jax.random.split(key)
+
+        views = as_views(batch)
+        corruptions = corrupt(networks, config, frozen, views, corruption_key)
+        grads, (metrics, batch_stats) = jax.grad(objective, has_aux=True)(
+            state.params, state.batch_stats, networks, config, views, corruptions, dropout_key
+        )
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        metrics["grad_norm"] = optax.global_norm(grads)
+        return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
+
+    return jax.jit(train_step, donate_argnums=0, out_shardings=replicated(mesh))

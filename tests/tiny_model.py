@@ -1,0 +1,54 @@
+"""A small encoder with random weights as a Hugging Face folder, with the tokenizer of MiniLM."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+from flax import nnx
+
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.transformer import Transformer
+
+MAX_LENGTH = 24
+HIDDEN = 16
+
+
+def write_tiny_model(folder: Path, tokenizer_from: Path, family: str = "bert", pooler: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    hf_config = hf_config_of(family)
+    (folder / "config.json").write_text(json.dumps(hf_config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(tokenizer_from / name, folder / name)
+    config = pretrained.transformer_config(hf_config, source="test")
+    tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
+    if pooler:
+        tensors |= pretrained.to_hf(random_params(MlpProjector, config), "pooler", config)
+    pretrained.write_tensors(tensors, folder)
+    return folder
+
+
+def random_params(module: type[nnx.Module], config: pretrained.TransformerConfig, seed: int = 0) -> parameters.Params:
+    """Weights far larger than at initialisation, biases and norms included, so that every one of them matters."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(name.endswith("scale"), 0.3, shape.shape).astype(np.float32)
+        for name, shape in parameters.shapes(lambda: module(config, rngs=nnx.Rngs(0))).items()
+    }
+
+
+def hf_config_of(family: str) -> dict:
+    if family == "distilbert":
+        return {
+            "model_type": family, "architectures": ["DistilBertForMaskedLM"], "vocab_size": 30522, "dim": HIDDEN,
+            "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": MAX_LENGTH,
+            "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": 0,
+        }  # fmt: skip
+    return {
+        "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",
+        "max_position_embeddings": MAX_LENGTH + 2 * (family == "roberta"), "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+        "pad_token_id": int(family == "roberta"),
+    }  # fmt: skip

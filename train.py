@@ -1,0 +1,68 @@
+"""Trains sentence embeddings: `python train.py --config configs/diffcse_base.py [--workdir DIR] [--config.KEY=VALUE]`.
+
+Started again with the same workdir it goes on where it stopped. At its end the best checkpoint is exported to
+`WORKDIR/export`, a folder that transformers and sentence-transformers load.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from diffcse_jax.config import Config, check_override_names
+from diffcse_jax.errors import ConfigError, reported_to_user
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "A file under configs/; --config.KEY=VALUE overrides a key.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default: runs/NAME of the config file.")
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Absl's flag parsing, with errors for people: a mistyped key is named with its nearest neighbour."""
+    with reported_to_user():
+        check_override_names(argv)
+        try:
+            rest = flags.FLAGS(argv)
+            if CONFIG.value is None:
+                raise ConfigError("--config is missing; for example --config configs/quickstart.py")
+        except (flags.Error, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(str(error)) from error
+    return rest
+
+
+def main(argv: list[str]) -> None:
+    """Runs training and the export of its best checkpoint."""
+    with reported_to_user():
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")
+        config = Config.from_dict(CONFIG.value.to_dict())
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # Orbax reports every step of every save
+        name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+        run(config, Path(WORKDIR.value or Path("runs") / name))
+
+
+def run(config: Config, workdir: Path) -> None:
+    """Trains in `workdir` and exports."""
+    import jax  # after the configuration: a mistyped key stops before JAX starts
+
+    if config.distributed:
+        jax.distributed.initialize()
+    from diffcse_jax.data.corpus import open_corpus
+    from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.training.loop import train
+
+    corpus = open_corpus(config.data)
+
+    def sentences() -> Iterator[str]:
+        return (row[0] for row in corpus)
+
+    train(config, workdir, corpus, build_dev_evaluation(config, sentences))
+    if jax.process_index() == 0:
+        from diffcse_jax.export import export
+
+        export(workdir, workdir / "export")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
