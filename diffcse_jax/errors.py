@@ -8,6 +8,8 @@ from collections.abc import Iterator
 class UserError(Exception):
     """Something the user can fix: the message names the file, line, key or value, and what to do."""
 
+    exit_code = 2
+
 
 class ConfigError(UserError):
     """A configuration key or value that cannot be used."""
@@ -23,9 +25,12 @@ class CheckpointError(UserError):
 
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
-    """Prints a `UserError` raised inside the block without a traceback and exits with code 2."""
+    """Prints a `UserError` raised inside the block without a traceback and exits with its code."""
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def random_params(module: type[nnx.Module], config: pretrained.TransformerConfig
     rng = np.random.default_rng(seed)
     return {
         name: rng.normal(name.endswith("scale"), 0.3, shape.shape).astype(np.float32)
-        for name, shape in parameters.shapes(lambda: module(config, rngs=nnx.Rngs(0))).items()
+        for name, shape in parameters.shapes(partial(module, config)).items()
     }
 
 

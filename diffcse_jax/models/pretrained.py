@@ -301,7 +301,7 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
     for file in files:
         try:
             with safe_open(folder / file, framework="numpy") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118: it is no dict
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
             raise CheckpointError(f"cannot read {folder / file}: {error}") from error
     return tensors

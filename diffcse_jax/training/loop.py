@@ -42,6 +42,8 @@ class DevEvaluation(Protocol):
 class Interrupted(UserError):
     """Training was asked to stop and has saved its state."""
 
+    exit_code = 130  # as of a program ended by Ctrl-C
+
 
 def train(config: Config, workdir: Path, corpus: Corpus, evaluation: DevEvaluation) -> None:
     """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
@@ -132,7 +134,7 @@ class _Run:
                 state, metrics = train_step(state, frozen, shard_batch(next(batches), mesh))
                 step += 1
                 progress.update()
-                if step % self.config.train.log_every == 0 or step == self.total_steps:
+                if self._logs_at(step):
                     row = self._fetch(step, metrics)
                     elapsed = time.perf_counter() - since
                     row["sentences_per_second"] = (step - last_step) * self.config.train.batch_size / elapsed
@@ -146,6 +148,9 @@ class _Run:
                     dev = self._evaluate(state, write)
                     self.checkpoints.save(state, batches.get_state(), dev)
                     since += time.perf_counter() - paused
+
+    def _logs_at(self, step: int) -> bool:
+        return step in (1, self.total_steps) or step % self.config.train.log_every == 0
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval.every
@@ -170,8 +175,9 @@ class _Run:
         row = {name: float(value) for name, value in metrics.items()}
         if not math.isfinite(row["loss"]):
             raise UserError(
-                f"the loss became {row['loss']} by step {step}; the last checkpoint, step "
-                f"{self.checkpoints.latest_step}, is kept in {self.workdir}. A lower optim.learning_rate or precision=float32 usually helps"
+                f"the loss became {row['loss']} by step {step}; the last checkpoint, of step "
+                f"{self.checkpoints.latest_step}, is kept in {self.workdir}. A lower optim.learning_rate or "
+                "precision=float32 usually helps"
             )
         return row | {"learning_rate": float(self.schedule(step - 1))}
 

@@ -125,9 +125,10 @@ def load_generator(config: Config, encoder: Pretrained) -> Pretrained:
     generator = load(config.generator.name_or_path, needs_mlm_head=True)
     if generator.config.vocab_size != encoder.config.vocab_size:
         raise CheckpointError(
-            f"generator.name_or_path={config.generator.name_or_path!r} has {generator.config.vocab_size} tokens, the "
-            f"encoder {config.model.name_or_path!r} {encoder.config.vocab_size}: the discriminator reads the generator's "
-            "token ids, so both need one vocabulary (BERT: distilbert-base-uncased; RoBERTa: distilroberta-base)"
+            f"generator.name_or_path={config.generator.name_or_path!r} has {generator.config.vocab_size} tokens, "
+            f"model.name_or_path={config.model.name_or_path!r} {encoder.config.vocab_size}: the discriminator reads the "
+            "generator's token ids, so both need one vocabulary (BERT: distilbert-base-uncased; RoBERTa: "
+            "distilroberta-base)"
         )
     return generator
 

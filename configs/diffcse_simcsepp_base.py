@@ -1,0 +1,21 @@
+"""DiffCSE with the two terms of SimCSE++, BERT-base (SimCSE++, main STS table, "DiffCSE + SimCSE++").
+
+Command:  python train.py --config configs/diffcse_simcsepp_base.py
+Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
+Expected: STS average 78.69, STS-B test 80.94 (published), with `cls_before_pooler`.
+
+No code of this combination is published: it is the sum of both objectives, each with its own paper's weights.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import diffcse_base
+
+
+def get_config() -> ConfigDict:
+    config = diffcse_base.get_config()
+    config.contrast.negatives = "off_dropout"
+    config.contrast.negative_ratio = 0.9
+    config.dcl.weight = 0.1
+    config.dcl.temperature = 5.0
+    return config

@@ -1,0 +1,37 @@
+"""A picture of a run: its losses, the discriminator's accuracy and the dev scores over the steps."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from diffcse_jax.training.metrics import read_metrics
+
+Rows = list[dict[str, float]]
+
+
+def draw_curves(workdir: Path) -> Path:
+    """Draws `metrics.jsonl` of a workdir into `report/curves.png`, and returns that path."""
+    rows = read_metrics(workdir)
+    dev_names = sorted({name for row in rows for name in row if name.startswith("dev/")})
+    loss_names = sorted({name for row in rows for name in row if name.startswith("loss_")})
+    panels = [("loss", loss_names), ("dev score", dev_names)]
+    if any("rtd_accuracy" in row for row in rows):
+        panels.insert(1, ("replaced-token detection", ["rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced"]))
+    figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        _draw_panel(axes, rows, title, names)
+    path = workdir / "report" / "curves.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw_panel(axes: Axes, rows: Rows, title: str, names: list[str]) -> None:
+    for name in names:
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None, label=name.split("/")[-1])
+    axes.set(title=title, xlabel="step")
+    if title == "loss":
+        axes.set_yscale("symlog", linthresh=1e-3)
+    axes.legend(fontsize="small")
