@@ -14,7 +14,8 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 quickstart: $(VENV)/runtime.stamp ## train, evaluate and export a small model on this machine
-	$(BIN)/python -m diffcse_jax.quickstart
+	$(BIN)/python train.py --config configs/quickstart.py
+	$(BIN)/python examples/search.py --before minilm --after runs/quickstart/export
 
 test: $(VENV)/dev.stamp ## run all tests
 	$(PYTEST)

@@ -30,19 +30,34 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True,
-                        help="workdir, one checkpoint of it, Hugging Face or sentence-transformers folder, hub id, `minilm`")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="workdir, one checkpoint of it, Hugging Face or sentence-transformers folder, hub id, `minilm`",
+    )
     parser.add_argument("--tasks", default="sts", help="names of tasks or groups, separated by commas (default: sts)")
-    parser.add_argument("--data_dir", default="",
-                        help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
-    parser.add_argument("--mode", choices=("test", "dev"), default="test",
-                        help="split whose scores are reported (default: test)")
-    parser.add_argument("--aggregation", choices=("all", "mean", "wmean"), default="all",
-                        help="how the subsets of a task become one score; the same for tasks without (default: all)")
+    parser.add_argument(
+        "--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)"
+    )
+    parser.add_argument(
+        "--mode", choices=("test", "dev"), default="test", help="split whose scores are reported (default: test)"
+    )
+    parser.add_argument(
+        "--aggregation",
+        choices=("all", "mean", "wmean"),
+        default="all",
+        help="how the subsets of a task become one score; the same for tasks without (default: all)",
+    )
     parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
-    parser.add_argument("--backend", choices=("jax", "torch"), default="jax",
-                        help="torch: computed by transformers' own model (default: jax)")
-    parser.add_argument("--allow_missing", action="store_true", help="exit with 0 even if the data of a task is missing")
+    parser.add_argument(
+        "--backend",
+        choices=("jax", "torch"),
+        default="jax",
+        help="torch: computed by transformers' own model (default: jax)",
+    )
+    parser.add_argument(
+        "--allow_missing", action="store_true", help="exit with 0 even if the data of a task is missing"
+    )
     parser.add_argument("--output", type=Path, default=Path("results.json"), help="default: results.json")
     return parser.parse_args()
 

@@ -25,7 +25,10 @@ def parse_flags(argv: list[str]) -> list[str]:
             rest = flags.FLAGS(argv)
             if CONFIG.value is None:
                 raise ConfigError("--config is missing; for example --config configs/quickstart.py")
-        except (flags.Error, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            CONFIG.value.to_dict()  # ml_collections keeps a failure to read the file for the first use
+        except OSError as error:
+            raise ConfigError(f"--config: {str(error).splitlines()[-1].strip()}") from error
+        except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(str(error)) from error
     return rest
 

@@ -340,5 +340,7 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError(f"eval.metric={config.eval.metric!r} needs eval.pairs_file, a tab-separated file of pairs")
     if config.eval.metric == "stsb_spearman" and "STSBenchmark" not in config.eval.tasks:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
+    if config.eval.metric == "average_spearman" and not config.eval.tasks:
+        raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
     if len(config.data.columns) > 3:
         raise ConfigError(f"data.columns: at most 3 (sentence, positive, hard negative), got {config.data.columns}")

@@ -54,7 +54,8 @@ class SentenceEncoder:
         dtype: computation type of the transformer; vectors are float32 always.
 
     Raises:
-        CheckpointError: the pooler is `cls` and there is no head.
+        CheckpointError: the pooler is unknown, or `cls` and there is no head; or the tokenizer has more tokens than the
+            transformer has embeddings.
     """
 
     def __init__(
@@ -70,8 +71,14 @@ class SentenceEncoder:
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
         if pooler == "cls" and pooler_head is None:
-            raise CheckpointError("pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
-                                  "use 'cls_before_pooler' for position 0 alone")
+            raise CheckpointError(
+                "pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
+                "use 'cls_before_pooler' for position 0 alone"
+            )
+        if len(tokenizer) > config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size} embeddings"
+            )
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = pooler
@@ -167,7 +174,7 @@ class SentenceEncoder:
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Cosine similarities of all pairs: (len(a), len(b)), without the axis of what is a single string."""
-        return np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True))
+        return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
     def build_index(self, sentences: Sequence[str], batch_size: int = 64, show_progress: bool = False) -> None:
         """Encodes the sentences that `search` looks through, in place of any earlier ones."""
@@ -198,12 +205,16 @@ class SentenceEncoder:
         found = []
         for scores in self.encode(queries, normalize=True) @ vectors.T:
             best = np.argsort(-scores, kind="stable")[:top_k]
-            found.append([(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold])
+            found.append(
+                [(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold]
+            )
         return found
 
     def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
         params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")
-        self._params = {name: value if isinstance(value, jax.Array) else jnp.asarray(value) for name, value in params.items()}
+        self._params = {
+            name: value if isinstance(value, jax.Array) else jnp.asarray(value) for name, value in params.items()
+        }
         sharding = next(iter(self._params.values())).sharding
         self._mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
 
@@ -226,8 +237,11 @@ class SentenceEncoder:
         encodings = self._backend.encode_batch_fast(sentences)
         cut = sum(bool(encoding.overflowing) for encoding in encodings)
         if cut and (max_length is None or max_length > self.config.max_length):
-            warnings.warn(f"{cut} of {len(sentences)} sentences are longer than the model's {self.config.max_length} "
-                          "tokens and were cut", stacklevel=4)
+            warnings.warn(
+                f"{cut} of {len(sentences)} sentences are longer than the model's {self.config.max_length} "
+                "tokens and were cut",
+                stacklevel=4,
+            )
         return [encoding.ids for encoding in encodings]
 
     def _rows_per_batch(self, count: int, batch_size: int) -> int:
@@ -266,8 +280,11 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
     if explicit is None and recorded is None:
         raise CheckpointError(f"{source} does not record its pooler; choose one of: {', '.join(POOLERS)}")
     if explicit and recorded and explicit != recorded:
-        warnings.warn(f"{source} was trained for the pooler {recorded!r} and is used with {explicit!r}: "
-                      "scores can be far lower than the model's own", stacklevel=3)
+        warnings.warn(
+            f"{source} was trained for the pooler {recorded!r} and is used with {explicit!r}: "
+            "scores can be far lower than the model's own",
+            stacklevel=3,
+        )
     return explicit or recorded
 
 
@@ -277,6 +294,9 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     Raises:
         CheckpointError: there is none, or its files cannot be read.
     """
+    # Without any of these, transformers returns a tokenizer whose vocabulary is empty.
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        raise CheckpointError(f"{folder} holds no tokenizer: neither tokenizer.json nor a vocabulary")
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise a dozen types

@@ -9,6 +9,7 @@ comparison where it is installed and is not needed otherwise.
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import shutil
 import sys
@@ -35,7 +36,7 @@ SAMPLES = (
     "The stock market fell sharply on Monday.",
     "Is it possible to learn a language in three months?",
     "no",
-    "Café prices rose by 12.5 % in 2023, according to the \"Daily News\".",
+    'Café prices rose by 12.5 % in 2023, according to the "Daily News".',
     "The committee, which had met twice before without reaching any agreement, finally decided that the bridge should "
     "be rebuilt with stone from the old quarry rather than with steel.",
     "Numbers: 1, 22, 333; symbols: @ # & * ( )",
@@ -116,10 +117,16 @@ def check_folder(saved: SavedEncoder, folder: Path) -> dict[str, Any]:
     for name, encode in _readers(saved, folder).items():
         differences[name] = float(np.abs(encode(SAMPLES) - expected).max())
         if not differences[name] <= TOLERANCE:
-            raise CheckpointError(f"the export does not give the model's embeddings: read by {name}, they differ by "
-                                  f"{differences[name]:.2e}, more than {TOLERANCE:.0e}")
-    return {"maximal_absolute_difference": differences, "tolerance": TOLERANCE, "sentences": len(SAMPLES),
-            "scale": float(np.abs(expected).max())}
+            raise CheckpointError(
+                f"the export does not give the model's embeddings: read by {name}, they differ by "
+                f"{differences[name]:.2e}, more than {TOLERANCE:.0e}"
+            )
+    return {
+        "maximal_absolute_difference": differences,
+        "tolerance": TOLERANCE,
+        "sentences": len(SAMPLES),
+        "scale": float(np.abs(expected).max()),
+    }
 
 
 def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
@@ -130,7 +137,7 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
         from diffcse_jax.evaluation.torch_encoder import TorchEncoder
 
         readers["transformers"] = TorchEncoder(str(folder)).encode
-    if _installed("sentence-transformers"):
+    if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
 
         model = SentenceTransformer(str(folder), device="cpu")
@@ -160,8 +167,10 @@ def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
         settings="\n".join(f"| {name} | {value} |" for name, value in settings.items()),
         differences=", ".join(f"{name} {difference:.1e}" for name, difference in differences),
         sentences=check["sentences"],
-        versions=", ".join([f"diffcse_jax {diffcse_jax.__version__}"]
-                           + [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]),
+        versions=", ".join(
+            [f"diffcse_jax {diffcse_jax.__version__}"]
+            + [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
+        ),
         configuration=json.dumps(config.to_dict(), indent=2),
     )
 
@@ -210,12 +219,8 @@ Written with {versions}.
 """
 
 
-def _installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _write_json(path: Path, content: Any) -> None:

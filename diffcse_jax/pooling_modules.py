@@ -52,8 +52,12 @@ def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head:
         weights = {"linear.weight": np.asarray(head["dense.kernel"]).T, "linear.bias": np.asarray(head["dense.bias"])}
         _write_module(folder, modules, "Dense", config, weights)
     listed = [
-        {"idx": index, "name": str(index), "path": f"{index}_{name}" if index else "",
-         "type": f"sentence_transformers.models.{name}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{name}" if index else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
         for index, name in enumerate(modules)
     ]
     _write_json(folder / "modules.json", listed)
@@ -67,7 +71,9 @@ def read(folder: Path) -> Record | None:
     """
     if not (folder / "modules.json").is_file():
         return None
-    modules = {module["type"].rpartition(".")[2]: folder / module["path"] for module in _read_json(folder / "modules.json")}
+    modules = {
+        module["type"].rpartition(".")[2]: folder / module["path"] for module in _read_json(folder / "modules.json")
+    }
     unknown = set(modules) - {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
     if unknown or "Pooling" not in modules:
         raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)}")
@@ -76,7 +82,9 @@ def read(folder: Path) -> Record | None:
     if mode == "cls_token" and "WeightedLayerPooling" not in modules:
         return Record("cls" if head else "cls_before_pooler", head)
     if mode == "mean_tokens" and head is None:
-        return Record(_layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg", None)
+        return Record(
+            _layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg", None
+        )
     raise CheckpointError(f"{folder}/modules.json: cannot follow {mode} pooling with the modules {', '.join(modules)}")
 
 

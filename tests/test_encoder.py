@@ -1,3 +1,5 @@
+import itertools
+import re
 import subprocess
 import sys
 
@@ -18,7 +20,13 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import checkpoint
 
-SENTENCES = ["a dog runs in the park", "the cat", "stock markets fell sharply on monday , analysts said", "no", "the cat"]
+SENTENCES = [
+    "a dog runs in the park",
+    "the cat",
+    "stock markets fell sharply on monday , analysts said",
+    "no",
+    "the cat",
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +49,16 @@ def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
     token_ids = np.load(reference_dir / "inputs.npz")["pair.input_ids"].reshape(-1, 32)
     reference = np.load(reference_dir / "outputs.npz")
     expected = reference["sent_emb.cls" if pooler == "cls_before_pooler" else f"sent_emb.{pooler}.diffcse_code"]
-    sentences = minilm.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    sentences = [re.sub(r"\[(CLS|SEP|PAD)\]", "", text) for text in minilm.tokenizer.batch_decode(token_ids)]
     encoder = SentenceEncoder(minilm.config, pretrained.load("minilm").transformer, minilm.tokenizer, pooler=pooler)
     np.testing.assert_allclose(encoder.encode(sentences, max_length=32), expected, atol=1e-5)
 
 
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("pooler", POOLERS)
+@pytest.mark.parametrize(
+    ("family", "pooler"),  # transformers' DistilBERT has no pooler
+    [pair for pair in itertools.product(["bert", "roberta", "distilbert"], POOLERS) if pair != ("distilbert", "cls")],
+)
 def test_matches_transformers(family, pooler, tmp_path, minilm_dir):
-    if (family, pooler) == ("distilbert", "cls"):
-        pytest.skip("transformers has no pooler for DistilBERT")
     folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
     ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
     np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
@@ -65,9 +71,7 @@ def test_one_sentence_gives_one_vector(tiny):
     np.testing.assert_array_equal(tiny.encode("a dog"), tiny.encode(["a dog"])[0])
 
 
-@given(
-    st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10)
-)
+@given(st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10))
 def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_size):
     one_by_one = np.stack([tiny.encode(sentence) for sentence in sentences])
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
@@ -105,7 +109,7 @@ def test_search_without_index_says_what_to_do(tiny_dir):
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):
     fits = " ".join(["dog"] * (MAX_LENGTH - 2))
     assert not np.allclose(tiny.encode(fits), tiny.encode(fits + " cat", max_length=MAX_LENGTH - 1))
-    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model's 24 tokens"):
+    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model's 40 tokens"):
         cut = tiny.encode([fits + " cat", "no"])
     np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
 
@@ -127,13 +131,15 @@ def test_other_weights_share_the_compiled_function(tiny, caplog):
 def test_few_shapes_are_compiled(tiny_dir, caplog):
     encoder = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg_top2")
     with jax.log_compiles():
-        encoder.encode([" ".join(["dog"] * length) for length in range(MAX_LENGTH - 2)] * 7, batch_size=4)
-    assert sum("Compiling jit(forward)" in message for message in caplog.messages) == 2
+        encoder.encode([" ".join(["dog"] * length) for length in range(MAX_LENGTH - 2)] * 7, batch_size=5)
+    assert sum("Compiling jit(forward)" in message for message in caplog.messages) == 3  # lengths 16, 32, 40
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_a_mesh_gives_the_same_vectors(tiny, devices):
-    mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    mesh = jax.make_mesh(
+        (devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
+    )
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     params = random_params(Transformer, tiny.config, seed=2)
     expected = tiny.with_params(params).encode(SENTENCES)
@@ -161,7 +167,7 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (folder / name).unlink()
-    with pytest.raises(CheckpointError, match="cannot load the tokenizer"):
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
         SentenceEncoder.from_pretrained(folder, pooler="avg")
 
 

@@ -12,7 +12,7 @@ from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 
-MAX_LENGTH = 24
+MAX_LENGTH = 40
 HIDDEN = 16
 
 

@@ -45,8 +45,10 @@ def senteval_folder(data_dir: str) -> Path:
         DataError: neither is given, or there is no such folder.
     """
     if not data_dir and "DIFFCSE_DATA_DIR" not in os.environ:
-        raise DataError("no evaluation data: name SentEval's `downstream` folder, or set DIFFCSE_DATA_DIR to the folder "
-                        "that holds it as `senteval`")
+        raise DataError(
+            "no evaluation data: name SentEval's `downstream` folder, or set DIFFCSE_DATA_DIR to the folder "
+            "that holds it as `senteval`"
+        )
     folder = Path(data_dir).expanduser() if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
     if not folder.is_dir():
         raise DataError(f"no evaluation data: there is no folder {folder}")

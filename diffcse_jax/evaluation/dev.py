@@ -46,8 +46,10 @@ def build_dev_evaluation(config: Config, training_sentences: Callable[[], Iterab
         if not problem:
             return DevEvaluation(metric, _sts_scorer(options))
         metric = "halves_retrieval"
-        print(f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}",
-              file=sys.stderr)
+        print(
+            f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}",
+            file=sys.stderr,
+        )
     if metric == "halves_retrieval":
         return DevEvaluation(metric, _halves_scorer(options, training_sentences()))
     if metric == "pairs_retrieval":
@@ -87,8 +89,10 @@ def _pairs_scorer(options: EvalConfig) -> Callable[[Encoder], Scores]:
 def _halves_scorer(options: EvalConfig, sentences: Iterable[str]) -> Callable[[Encoder], Scores]:
     first, second = retrieval.halves(sentences, RETRIEVAL_PAIRS)
     if len(first) < 2:
-        raise DataError(f"eval.metric=halves_retrieval needs at least two training sentences of "
-                        f"{retrieval.FEWEST_WORDS} words or more")
+        raise DataError(
+            f"eval.metric=halves_retrieval needs at least two training sentences of "
+            f"{retrieval.FEWEST_WORDS} words or more"
+        )
     return _retrieval_scorer("halves_retrieval", first, second, options.batch_size)
 
 

@@ -37,8 +37,12 @@ def table(results: Results) -> str:
     lines = [f"{results['model']} | pooler {results['pooler']} | {results['mode']} | {results['backend']}"]
     lines.append(f"{'task':<16}{'Spearman':>10}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}")
     for name, scores in results["tasks"].items():
-        lines.append(f"{name:<16}{scores['spearman']:>10.2f}{scores['pearson']:>10.2f}{scores['n']:>8}"
-                     f"{scores['dev']['spearman']:>14.2f}")
-    lines += [f"{'average ' + group:<16}{mean:>10.2f}" for group, mean in results["averages"].items() if mean is not None]
+        lines.append(
+            f"{name:<16}{scores['spearman']:>10.2f}{scores['pearson']:>10.2f}{scores['n']:>8}"
+            f"{scores['dev']['spearman']:>14.2f}"
+        )
+    lines += [
+        f"{'average ' + group:<16}{mean:>10.2f}" for group, mean in results["averages"].items() if mean is not None
+    ]
     lines += [f"{name:<16}   missing: {reason}" for name, reason in results["missing"].items()]
     return "\n".join(lines)

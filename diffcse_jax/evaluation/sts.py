@@ -92,8 +92,10 @@ def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool =
         if skip_header and number == 1:
             continue
         if len(fields) <= max(columns):
-            raise DataError(f"{path}, line {number}: expected at least {max(columns) + 1} tab-separated columns, "
-                            f"found {len(fields)}")
+            raise DataError(
+                f"{path}, line {number}: expected at least {max(columns) + 1} tab-separated columns, "
+                f"found {len(fields)}"
+            )
         score, *sentences = (fields[column] for column in columns)
         scores.append(_number(score, path, number))
         first.append(" ".join(sentences[0].split()))
@@ -116,9 +118,7 @@ def tab_separated(path: Path) -> list[tuple[int, list[str]]]:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def score_pairs(
-    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64
-) -> dict[str, dict[str, Any]]:
+def score_pairs(encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64) -> dict[str, dict[str, Any]]:
     """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`. All sets are encoded in one go."""
     sentences = [side for pairs in sets.values() for side in (pairs.first, pairs.second)]
     vectors = encoder.encode([sentence for side in sentences for sentence in side], batch_size=batch_size)

@@ -31,10 +31,15 @@ class TorchEncoder:
         self.pooler = choose_pooler(pooler, record and record.pooler, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(folder)
+        self._max_length = pretrained.transformer_config(
+            pretrained.read_hf_config(folder), source=str(folder)
+        ).max_length
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
         if self.pooler == "cls" and getattr(self._model, "pooler", None) is None:
-            raise CheckpointError(f"{folder}: a {self._model.config.model_type} model has no pooler in transformers; "
-                                  "use the jax backend or another pooler")
+            raise CheckpointError(
+                f"{folder}: a {self._model.config.model_type} model has no pooler in transformers; "
+                "use the jax backend or another pooler"
+            )
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
         """Vectors of sentences, (sentences, dimension); longer ones than the model has positions are cut."""
@@ -47,7 +52,9 @@ class TorchEncoder:
     def _encode_batch(self, sentences: list[str]) -> np.ndarray:
         import torch
 
-        inputs = self._tokenizer(sentences, padding=True, truncation=True, return_tensors="pt").to(self._device)
+        inputs = self._tokenizer(
+            sentences, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+        ).to(self._device)
         with torch.inference_mode():
             outputs = self._model(**inputs, output_hidden_states=True)
             if self.pooler == "cls":

@@ -65,4 +65,4 @@ def _nested(params: Mapping) -> nnx.State:
         tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
         for name, value in params.items()
     }
-    return nnx.State.from_flat_path(paths)
+    return nnx.from_flat_state(paths)

@@ -98,6 +98,7 @@ TABLES = {
 _IGNORED = re.compile(
     r"(.*\.)?position_ids$|cls\.seq_relationship\.|cls\.predictions\.decoder\.|lm_head\.decoder\.|vocab_projector\.weight"
 )
+_DECODERS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
 _PARTS = ("transformer", "pooler", "mlm_head")
 
 
@@ -129,11 +130,13 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     config = transformer_config(hf_config, source=str(folder))
     tensors = _normalised_names(_read_tensors(folder), config)
     parts = {part: _load_part(tensors, part, config) for part in _PARTS}
-    if needs_mlm_head and parts["mlm_head"][0] is None:
-        parts["mlm_head"][1].append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
     used = {name for part in _PARTS for name in hf_names(part, config)}
     problems = [problem for part in _PARTS for problem in parts[part][1]]
     problems += [f"unknown: {name}" for name in sorted(tensors) if name not in used and not _IGNORED.match(name)]
+    if needs_mlm_head:
+        if parts["mlm_head"][0] is None:
+            problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
+        problems += _untied_decoders(tensors)
     if problems:
         raise CheckpointError(
             f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
@@ -194,7 +197,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # JSONDecodeError or UnicodeDecodeError
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
@@ -205,13 +208,22 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         raise CheckpointError(f"{source}: architecture {family!r} is not supported; supported: {', '.join(TABLES)}")
     if hf_config.get("position_embedding_type", "absolute") != "absolute":
         raise CheckpointError(f"{source}: only absolute position embeddings are supported")
-    distil = family == "distilbert"
-    activation = hf_config["activation" if distil else "hidden_act"]
-    if activation not in ACTIVATIONS:
+    try:
+        config = _sizes(hf_config, family)
+    except KeyError as error:
+        raise CheckpointError(f"{source}: config.json has no {error}") from error
+    if config.activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"{source}: activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+            f"{source}: activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
         )
+    return config
+
+
+def _sizes(hf_config: Mapping[str, Any], family: str) -> TransformerConfig:
+    distil = family == "distilbert"
     num_blocks = hf_config["n_layers" if distil else "num_hidden_layers"]
+    hidden_dropout = hf_config["dropout" if distil else "hidden_dropout_prob"]
+    attention_dropout = hf_config["attention_dropout" if distil else "attention_probs_dropout_prob"]
     return TransformerConfig(
         family=family,
         vocab_size=hf_config["vocab_size"],
@@ -222,11 +234,11 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         max_positions=hf_config["max_position_embeddings"],
         type_vocab_size=0 if distil else hf_config["type_vocab_size"],
         norm_epsilon=1e-12 if distil else hf_config["layer_norm_eps"],
-        activation=activation,
+        activation=hf_config["activation" if distil else "hidden_act"],
         pad_token_id=hf_config.get("pad_token_id", 1 if family == "roberta" else 0),
-        embedding_dropout=hf_config["dropout" if distil else "hidden_dropout_prob"],
-        hidden_dropout=(hf_config["dropout" if distil else "hidden_dropout_prob"],) * num_blocks,
-        attention_dropout=(hf_config["attention_dropout" if distil else "attention_probs_dropout_prob"],) * num_blocks,
+        embedding_dropout=hidden_dropout,
+        hidden_dropout=(hidden_dropout,) * num_blocks,
+        attention_dropout=(attention_dropout,) * num_blocks,
     )
 
 
@@ -276,6 +288,16 @@ def _load_part(
     return params, problems
 
 
+def _untied_decoders(tensors: Mapping[str, np.ndarray]) -> list[str]:
+    """Decoders other than the word-embedding table, which our head reads in their place."""
+    words = tensors.get("embeddings.word_embeddings.weight")
+    return [
+        f"unsupported: {name} is not the word-embedding table"
+        for name in _DECODERS
+        if name in tensors and not np.array_equal(tensors[name], words)
+    ]
+
+
 def _normalised_names(tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
     """Names without the encoder's prefix, and with the LayerNorm names that replaced TensorFlow's."""
     prefix = TABLES[config.family].prefix
@@ -314,7 +336,10 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(
             f"{path} is a pickled checkpoint: reading it needs torch (pip install torch), or convert it to safetensors"
         ) from error
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged, or code where tensors should be; torch's advice would be to run it
+        raise CheckpointError(f"cannot read {path} as a file of tensors: convert it to safetensors") from error
     return {name: tensor.float().numpy() for name, tensor in state.items()}
 
 

@@ -48,6 +48,7 @@ def own_generator(
             file=sys.stderr,
         )
         return dataclasses.replace(encoder, mlm_head=load_file(weights))
+    print(f"generator: training a masked-LM head for {config.generator.head_steps} steps", file=sys.stderr)
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
     print(f"generator: own masked-LM head trained, {_summary(scores)}", file=sys.stderr)
     if jax.process_index() == 0:

@@ -54,7 +54,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
 
-        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["grad_norm"] = optax.tree.norm(grads)
         return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=replicated(mesh))

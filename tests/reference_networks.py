@@ -1,0 +1,95 @@
+"""The authors' networks with the reference's weights, under the reference's PyTorch names."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file
+
+from diffcse_jax.config import Config
+from diffcse_jax.edits import Vocabulary
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.training import networks
+from diffcse_jax.training.objective import Masked, Views, as_views
+
+NO_DROPOUT = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
+VOCABULARY = Vocabulary(size=30522, mask_id=103, special_ids=(0, 100, 101, 102, 103))
+HEADS = {
+    "mlp.dense.weight": "projector.dense.kernel",
+    "mlp.dense.bias": "projector.dense.bias",
+    "mlp.net.0.weight": "projector.expand.kernel",
+    "mlp.net.1.weight": "projector.expand_norm.scale",
+    "mlp.net.1.bias": "projector.expand_norm.bias",
+    "mlp.net.3.weight": "projector.contract.kernel",
+    "electra_head.weight": "token_classifier.kernel",
+    "electra_head.bias": "token_classifier.bias",
+    "lm_head.transform.dense.weight": "mlm_head.transform.kernel",
+    "lm_head.transform.dense.bias": "mlm_head.transform.bias",
+    "lm_head.transform.LayerNorm.weight": "mlm_head.norm.scale",
+    "lm_head.transform.LayerNorm.bias": "mlm_head.norm.bias",
+    "lm_head.decoder.weight": "mlm_head.decoder",
+    "lm_head.bias": "mlm_head.bias",
+}
+
+
+def reference_config(**groups: Mapping) -> Config:
+    """A configuration with every dropout off, as in the reference; `groups` are laid over it."""
+    model = NO_DROPOUT | groups.pop("model", {})
+    generator = {"dropout": False} | groups.pop("generator", {})
+    return Config.from_dict({"model": model, "generator": generator, **groups})
+
+
+def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tuple:
+    """What `networks.build` gives for MiniLM, with the reference's projectors and heads.
+
+    Args:
+        head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM) has.
+    """
+    extra = load_file(folder / "weights_extra.safetensors")
+    minilm = pretrained.load("minilm")
+    generator = dataclasses.replace(minilm, mlm_head=mlm_head(extra, f"generator_{head}."))
+    definitions, params, batch_stats, frozen = networks.build(config, generator, generator, VOCABULARY)
+    extra |= {name.replace("projection_mlp", "mlp"): array for name, array in extra.items()}
+    for name, ours in HEADS.items():
+        if ours in params and name in extra:
+            params[ours] = extra[name].T if ours.endswith("kernel") else extra[name]
+    return definitions, params, batch_stats, frozen
+
+
+def mlm_head(extra: Mapping[str, np.ndarray], prefix: str) -> Params:
+    return {
+        "transform.kernel": extra[prefix + "transform.dense.weight"].T,
+        "transform.bias": extra[prefix + "transform.dense.bias"],
+        "norm.scale": extra[prefix + "transform.LayerNorm.weight"],
+        "norm.bias": extra[prefix + "transform.LayerNorm.bias"],
+        "bias": extra[prefix + "bias"],
+    }
+
+
+def by_reference_name(params: Params) -> dict[str, np.ndarray]:
+    """Parameters, or their gradients, under the reference's names and in its layout."""
+    config = pretrained.load("minilm").config
+    named = {}
+    for network, prefix in (("encoder", "bert"), ("discriminator", "discriminator")):
+        if own := parameters.subset(params, network):
+            tensors = pretrained.to_hf(own, "transformer", config)
+            named |= {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+    for name, ours in HEADS.items():
+        if ours in params:
+            named[name] = np.asarray(params[ours]).T if ours.endswith("kernel") else np.asarray(params[ours])
+    return named
+
+
+def reference_batch(folder: Path, name: str) -> tuple[dict[str, np.ndarray], Masked]:
+    """The batch `unsup`, `pair` or `sup`, and its masked rows."""
+    inputs = np.load(folder / "inputs.npz")
+    batch = {key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")}
+    masked_ids = inputs[f"{name}.mlm_input_ids"].reshape(-1, 32).astype(np.int32)
+    return batch, Masked(jax.numpy.asarray(masked_ids), jax.numpy.asarray(inputs[f"{name}.mlm_labels"] != -100).reshape(-1, 32))
+
+
+def reference_views(folder: Path, name: str) -> Views:
+    return as_views({key: jax.numpy.asarray(rows) for key, rows in reference_batch(folder, name)[0].items()})

@@ -1,0 +1,250 @@
+import dataclasses
+import json
+import re
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.config import Config, check_override_names, default_config, known_keys, unknown_key_message
+from diffcse_jax.errors import ConfigError
+
+KEYS = known_keys()
+
+
+def nested(values: dict[str, object]) -> dict:
+    """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    tree = {}
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        (tree.setdefault(group, {}) if group else tree)[name] = value
+    return tree
+
+
+def config_of(values: dict[str, object]) -> Config:
+    return Config.from_dict(nested(values))
+
+
+def value_of(config: Config, key: str) -> object:
+    group, _, name = key.rpartition(".")
+    return getattr(getattr(config, group) if group else config, name)
+
+
+def legal_values(key: str) -> st.SearchStrategy:
+    """Everything that a key accepts by itself."""
+    field = KEYS[key]
+    item_type, *_ = typing.get_args(field.type) or (field.type,)
+    choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))
+    if choices:
+        items = st.sampled_from(choices)
+    else:
+        items = {
+            bool: st.booleans(),
+            str: st.text(),
+            int: st.integers(low, high),
+            float: st.floats(low, high, allow_nan=False, allow_infinity=False),
+        }[item_type]
+    return items if item_type is field.type else st.lists(items, max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_documented_and_has_a_legal_default(key):
+    field = KEYS[key]
+    assert field.metadata["doc"]
+    assert field.type in (str, int, float, bool, tuple[str, ...], tuple[float, ...])
+    assert value_of(config_of({key: field.default}), key) == field.default
+
+
+def test_no_value_is_the_default():
+    assert Config.from_dict({}) == Config() == Config.from_dict(default_config().to_dict())
+
+
+@given(data=st.data(), key=st.sampled_from(list(KEYS)))
+def test_a_legal_value_is_kept_or_refused_for_a_combination(data, key):
+    value = data.draw(legal_values(key))
+    try:
+        config = config_of({key: value})
+    except ConfigError as error:
+        assert re.search(r"needs|nothing to train|at most 3", str(error))
+    else:
+        assert value_of(config, key) == value
+
+
+@given(rates=st.lists(st.floats(0.0, 0.99), max_size=12), columns=st.lists(st.text(), max_size=3))
+def test_configuration_survives_json(rates, columns):
+    config = config_of({"model.hidden_dropout": tuple(rates), "data.columns": tuple(columns), "train.seed": 7})
+    again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert again.model.hidden_dropout == tuple(rates)
+    assert hash(again) == hash(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("optim.lerning_rate", "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
+        ("optim.temperature", "unknown key optim.temperature; did you mean contrast.temperature?"),
+        ("model.hidden_droput", "unknown key model.hidden_droput; did you mean model.hidden_dropout?"),
+        ("learning_rate", "unknown key learning_rate; did you mean optim.learning_rate?"),
+        ("seed", "unknown key seed; did you mean train.seed?"),
+        ("precison", "unknown key precison; did you mean precision?"),
+        ("optimizer.learning_rate", "unknown key optimizer.learning_rate; did you mean optim.learning_rate?"),
+        ("zzz", "unknown key zzz"),
+    ],
+)
+def test_unknown_key_names_the_nearest_known_one(key, message):
+    assert unknown_key_message(key) == message
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        check_override_names(["train.py", f"--config.{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
+        ({"precison": "auto"}, "unknown key precison; did you mean precision?"),
+        ({"optimiser": {"learning_rate": 1.0}}, "unknown key optimiser"),
+        ({"optim": 3}, "optim: expected a group of keys, got 3"),
+    ],
+)
+def test_unknown_key_is_refused_at_each_level(values, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        Config.from_dict(values)
+
+
+def test_override_names_ignore_other_arguments():
+    check_override_names(["train.py", "--config", "a.py", "--config.optim.learning_rate=1", "--workdir=--config.a", "-v"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("optim.learning_rate", "3e-5", "optim.learning_rate: expected float, got '3e-5'"),
+        ("optim.learning_rate", True, "optim.learning_rate: expected float, got True"),
+        ("optim.learning_rate", None, "optim.learning_rate: expected float, got None"),
+        ("train.steps", 1.0, "train.steps: expected int, got 1.0"),
+        ("train.steps", True, "train.steps: expected int, got True"),
+        ("distributed", 1, "distributed: expected bool, got 1"),
+        ("model.pooler", 3, "model.pooler: expected str, got 3"),
+        ("model.hidden_dropout", 0.1, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
+        ("model.hidden_dropout", (0.1, "a"), "model.hidden_dropout: expected float, got 'a'"),
+        ("data.columns", "text", "data.columns: expected a tuple of str such as"),
+    ],
+)
+def test_wrong_type_is_refused(key, value, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        config_of({key: value})
+
+
+def test_an_integer_is_a_float():
+    rate = config_of({"optim.learning_rate": 1}).optim.learning_rate
+    assert (rate, type(rate)) == (1.0, float)
+    assert config_of({"model.hidden_dropout": [0]}).model.hidden_dropout == (0.0,)
+
+
+@pytest.mark.parametrize("key", [key for key, field in KEYS.items() if field.metadata["choices"]])
+def test_value_outside_the_choices_is_refused(key):
+    value = ("other",) if isinstance(KEYS[key].default, tuple) else "other"
+    choices = ", ".join(KEYS[key].metadata["choices"])
+    with pytest.raises(ConfigError, match=f"^{key}: 'other' is not one of {choices}$"):
+        config_of({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "bound", "outside", "word"),
+    [
+        (key, bound, bound + step, word)
+        for key, field in KEYS.items()
+        for name, step, word in (("low", -1, "below"), ("high", 0.01, "above"))
+        if (bound := field.metadata[name]) is not None
+    ],
+)
+def test_bounds_are_legal_and_what_lies_beyond_is_not(key, bound, outside, word):
+    default = KEYS[key].default
+    of_type = (lambda value: (value,)) if isinstance(default, tuple) else type(default)
+    assert value_of(config_of({key: of_type(bound)}), key) == of_type(bound)
+    with pytest.raises(ConfigError, match=f"^{key}: .* is {word} {bound}$"):
+        config_of({key: of_type(outside)})
+
+
+@pytest.mark.parametrize("key", ["optim.learning_rate", "contrast.temperature", "difference.mask_ratio"])
+def test_not_a_number_is_refused(key):
+    with pytest.raises(ConfigError, match=f"^{key}: nan is below"):
+        config_of({key: float("nan")})
+
+
+NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model.projector_train_only": False}, "needs model.projector='mlp' and model.pooler='cls'"),
+        (
+            {"model.projector_train_only": False, "model.projector": "mlp", "model.pooler": "avg"},
+            "needs model.projector='mlp' and model.pooler='cls'",
+        ),
+        (NO_GENERATOR, "difference.weight > 0 needs a generator"),
+        ({"contrast.weight": 0.0, "difference.weight": 0.0}, "nothing to train"),
+        ({"contrast.weight": 0.0, "difference.objective": "none"}, "nothing to train"),
+        ({"eval.metric": "pairs_spearman"}, "eval.metric='pairs_spearman' needs eval.pairs_file"),
+        ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
+        ({"eval.tasks": ("SICKRelatedness",)}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
+        ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
+        ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
+        ({"data.columns": ("a", "b", "c", "d")}, "data.columns: at most 3"),
+    ],
+)
+def test_impossible_combination_is_refused(values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config_of(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.projector_train_only": False, "model.projector": "mlp"},
+        NO_GENERATOR | {"difference.weight": 0.0},
+        NO_GENERATOR | {"difference.objective": "none"},
+        {"generator.name_or_path": ""},
+        {"contrast.weight": 0.0},
+        {"contrast.weight": 0.0, "difference.weight": 0.0, "mlm.weight": 0.1},
+        {"contrast.weight": 0.0, "difference.weight": 0.0, "dcl.weight": 0.1},
+        {"eval.metric": "pairs_spearman", "eval.pairs_file": "pairs.tsv"},
+        {"eval.metric": "average_spearman", "eval.tasks": ("SICKRelatedness",)},
+        {"eval.metric": "halves_retrieval", "eval.tasks": ()},
+    ],
+)
+def test_possible_combination_is_accepted(values):
+    for key, value in values.items():
+        assert value_of(config_of(values), key) == value
+
+
+@pytest.mark.parametrize(
+    ("objective", "weight", "uses"), [("rtd", 0.005, True), ("rtd", 0.0, False), ("none", 0.005, False)]
+)
+def test_difference_is_off_by_objective_or_weight(objective, weight, uses):
+    assert config_of({"difference.objective": objective, "difference.weight": weight}).uses_difference is uses
+
+
+@pytest.mark.parametrize(
+    ("pooler", "projector", "train_only", "expected"),
+    [
+        ("cls", "mlp", False, "cls"),
+        ("cls", "mlp", True, "cls_before_pooler"),
+        ("cls", "batchnorm", True, "cls_before_pooler"),
+        ("cls", "none", True, "cls_before_pooler"),
+        ("cls_before_pooler", "mlp", True, "cls_before_pooler"),
+        ("avg", "mlp", True, "avg"),
+        ("avg_first_last", "none", True, "avg_first_last"),
+    ],
+)
+def test_pooler_to_encode_with(pooler, projector, train_only, expected):
+    values = {"model.pooler": pooler, "model.projector": projector, "model.projector_train_only": train_only}
+    assert config_of(values).encoding_pooler == expected
+
+
+def test_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().optim.learning_rate = 1.0

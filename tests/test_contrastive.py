@@ -1,0 +1,158 @@
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from diffcse_jax.objectives import contrastive
+from diffcse_jax.objectives.contrastive import info_nce, off_dropout_info_nce
+
+finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
+
+
+@pytest.fixture(scope="module")
+def reference(reference_dir):
+    """Values and gradients computed with the authors' code, by name: (loss, arrays)."""
+    losses = json.loads((reference_dir / "losses.json").read_text())
+    return losses, dict(np.load(reference_dir / "losses.npz"))
+
+
+def assert_matches(reference, name, loss, arguments):
+    """The mean of `loss` over the reference's vectors, and its gradients, under jit."""
+    losses, stored = reference
+    vectors = [stored[f"n64d128.{argument}"] for argument in arguments]
+    value, grads = jax.jit(
+        jax.value_and_grad(lambda *z: loss(*z), argnums=tuple(range(len(arguments))))
+    )(*vectors)
+    np.testing.assert_allclose(value, losses[f"n64d128.{name}"]["loss"], rtol=1e-5)
+    for argument, grad in zip(arguments, grads, strict=True):
+        if f"n64d128.{name}.grad_{argument}" in stored:
+            expected = stored[f"n64d128.{name}.grad_{argument}"]
+            np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def random_vectors(count: int, rows: int = 7, dim: int = 5, seed: int = 0) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).normal(size=(count, rows, dim)).astype(np.float32))
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = np.float64(a), np.float64(b)
+    return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)[None]
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("infonce", 0.05), ("infonce_temp0.1", 0.1)])
+def test_info_nce_is_the_authors(reference, name, temperature):
+    assert_matches(
+        reference, name, lambda z1, z2: info_nce(z1, z2, temperature=temperature).mean(), ("z1", "z2")
+    )
+
+
+@pytest.mark.parametrize("logit", [0.0, 1.0])
+def test_hard_negatives_are_the_authors_with_alpha_the_exponential_of_their_logit(reference, logit):
+    def loss(z1, z2, z3):
+        return info_nce(
+            z1, z2, temperature=0.05, hard_negatives=z3, hard_negative_weight=float(np.exp(logit))
+        ).mean()
+
+    assert_matches(reference, f"hardneg{logit}", loss, ("z1", "z2", "z3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("offdropout_m0.5", "code"),
+        ("offdropout_m0.9", "code"),
+        ("offdropout_m1.0", "code"),
+        ("PAPER_eq3_offinfo_m0.9", "paper"),
+    ],
+)
+def test_off_dropout_info_nce_is_the_authors(reference, name, form):
+    ratio = float(re.search(r"_m([\d.]+)", name)[1])
+
+    def loss(z1, z2, z0):
+        return off_dropout_info_nce(z1, z2, z0, temperature=0.05, ratio=ratio, form=form).mean()
+
+    assert_matches(reference, name, loss, ("z1", "z2", "z0"))
+
+
+def test_negatives_from_the_mean_of_both_views_are_the_authors(reference):
+    def loss(z1, z2):
+        return off_dropout_info_nce(z1, z2, (z1 + z2) / 2, temperature=0.05, ratio=1.0, form="code").mean()
+
+    assert_matches(reference, "both_mean_m1.0", loss, ("z1", "z2"))
+
+
+def test_info_nce_with_hard_negatives_is_equation_8():
+    z1, z2, z3 = random_vectors(3)
+    positives, negatives = np.exp(cosines(z1, z2) / 0.2), np.exp(cosines(z1, z3) / 0.2)
+    weights = np.where(np.eye(7), 1.7, 1.0)
+    expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
+    losses = info_nce(
+        jnp.array(z1), jnp.array(z2), temperature=0.2, hard_negatives=jnp.array(z3), hard_negative_weight=1.7
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_off_dropout_info_nce_is_equation_3_or_the_codes_reading_of_it(form):
+    z1, z2, z0 = random_vectors(3)
+    positive = np.diag(cosines(z1, z2)) / 0.2 * (0.8 if form == "code" else 1.0)
+    others = np.where(np.eye(7), 0.0, np.exp(cosines(z0, z0) / 0.2)).sum(axis=1)
+    others *= 0.8 if form == "paper" else 1.0
+    losses = off_dropout_info_nce(*map(jnp.array, (z1, z2, z0)), temperature=0.2, ratio=0.8, form=form)
+    np.testing.assert_allclose(losses, -np.log(np.exp(positive) / (np.exp(positive) + others)), rtol=1e-5)
+
+
+def test_equal_vectors_cannot_be_told_apart():
+    same = jnp.ones((8, 3))
+    np.testing.assert_allclose(info_nce(same, same, temperature=0.05), np.log(8), rtol=1e-6)
+
+
+@given(finite, finite, st.floats(0.5, 100))
+def test_info_nce_ignores_lengths_and_is_finite_with_its_gradient(z1, z2, factor):
+    losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
+    grad = jax.grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
+    assert np.isfinite(losses).all()
+    assert np.isfinite(grad).all()
+    if (np.linalg.norm(z1, axis=1) > 1e-3).all():
+        scaled = info_nce(jnp.array(z1 * np.float32(factor)), jnp.array(z2), temperature=0.05)
+        np.testing.assert_allclose(scaled, losses, rtol=1e-4, atol=1e-4)
+
+
+def test_order_of_the_batch_does_not_matter():
+    z1, z2, z0 = random_vectors(3)
+    order = np.random.default_rng(1).permutation(7)
+    losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
+    shuffled = info_nce(jnp.array(z1[order]), jnp.array(z2[order]), temperature=0.05)
+    np.testing.assert_allclose(shuffled, losses[order], rtol=1e-5)
+
+
+@given(finite)
+def test_zero_vectors_have_cosine_zero(z):
+    similarity = contrastive.cosine_similarity(jnp.zeros((2, 4)), jnp.array(z))
+    np.testing.assert_array_equal(similarity, 0.0)
+
+
+def test_alignment_is_two_minus_two_cosines():
+    z1, z2 = random_vectors(2)
+    expected = 2 - 2 * np.diag(cosines(z1, z2))
+    np.testing.assert_allclose(contrastive.alignment(jnp.array(z1), jnp.array(z2)), expected, rtol=1e-5)
+
+
+def test_uniformity_of_corners():
+    # Of the six pairs of +x, -x, +y, -y, two are opposite (d^2 = 4) and four at right angles (d^2 = 2).
+    corners = jnp.array([[1.0, 0.0], [-3.0, 0.0], [0.0, 2.0], [0.0, -0.5]])
+    expected = np.log((2 * np.exp(-8.0) + 4 * np.exp(-4.0)) / 6)
+    np.testing.assert_allclose(contrastive.uniformity(corners), expected, rtol=1e-6)
+
+
+def test_uniformity_is_the_mean_over_pairs():
+    (z,) = random_vectors(1)
+    first, second = np.triu_indices(7, k=1)
+    expected = np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(z, z)[first, second]))))
+    np.testing.assert_allclose(contrastive.uniformity(jnp.array(z)), expected, rtol=1e-5)

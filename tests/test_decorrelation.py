@@ -1,0 +1,74 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffcse_jax.objectives.contrastive import info_nce, off_dropout_info_nce
+from diffcse_jax.objectives.decorrelation import dimension_contrast
+
+
+@pytest.fixture(scope="module")
+def reference(reference_dir):
+    losses = json.loads((reference_dir / "losses.json").read_text())
+    return losses, dict(np.load(reference_dir / "losses.npz"))
+
+
+@pytest.mark.parametrize("temperature", ["5", "10", "1", "0.05"])
+def test_dcl_is_the_authors_code(reference, temperature):
+    losses, vectors = reference
+    loss = jax.jit(lambda z1, z2: dimension_contrast(z1, z2, temperature=float(temperature), form="code").mean())
+    value = loss(vectors["n64d128.z1"], vectors["n64d128.z2"])
+    np.testing.assert_allclose(value, losses[f"n64d128.dcl_alone_tau{temperature}"]["loss"], rtol=1e-5)
+
+
+def test_dcl_is_equation_5(reference):
+    losses, vectors = reference
+    loss = jax.jit(lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum())
+    value = loss(vectors["n64d128.z1"], vectors["n64d128.z2"])
+    np.testing.assert_allclose(value, losses["n64d128.PAPER_eq5_dcl_tau5"]["loss"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "off_dropout"),
+    [
+        ("simcse_dcl_tau10_w0.1", 10.0, False),
+        ("simcsepp_m0.9_tau5_w0.1", 5.0, True),
+        ("simcsepp_m0.9_tau0.05_w0.1", 0.05, True),
+    ],
+)
+def test_dcl_beside_a_contrast_has_the_authors_gradients(reference, name, temperature, off_dropout):
+    losses, stored = reference
+
+    def loss(z1, z2, z0):
+        if off_dropout:
+            contrast = off_dropout_info_nce(z1, z2, z0, temperature=0.05, ratio=0.9, form="code")
+        else:
+            contrast = info_nce(z1, z2, temperature=0.05)
+        return contrast.mean() + 0.1 * dimension_contrast(z1, z2, temperature=temperature, form="code").mean()
+
+    vectors = {name: stored[f"n64d128.{name}"] for name in ("z1", "z2", "z0")}
+    value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*vectors.values())
+    np.testing.assert_allclose(value, losses[f"n64d128.{name}"]["loss"], rtol=1e-5)
+    for vector, grad in zip(vectors, grads, strict=True):
+        expected = stored.get(f"n64d128.{name}.grad_{vector}", np.zeros((64, 128)))
+        np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_dimension_contrast_agrees_with_numpy(form):
+    z1, z2 = np.random.default_rng(0).normal(1.0, 2.0, size=(2, 9, 4)).astype(np.float32)
+    if form == "code":
+        (a, b), scale = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2])), 1 / 9
+    else:
+        (a, b), scale = ((z - z.mean(0)) / z.std(0, ddof=1) for z in np.float64([z1, z2])), 1.0
+    weights = np.exp(scale * a.T @ b / 0.7)
+    losses = dimension_contrast(jnp.array(z1), jnp.array(z2), temperature=0.7, form=form)
+    np.testing.assert_allclose(losses, -np.log(np.diag(weights) / weights.sum(axis=1)), rtol=1e-4)
+
+
+def test_a_column_that_never_varies_has_a_finite_gradient_in_the_codes_form():
+    z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
+    grad = jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())(z)
+    assert np.isfinite(grad).all()

@@ -1,0 +1,106 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from test_sts import TableEncoder, write_stsb
+
+from diffcse_jax.config import Config, EvalConfig
+from diffcse_jax.data import docstrings
+from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+
+TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
+
+
+@pytest.fixture(autouse=True)
+def no_data_elsewhere(monkeypatch):
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+
+
+def build(sentences=TRAINING, **options):
+    return build_dev_evaluation(dataclasses.replace(Config(), eval=EvalConfig(**options)), lambda: sentences)
+
+
+def stsb_rows(*rows):
+    return [f"-\t-\t-\t-\t{score}\t{a}\t{b}\n" for score, a, b in rows]
+
+
+def angles(**names):
+    return TableEncoder({name: [np.cos(angle), np.sin(angle)] for name, angle in names.items()})
+
+
+def test_stsb_chooses_by_spearman_of_the_dev_split(tmp_path):
+    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
+    evaluation = build(data_dir=str(tmp_path))
+    assert evaluation.metric == "stsb_spearman"
+    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5))
+    assert scores["stsb_spearman"] == pytest.approx(100)
+
+
+def test_the_average_is_over_tasks(tmp_path):
+    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
+    (tmp_path / "SICK").mkdir()
+    sick = ["id\ta\tb\tscore", "1\ta\tb\t1", "2\ta\tc\t5", "3\ta\td\t3"]
+    (tmp_path / "SICK/SICK_trial.txt").write_text("\n".join(sick))
+    evaluation = build(data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness"))
+    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5))
+    assert evaluation.metric == "average_spearman"
+    assert scores == pytest.approx({"stsb_spearman": 100, "sickr_spearman": -100, "average_spearman": 0})
+
+
+@pytest.mark.parametrize("data_dir", ["", "nowhere", "."])
+def test_without_sts_data_halves_of_sentences_take_its_place(data_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    evaluation = build(data_dir=data_dir)
+    notice = capsys.readouterr().err
+    assert "eval.metric=stsb_spearman is replaced by halves_retrieval" in notice
+    expected = {"": "DIFFCSE_DATA_DIR", "nowhere": "no folder nowhere", ".": "STS/STSBenchmark/sts-dev.csv"}
+    assert expected[data_dir] in notice
+    assert evaluation.metric == "halves_retrieval"
+    halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
+    assert evaluation(angles(**halves))["halves_retrieval"] == pytest.approx(100)
+
+
+def test_halves_need_text():
+    with pytest.raises(DataError, match="at least two training sentences"):
+        build(["too short"], metric="halves_retrieval")
+
+
+def test_pairs_spearman(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
+    evaluation = build(metric="pairs_spearman", pairs_file=str(path))
+    assert evaluation(angles(a=0.0, b=0.1, c=0.5, d=1.0)) == pytest.approx({"pairs_spearman": -100})
+
+
+def test_pairs_retrieval(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a\tb\nc\td\n")
+    evaluation = build(metric="pairs_retrieval", pairs_file=str(path))
+    scores = evaluation(angles(a=0.0, b=0.9, c=1.0, d=0.1))
+    assert evaluation.metric == "pairs_retrieval"
+    assert scores["pairs_retrieval"] == pytest.approx(50)
+    assert scores["pairs_retrieval_recall@1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "content", "message"),
+    [
+        ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated sentences, found 1"),
+        ("pairs_retrieval", "", "pairs.tsv: no sentence pairs"),
+        ("pairs_spearman", "1\ta\tb\nx\ta\tb\n", "pairs.tsv, line 2: expected a number as score, found 'x'"),
+        ("pairs_spearman", None, "cannot read .*pairs.tsv"),
+    ],
+)
+def test_bad_pairs_are_named(metric, content, message, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        build(metric=metric, pairs_file=str(path))
+
+
+def test_docstrings_are_pairs(monkeypatch):
+    monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
+    evaluation = build(metric="pairs_retrieval", pairs_file="docstrings")
+    assert evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1))["pairs_retrieval"] == pytest.approx(100)

@@ -1,0 +1,123 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_sts import write_stsb
+from tiny_model import write_tiny_model
+
+EVAL = Path(__file__).parents[1] / "eval.py"
+ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
+        "-\t-\t-\t-\t3\tno one sings\ta man sings\n"]  # fmt: skip
+
+
+@pytest.fixture
+def senteval(tmp_path):
+    for split, rows in (("dev", ROWS), ("test", ROWS[::-1] + [ROWS[0]])):
+        write_stsb(tmp_path / "senteval", split, rows)
+    return tmp_path / "senteval"
+
+
+@pytest.fixture
+def run(tmp_path, minilm_dir, senteval, monkeypatch, capsys):
+    """Runs eval.py in this process on a small model; returns exit code, results and what it printed."""
+    model = write_tiny_model(tmp_path / "model", minilm_dir)
+    spec = importlib.util.spec_from_file_location("eval_command", EVAL)
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+
+    def run(*arguments):
+        output = tmp_path / "out/results.json"
+        argv = ["eval.py", "--model", str(model), "--data_dir", str(senteval), "--output", str(output), *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        try:
+            code = command.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        return code, json.loads(output.read_text()) if output.exists() else None, capsys.readouterr()
+
+    return run
+
+
+def test_results_hold_what_scripts_rely_on(run):
+    code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "avg")
+    assert code == 0
+    assert list(results) == ["model", "pooler", "backend", "mode", "aggregation", "tasks", "averages", "missing"]
+    assert (results["pooler"], results["backend"], results["mode"]) == ("avg", "jax", "test")
+    assert results["aggregation"] == "all"
+    assert set(results["tasks"]["STSBenchmark"]) == {"spearman", "pearson", "n", "dev"}
+    assert results["tasks"]["STSBenchmark"]["n"] == 4
+    assert results["tasks"]["STSBenchmark"]["dev"]["n"] == 3
+    assert results["averages"] == {"sts": None, "transfer": None}
+    assert results["missing"] == {}
+    assert f"{results['tasks']['STSBenchmark']['spearman']:.2f}" in printed.out
+
+
+def test_backends_agree(run):
+    scores = [run("--tasks", "STSBenchmark", "--pooler", "cls", "--backend", name)[1] for name in ("jax", "torch")]
+    assert scores[1]["backend"] == "torch"
+    for key in ("spearman", "pearson"):
+        assert scores[0]["tasks"]["STSBenchmark"][key] == pytest.approx(
+            scores[1]["tasks"]["STSBenchmark"][key], abs=0.02
+        )
+
+
+def test_missing_data_is_listed_and_never_averaged(run, senteval):
+    code, results, printed = run("--pooler", "avg")
+    assert code == 3
+    assert list(results["tasks"]) == ["STSBenchmark"]
+    assert str(senteval / "SICK/SICK_trial.txt") in results["missing"]["SICKRelatedness"]
+    assert results["averages"]["sts"] is None
+    assert "missing" in printed.out
+    assert run("--pooler", "avg", "--allow_missing")[0] == 0
+
+
+def test_the_average_is_of_rounded_scores(run, senteval):
+    sick = senteval / "SICK/SICK_trial.txt"
+    sick.parent.mkdir()
+    sick.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\t2\n2\ta dog\tmarkets fell\t3\n3\tno\tyes\t1\n")
+    code, results, printed = run("--mode", "dev", "--tasks", "sts", "--pooler", "avg")
+    scores = [task["spearman"] for task in results["tasks"].values()]
+    assert code == 0
+    assert results["averages"]["sts"] == round(sum(scores) / 2, 2)
+    assert "average sts" in printed.out
+
+
+def test_dev_mode_needs_no_test_data(run, senteval):
+    (senteval / "STS/STSBenchmark/sts-test.csv").unlink()
+    code, results, _ = run("--mode", "dev", "--tasks", "STSBenchmark", "--pooler", "avg")
+    assert code == 0
+    task = results["tasks"]["STSBenchmark"]
+    assert task["spearman"] == task["dev"]["spearman"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "STSB", "--pooler", "avg"], "error: unknown task 'STSB'; known: sts, STSBenchmark"),
+        (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
+        (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
+        (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
+        (["--pooler", "max"], "invalid choice"),
+    ],
+)
+def test_mistakes_exit_with_2_and_a_reason(arguments, message, run):
+    code, results, printed = run(*arguments)
+    assert code == 2
+    assert results is None
+    assert message in printed.err
+
+
+def test_without_torch_the_torch_backend_says_so(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, printed = run("--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
+    assert code == 2
+    assert "pip install torch" in printed.err
+
+
+def test_as_a_command():
+    finished = subprocess.run([sys.executable, EVAL, "--help"], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0
+    assert "--data_dir" in finished.stdout

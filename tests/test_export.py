@@ -1,0 +1,184 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_model import MAX_LENGTH, random_params, write_tiny_model
+
+from diffcse_jax import SentenceEncoder, export, pooling_modules
+from diffcse_jax.config import POOLERS, Config
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models import pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.training.checkpoint import SavedEncoder
+
+# PyTorch and sentence-transformers warn about themselves when they are first loaded.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def saved(tmp_path, minilm_dir, monkeypatch):
+    """Makes a trained encoder of a family and pooler that `export` then finds in any workdir."""
+
+    def make(family="bert", pooler="cls", with_head=True):
+        base = pretrained.load(str(write_tiny_model(tmp_path / "base", minilm_dir, family, pooler=False)))
+        trained = SavedEncoder(
+            config=Config(),
+            hf_config=base.hf_config,
+            folder=base.folder,
+            transformer_config=base.config,
+            transformer=random_params(Transformer, base.config, seed=1),
+            pooler_head=random_params(MlpProjector, base.config, seed=2) if with_head else None,
+            pooler=pooler,
+            step=250,
+            dev={"stsb_spearman": 81.25},
+            dev_metric="stsb_spearman",
+        )
+        monkeypatch.setattr(export, "read_encoder", lambda path: trained)
+        return trained
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("pooler", POOLERS)
+def test_every_reader_gives_the_trained_embeddings(family, pooler, saved, tmp_path):
+    saved(family, pooler)
+    check = export.export(tmp_path / "workdir", tmp_path / "out")
+    readers = {"diffcse_jax", "transformers", "sentence_transformers"}
+    if (family, pooler) == ("distilbert", "cls"):
+        readers.remove("transformers")
+    assert set(check["maximal_absolute_difference"]) == readers
+    assert all(difference < 1e-5 for difference in check["maximal_absolute_difference"].values())
+    assert json.loads((tmp_path / "out/export_check.json").read_text()) == check
+    assert SentenceEncoder.from_pretrained(tmp_path / "out").pooler == pooler
+
+
+def test_plain_transformers_sees_the_trained_pooler(saved, tmp_path):
+    trained = saved()
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.pooler_head["dense.kernel"].T)
+
+
+def test_a_model_without_pooler_weights_exports(saved, tmp_path):
+    saved(pooler="avg", with_head=False)
+    assert export.export(tmp_path / "workdir", tmp_path / "out")["maximal_absolute_difference"]["transformers"] < 1e-5
+
+
+def test_sentence_transformers_cuts_where_the_positions_end(saved, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    saved(pooler="avg")
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert model.max_seq_length == MAX_LENGTH
+    assert model.similarity_fn_name == "cosine"
+    fits = " ".join(["dog"] * (MAX_LENGTH - 2))
+    ours = SentenceEncoder.from_pretrained(tmp_path / "out").encode(fits)
+    np.testing.assert_allclose(model.encode(fits + " cat"), ours, atol=1e-5)
+
+
+def test_the_card_says_what_the_model_is(saved, tmp_path):
+    saved(pooler="cls_before_pooler")
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    for fact in ("bert-base-uncased", "wiki1m", "cls_before_pooler", "stsb_spearman 81.25", "step 250", "jax 0."):
+        assert fact in card
+
+
+def test_without_torch_the_folder_is_read_back_by_jax_alone(saved, tmp_path, monkeypatch):
+    saved()
+    monkeypatch.setattr(export, "_installed", lambda module: False)
+    assert set(export.export(tmp_path / "workdir", tmp_path / "out")["maximal_absolute_difference"]) == {"diffcse_jax"}
+
+
+def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):
+    saved()
+    right = pretrained.to_hf
+
+    def slightly_wrong(params, part, config):
+        return {name: array * np.float32(1.001) for name, array in right(params, part, config).items()}
+
+    monkeypatch.setattr(pretrained, "to_hf", slightly_wrong)
+    with pytest.raises(CheckpointError, match="read by diffcse_jax, they differ by"):
+        export.export(tmp_path / "workdir", tmp_path / "runs/out")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_an_earlier_export_is_replaced_and_survives_a_failure(saved, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    saved(pooler="avg_top2")
+    export.export(tmp_path / "workdir", out)
+    saved(pooler="cls")
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    with pytest.raises(CheckpointError, match="differ"):
+        export.export(tmp_path / "workdir", out)
+    assert SentenceEncoder.from_pretrained(out).pooler == "avg_top2"
+    monkeypatch.undo()
+    saved(pooler="cls")
+    export.export(tmp_path / "workdir", out)
+    assert SentenceEncoder.from_pretrained(out).pooler == "cls"
+    assert not (out / "1_WeightedLayerPooling").exists()
+
+
+def test_a_folder_of_something_else_is_not_overwritten(saved, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("years of work")
+    saved()
+    with pytest.raises(CheckpointError, match="out is not empty and no earlier export"):
+        export.export(tmp_path / "workdir", tmp_path / "out")
+    assert (tmp_path / "out/thesis.tex").read_text() == "years of work"
+
+
+def test_as_a_command_it_refuses_what_is_no_workdir(tmp_path):
+    command = [sys.executable, "-m", "diffcse_jax.export", "--workdir", tmp_path, "--output", tmp_path / "out"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert "is no training workdir" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def write_modules(folder, *names, pooling=None, activation=None):
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(["Transformer", *names])
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for module in modules[1:]:
+        (folder / module["path"]).mkdir()
+        config = pooling if module["path"].endswith("Pooling") else {"activation_function": activation}
+        (folder / module["path"] / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pooler"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "avg"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls_before_pooler"),
+        ({"embedding_dimension": 16, "pooling_mode": "mean"}, "avg"),
+        ({"embedding_dimension": 16, "pooling_mode": "cls"}, "cls_before_pooler"),
+    ],
+)
+def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
+    write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
+    assert pooling_modules.read(tmp_path) == pooling_modules.Record(pooler, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "pooling", "message"),
+    [
+        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "cannot follow the modules Transformer, Pooling, LSTM"),
+        (["Normalize"], None, "cannot follow the modules"),
+        (["Pooling"], {"pooling_mode_max_tokens": True}, "cannot follow max_tokens pooling"),
+        (["Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}, "cannot follow mean_tokens"),
+        (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
+    ],
+)
+def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message, tmp_path):
+    write_modules(tmp_path, *names, pooling=pooling, activation="torch.nn.modules.linear.Identity")
+    with pytest.raises(CheckpointError, match=message):
+        pooling_modules.read(tmp_path)

@@ -1,0 +1,135 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from diffcse_jax.config import OptimConfig
+from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer, scale_by_adam
+
+CONSTANT = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0)
+
+
+def random_tree(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {"encoder.blocks.0.output.kernel": (3, 4), "encoder.blocks.0.output.bias": (4,), "encoder.norm.scale": (4,)}
+    return {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def run(config: OptimConfig, params: dict, grads: list[dict], total_steps: int = 10) -> list[dict]:
+    """The parameters after each step."""
+    optimizer = make_optimizer(config, total_steps)
+    state, history = optimizer.init(params), []
+    for step_grads in grads:
+        updates, state = optimizer.update(step_grads, state, params)
+        params = optax.apply_updates(params, updates)
+        history.append(params)
+    return history
+
+
+def former_transformers_adamw(
+    params: dict, grads: list[dict], learning_rates: list[float], weight_decay: float
+) -> list[dict]:
+    """transformers 4.2.1, optimization.py:AdamW, in float64."""
+    params = {name: np.float64(value) for name, value in params.items()}
+    mean, square, history = dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0), []
+    for t, (step_grads, learning_rate) in enumerate(zip(grads, learning_rates, strict=True), start=1):
+        for name, grad in step_grads.items():
+            grad = np.float64(grad)
+            mean[name] = 0.9 * mean[name] + 0.1 * grad
+            square[name] = 0.999 * square[name] + 0.001 * grad**2
+            denominator = np.sqrt(square[name]) + 1e-8
+            step_size = learning_rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+            decay = weight_decay * learning_rate if name.endswith("kernel") else 0.0
+            params[name] = (params[name] - step_size * mean[name] / denominator) - decay * params[name]
+        history.append(dict(params))
+    return history
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7])  # the second near epsilon
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_updates_are_those_of_the_originals_adamw(scale, weight_decay):
+    config = dataclasses.replace(CONSTANT, weight_decay=weight_decay)
+    grads = [random_tree(seed, scale) for seed in range(1, 8)]
+    ours = run(config, random_tree(0), grads)
+    # Decoupled decay is taken before or after Adam's step; the difference is of second order in the learning rate.
+    expected = former_transformers_adamw(random_tree(0), grads, [0.01] * 7, weight_decay)
+    for step, params in enumerate(ours):
+        for name, value in params.items():
+            atol = 1e-6 + 2e-5 * (step + 1) * (weight_decay > 0)
+            np.testing.assert_allclose(value, expected[step][name], atol=atol)
+
+
+def test_epsilon_is_not_optaxs():
+    grads = random_tree(1, scale=1e-7)
+    ours, theirs = (
+        optimizer.update(grads, optimizer.init(grads))[0] for optimizer in (scale_by_adam(), optax.scale_by_adam())
+    )
+    for name, grad in grads.items():
+        # Before the correction sqrt(v) is sqrt(0.001) |g|: epsilon weighs 32 times as much.
+        np.testing.assert_allclose(ours[name], grad / (np.abs(grad) + 1e-8 / np.sqrt(0.001)), rtol=1e-4)
+        np.testing.assert_allclose(theirs[name], grad / (np.abs(grad) + 1e-8), rtol=1e-4)
+
+
+def test_clipping_divides_the_whole_gradient_by_its_norm():
+    config = dataclasses.replace(CONSTANT, clip_norm=1.0)
+    large, small = random_tree(1, scale=50.0), random_tree(2, scale=0.01)
+    norm = np.sqrt(sum((np.float64(grad) ** 2).sum() for grad in large.values()))
+    scaled = {name: grad / np.float32(norm) for name, grad in large.items()}
+    clipped = run(config, random_tree(0), [large, small])
+    by_hand = run(CONSTANT, random_tree(0), [scaled, small])
+    for name in large:
+        np.testing.assert_allclose(clipped[-1][name], by_hand[-1][name], atol=1e-6)
+    assert not np.allclose(clipped[-1][name], run(CONSTANT, random_tree(0), [large, small])[-1][name], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "schedule", "expected"),
+    [
+        (0, "linear", [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        (0, "constant", [1.0] * 6),
+        (2, "linear", [0.0, 0.5, 1.0, 2 / 3, 1 / 3, 0.0]),
+        (2, "constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
+        (5, "linear", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+    ],
+)
+def test_learning_rates(warmup_steps, schedule, expected):
+    config = OptimConfig(learning_rate=0.5, warmup_steps=warmup_steps, schedule=schedule)
+    rate = learning_rate_schedule(config, total_steps=5)
+    np.testing.assert_allclose([rate(jnp.int32(step)) for step in range(6)], 0.5 * np.array(expected), atol=1e-7)
+
+
+def test_updates_follow_the_schedule():
+    # Adam's update of a constant gradient is 1, so each step moves by its learning rate.
+    config = OptimConfig(learning_rate=0.5, warmup_steps=2, clip_norm=0.0)
+    history = run(config, {"kernel": jnp.zeros(1)}, [{"kernel": jnp.ones(1)}] * 5, total_steps=5)
+    moved = -np.diff([0.0] + [float(params["kernel"][0]) for params in history])
+    np.testing.assert_allclose(moved, [0.0, 0.25, 0.5, 1 / 3, 1 / 6], rtol=1e-4, atol=1e-7)
+
+
+def test_decay_spares_biases_and_norms():
+    names = [
+        "encoder.embeddings.word.embedding",
+        "encoder.embeddings.norm.scale",
+        "encoder.embeddings.norm.bias",
+        "encoder.blocks.11.attention.query.kernel",
+        "encoder.blocks.11.attention.query.bias",
+        "encoder.blocks.11.attention_norm.scale",
+        "projector.expand.kernel",
+        "projector.expand_norm.scale",
+        "mlm_head.decoder",
+        "mlm_head.bias",
+        "token_classifier.kernel",
+    ]
+    decayed = {name for name, decays_it in decays(dict.fromkeys(names)).items() if decays_it}
+    assert decayed == {name for name in names if name.endswith(("kernel", "embedding", "decoder"))}
+
+
+def test_weight_decay_without_gradient_shrinks_matrices_only():
+    config = dataclasses.replace(CONSTANT, weight_decay=0.1)
+    start, zeros = random_tree(0), {name: np.zeros_like(value) for name, value in random_tree(0).items()}
+    (after,) = run(config, start, [zeros])
+    for name, value in after.items():
+        factor = 1 - 0.01 * 0.1 if name.endswith("kernel") else 1.0
+        np.testing.assert_allclose(value, factor * start[name], rtol=1e-6)

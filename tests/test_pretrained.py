@@ -1,0 +1,471 @@
+"""Weights from and to Hugging Face checkpoints, and the networks they make, against PyTorch."""
+
+import builtins
+import json
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.pretrained import Pretrained, load, to_hf, write_tensors
+from diffcse_jax.models.transformer import Transformer
+
+VOCAB, HIDDEN, LENGTH = 50, 24, 9
+MODELS = {
+    "bert": (transformers.BertConfig, transformers.BertModel, transformers.BertForMaskedLM),
+    "roberta": (transformers.RobertaConfig, transformers.RobertaModel, transformers.RobertaForMaskedLM),
+    "distilbert": (transformers.DistilBertConfig, transformers.DistilBertModel, transformers.DistilBertForMaskedLM),
+}
+ARCHITECTURES = [
+    ("bert", "gelu", 2, 4),
+    ("bert", "gelu_new", 1, 1),
+    ("bert", "silu", 3, 2),
+    ("roberta", "gelu", 2, 3),
+    ("roberta", "relu", 1, 8),
+    ("distilbert", "gelu", 2, 4),
+    ("distilbert", "gelu_pytorch_tanh", 3, 2),
+]
+
+
+def small_model(
+    family: str, activation: str = "gelu", blocks: int = 2, heads: int = 4, *, mlm: bool = False
+) -> transformers.PreTrainedModel:
+    """A small PyTorch model whose every weight is random: initial biases and norms would hide swapped ones."""
+    make_config, plain, with_mlm_head = MODELS[family]
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": LENGTH + 4}
+    if family == "distilbert":
+        sizes |= {"dim": HIDDEN, "hidden_dim": 40, "n_layers": blocks, "n_heads": heads, "activation": activation}
+    else:
+        sizes |= {"hidden_size": HIDDEN, "intermediate_size": 40, "type_vocab_size": 2, "hidden_act": activation}
+        sizes |= {"num_hidden_layers": blocks, "num_attention_heads": heads}
+    model = (with_mlm_head if mlm else plain)(make_config(**sizes)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+def saved(model: transformers.PreTrainedModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def tokens(pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random token ids of ragged lengths, and their mask."""
+    lengths = np.array([LENGTH, 4, 1, 6])
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    ids = np.random.default_rng(1).integers(4, VOCAB, mask.shape)
+    return np.where(mask == 1, ids, pad_token_id).astype(np.int32), mask
+
+
+def transformer_of(checkpoint: Pretrained, params: parameters.Params) -> Transformer:
+    return parameters.bind(parameters.definition(partial(Transformer, checkpoint.config)), params)
+
+
+def forward(
+    checkpoint: Pretrained, ids: np.ndarray, mask: np.ndarray, condition: np.ndarray | None = None
+) -> list[np.ndarray]:
+    @jax.jit
+    def run(params, ids, mask, condition):
+        return transformer_of(checkpoint, params)(ids, mask, condition=condition)["hidden_states"]
+
+    return [np.asarray(states) for states in run(checkpoint.transformer, ids, mask, condition)]
+
+
+def torch_inputs(ids: np.ndarray, mask: np.ndarray) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.tensor(ids, dtype=torch.long), "attention_mask": torch.tensor(mask)}
+
+
+def torch_forward(model: transformers.PreTrainedModel, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
+    with torch.no_grad():
+        states = model(**torch_inputs(ids, mask), output_hidden_states=True).hidden_states
+    return [layer.numpy() for layer in states]
+
+
+def assert_close_on_tokens(ours: list[np.ndarray], theirs: list[np.ndarray], mask: np.ndarray) -> None:
+    assert len(ours) == len(theirs)
+    for layer, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(layer[mask == 1], expected[mask == 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "activation", "blocks", "heads"), ARCHITECTURES)
+def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activation, blocks, heads):
+    model = small_model(family, activation, blocks, heads)
+    checkpoint = load(str(saved(model, tmp_path)))
+    ids, mask = tokens(model.config.pad_token_id)
+    # The loss reads padding too, as replaced-token detection does.
+    weights = np.random.default_rng(2).normal(size=(*ids.shape, HIDDEN)).astype(np.float32)
+
+    def loss(
+        params: parameters.Params, ids: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        states = transformer_of(checkpoint, params)(ids, mask)["hidden_states"]
+        return (states[-1] * weights).mean(), states
+
+    gradients, states = jax.jit(jax.grad(loss, has_aux=True))(checkpoint.transformer, ids, mask)
+    output = model(**torch_inputs(ids, mask), output_hidden_states=True)
+    (output.last_hidden_state * torch.tensor(weights)).mean().backward()
+
+    assert_close_on_tokens(
+        [np.asarray(layer) for layer in states], [layer.detach().numpy() for layer in output.hidden_states], mask
+    )
+    theirs = {name: parameter.grad for name, parameter in model.named_parameters() if not name.startswith("pooler")}
+    ours = to_hf(gradients, "transformer", checkpoint.config)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        np.testing.assert_allclose(gradient, theirs[name].numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    assert not ours["embeddings.word_embeddings.weight"][model.config.pad_token_id].any()
+    if family == "roberta":
+        assert not ours["embeddings.position_embeddings.weight"][model.config.pad_token_id].any()
+
+
+def test_hidden_states_of_a_real_model_are_those_of_torch(minilm_dir):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
+    texts = ["A short one.", "Überlange Wörter are split (electroencephalographically) into many word pieces.", "", "no"]
+    batch = tokenizer(texts, padding=True, return_tensors="np")
+    ids, mask = batch["input_ids"].astype(np.int32), batch["attention_mask"].astype(np.int32)
+    model = transformers.AutoModel.from_pretrained(minilm_dir).eval()
+    assert_close_on_tokens(forward(load("minilm"), ids, mask), torch_forward(model, ids, mask), mask)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path, family):
+    model = small_model(family)
+    checkpoint = load(str(saved(model, tmp_path)))
+    ids, mask = tokens(model.config.pad_token_id)
+    condition = np.random.default_rng(3).normal(size=(len(ids), HIDDEN)).astype(np.float32)
+
+    def replace(module: torch.nn.Module, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.tensor(condition)[:, None], output[:, 1:]], dim=1)
+
+    model.embeddings.register_forward_hook(replace)
+    ours = forward(checkpoint, ids, mask, condition)
+    np.testing.assert_array_equal(ours[0][:, 0], condition)
+    assert_close_on_tokens(ours, torch_forward(model, ids, mask), mask)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("family", MODELS)
+def test_masked_lm_logits_are_those_of_torch(tmp_path, family, activation):
+    model = small_model(family, activation, blocks=1, mlm=True)
+    checkpoint = load(str(saved(model, tmp_path)), needs_mlm_head=True)
+    ids, mask = tokens(model.config.pad_token_id)
+    head = parameters.bind(parameters.definition(partial(MaskedLMHead, checkpoint.config)), checkpoint.mlm_head)
+    hidden_states = forward(checkpoint, ids, mask)[-1]
+    logits = head(jnp.asarray(hidden_states), jnp.asarray(checkpoint.transformer["embeddings.word.embedding"]))
+    with torch.no_grad():
+        expected = model(**torch_inputs(ids, mask)).logits.numpy()
+    np.testing.assert_allclose(np.asarray(logits)[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_pooler_output_is_that_of_torch(tmp_path, family):
+    model = small_model(family, blocks=1)
+    checkpoint = load(str(saved(model, tmp_path)))
+    ids, mask = tokens(model.config.pad_token_id)
+    pooler = parameters.bind(parameters.definition(partial(MlpProjector, checkpoint.config)), checkpoint.pooler)
+    with torch.no_grad():
+        output = model(**torch_inputs(ids, mask))
+    ours = pooler(jnp.asarray(output.last_hidden_state[:, 0].numpy()))
+    np.testing.assert_allclose(ours, output.pooler_output.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mlm", [False, True], ids=["encoder", "masked_lm"])
+@pytest.mark.parametrize("family", MODELS)
+def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
+    folder = saved(small_model(family, mlm=mlm), tmp_path)
+    checkpoint = load(str(folder))
+    exported = {}
+    for part in ("transformer", "pooler", "mlm_head"):
+        if getattr(checkpoint, part) is not None:
+            exported |= to_hf(getattr(checkpoint, part), part, checkpoint.config)
+    original = {
+        name.removeprefix(f"{family}."): tensor.numpy() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    assert exported.keys() == original.keys()
+    for name, array in exported.items():
+        np.testing.assert_array_equal(array, original[name], err_msg=name)
+    assert (checkpoint.mlm_head is not None) == mlm
+    assert (checkpoint.pooler is not None) == (not mlm and family != "distilbert")
+
+
+def test_what_is_written_loads_in_transformers(tmp_path):
+    model = small_model("bert")
+    checkpoint = load(str(saved(model, tmp_path)))
+    (tmp_path / "model.safetensors").unlink()
+    written = to_hf(checkpoint.transformer, "transformer", checkpoint.config)
+    write_tensors(written | to_hf(checkpoint.pooler, "pooler", checkpoint.config), tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again[name]), name
+
+
+def test_transposed_arrays_are_written_as_they_are(tmp_path):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    write_tensors({"a": array}, tmp_path)
+    np.testing.assert_array_equal(load_file(tmp_path / "model.safetensors")["a"].numpy(), array)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_sizes_and_rates_are_those_of_the_config_file(tmp_path, family):
+    model = small_model(family, "relu", blocks=3, heads=2)
+    if family == "distilbert":
+        model.config.dropout, model.config.attention_dropout = 0.2, 0.3
+    else:
+        model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob = 0.2, 0.3
+    config = load(str(saved(model, tmp_path))).config
+    assert (config.family, config.activation, config.num_blocks, config.num_heads) == (family, "relu", 3, 2)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (VOCAB, HIDDEN, 40)
+    assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
+    assert config.max_length == LENGTH + 4 - (2 if family == "roberta" else 0)
+
+
+# --- other ways to store the same tensors ---
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    """A small BERT with its masked-LM head."""
+    return saved(small_model("bert", mlm=True), tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def folder(bert, tmp_path) -> Path:
+    """A copy of it to spoil."""
+    return shutil.copytree(bert, tmp_path / "model")
+
+
+def rewrite(folder: Path, change) -> None:
+    """Stores what `change` makes of the checkpoint's tensors."""
+    file = folder / "model.safetensors"
+    tensors = change(load_file(file))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+
+def edit_config(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> None:
+    for part in ("transformer", "mlm_head"):
+        ours, theirs = getattr(checkpoint, part), getattr(expected, part)
+        assert ours.keys() == theirs.keys()
+        for name, array in ours.items():
+            assert array.dtype == np.float32
+            np.testing.assert_allclose(array, theirs[name], err_msg=name, **({"rtol": 0} | tolerance))
+
+
+def test_sharded_checkpoint_is_read(bert, tmp_path):
+    transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert_same(load(str(tmp_path)), load(str(bert)))
+    next(tmp_path.glob("model-00002*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*model-00002-of"):
+        load(str(tmp_path))
+
+
+def pickled(folder: Path) -> Path:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_pickled_checkpoint_is_read(bert, folder):
+    assert_same(load(str(pickled(folder))), load(str(bert)))
+
+
+class Command:
+    """What a hostile pickle holds: a call to make when it is read."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def test_pickled_code_is_not_run(folder):
+    marker = folder / "was_here"
+    torch.save({"weight": Command(marker)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*pytorch_model\.bin"):
+        load(str(folder))
+    assert not marker.exists()
+
+
+def test_pickled_checkpoint_without_torch_says_what_to_do(folder, monkeypatch):
+    pickled(folder)
+    import_module = builtins.__import__
+
+    def without_torch(name: str, *arguments, **options):
+        if name == "torch":
+            raise ImportError("No module named 'torch'")
+        return import_module(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_torch)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"):
+        load(str(folder))
+
+
+def test_safetensors_are_preferred_to_a_pickle(bert, folder):
+    (folder / "pytorch_model.bin").write_bytes(b"not read")
+    assert_same(load(str(folder)), load(str(bert)))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
+def test_half_precision_is_widened(bert, folder, dtype, rtol):
+    rewrite(folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    checkpoint = load(str(folder))
+    assert_same(checkpoint, load(str(bert)), rtol=rtol, atol=1e-6)
+    stored = load_file(folder / "model.safetensors")["cls.predictions.bias"]
+    np.testing.assert_array_equal(checkpoint.mlm_head["bias"], stored.float().numpy())
+
+
+def test_tensorflow_names_of_norms_are_understood(bert, folder):
+    def old_name(name: str) -> str:
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    rewrite(folder, lambda tensors: {old_name(name): tensor for name, tensor in tensors.items()})
+    assert_same(load(str(folder)), load(str(bert)))
+
+
+def test_names_with_and_without_the_encoders_prefix_are_understood(bert, folder):
+    assert any(name.startswith("bert.") for name in load_file(folder / "model.safetensors"))
+    rewrite(folder, lambda tensors: {name.removeprefix("bert."): tensor for name, tensor in tensors.items()})
+    assert_same(load(str(folder)), load(str(bert)))
+
+
+def test_tensors_without_use_are_passed_over(bert, folder):
+    unused = {
+        "bert.embeddings.position_ids": torch.arange(LENGTH)[None],
+        "cls.seq_relationship.weight": torch.zeros(2, HIDDEN),
+        "cls.predictions.decoder.bias": torch.zeros(VOCAB),
+    }
+    rewrite(folder, lambda tensors: tensors | unused)
+    assert_same(load(str(folder)), load(str(bert)))
+
+
+def test_minilm_is_the_encoder_of_the_package(minilm_dir):
+    checkpoint = load("minilm")
+    assert checkpoint.folder == Path(minilm_dir)
+    assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size) == (6, 384)
+    assert checkpoint.hf_config["vocab_size"] == 30522
+    assert checkpoint.mlm_head is None
+
+
+# --- checkpoints that cannot be used ---
+
+
+def test_every_wrong_tensor_is_named_in_one_error(folder):
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        del tensors["bert.encoder.layer.1.attention.self.query.weight"]
+        del tensors["cls.predictions.transform.dense.bias"]
+        tensors["bert.embeddings.LayerNorm.weight"] = torch.zeros(7)
+        tensors["bert.encoder.layer.0.output.dense.weight"] = torch.zeros(40, HIDDEN)
+        tensors["bert.encoder.layer.2.output.dense.weight"] = torch.zeros(HIDDEN, 40)
+        tensors["surprise"] = torch.zeros(1)
+        return tensors
+
+    rewrite(folder, spoil)
+    with pytest.raises(CheckpointError) as raised:
+        load(str(folder))
+    first, *problems = str(raised.value).splitlines()
+    assert str(folder) in first
+    assert sorted(problem.strip() for problem in problems) == [
+        "missing: cls.predictions.transform.dense.bias",
+        "missing: encoder.layer.1.attention.self.query.weight",
+        "unknown: encoder.layer.2.output.dense.weight",
+        "unknown: surprise",
+        "wrong shape: embeddings.LayerNorm.weight is (7,), config.json says (24,)",
+        "wrong shape: encoder.layer.0.output.dense.weight is (40, 24), config.json says (24, 40)",
+    ]
+
+
+def test_a_missing_masked_lm_head_is_an_error_only_where_it_is_needed():
+    assert load("minilm").mlm_head is None
+    with pytest.raises(CheckpointError, match="missing: the masked-LM head"):
+        load("minilm", needs_mlm_head=True)
+
+
+def test_an_untied_decoder_is_refused(folder):
+    rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)})
+    with pytest.raises(CheckpointError, match=r"decoder\.weight is not the word-embedding table"):
+        load(str(folder), needs_mlm_head=True)
+    load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, roberta, distilbert"),
+        ({"model_type": ...}, "architecture '?' is not supported; supported: bert, roberta, distilbert"),
+        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported; supported: gelu, gelu_new"),
+        ({"position_embedding_type": "relative_key"}, "only absolute position embeddings are supported"),
+        ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
+    ],
+)
+def test_unusable_config_is_explained(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}.*{re.escape(message)}"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b'{"model_type": "bert",', "is not valid JSON"), (b"\xff\xfe", "is not valid JSON")]
+)
+def test_broken_config_is_named(folder, content, message):
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"config\.json {message}"):
+        load(str(folder))
+
+
+def test_missing_files_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds neither model.safetensors nor pytorch_model.bin"):
+        load(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json; is it a Hugging Face model folder\?"):
+        load(str(folder))
+
+
+def test_damaged_tensors_are_named(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c"])
+def test_a_path_that_is_not_there_is_not_looked_up_in_the_hub(name, monkeypatch):
+    monkeypatch.setattr(pretrained, "_download", lambda name: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match=f"^model folder not found: {name}$"):
+        load(name)
+
+
+def test_a_hub_model_offline_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError) as raised:
+        load("some-organisation/some-model")
+    message = str(raised.value)
+    assert message.startswith("'some-organisation/some-model' is neither a local folder nor a model that can be downl")
+    assert "give the path of a folder with config.json, model.safetensors and tokenizer.json, or `minilm`" in message
+    assert "\n" not in message
+
+
+def test_a_hub_model_is_read_from_its_snapshot(bert, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(bert))
+    assert_same(load("some-organisation/some-model"), load(str(bert)))

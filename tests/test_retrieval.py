@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.evaluation import retrieval
+
+
+def test_own_targets_first_is_perfect():
+    vectors = np.eye(4, dtype=np.float32)
+    assert retrieval.retrieval_scores(vectors, 3 * vectors) == {
+        "mrr": 100.0, "recall@1": 100.0, "recall@5": 100.0, "recall@10": 100.0,
+    }  # fmt: skip
+
+
+def test_rank_two_counts_half():
+    queries = np.array([[1, 0], [0, 1]], np.float32)
+    scores = retrieval.retrieval_scores(queries, queries[::-1].copy())
+    assert scores["mrr"] == pytest.approx(50)
+    assert scores["recall@1"] == 0
+    assert scores["recall@5"] == 100
+
+
+def test_a_constant_encoder_gains_nothing():
+    vectors = np.ones((9, 4), np.float32)
+    np.testing.assert_array_equal(retrieval.target_ranks(vectors, vectors), 5.0)
+
+
+def test_ranks_in_blocks_match_scipy(monkeypatch):
+    monkeypatch.setattr(retrieval, "BLOCK", 7)
+    queries, targets = np.random.default_rng(0).normal(size=(2, 40, 3)).astype(np.float32)
+    cosines = np.array([[q @ t / np.linalg.norm(q) / np.linalg.norm(t) for t in targets] for q in queries])
+    expected = np.diagonal(scipy.stats.rankdata(-cosines, axis=1))
+    np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), expected)
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "bc", "d"]), max_size=12).map(" ".join)), st.integers(0, 5))
+def test_halves_hold_all_words(sentences, limit):
+    first, second = retrieval.halves(sentences, limit)
+    usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= retrieval.FEWEST_WORDS]
+    assert [f"{a} {b}" for a, b in zip(first, second, strict=True)] == usable[:limit]
+    assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in zip(first, second, strict=True))
+
+
+def test_halves_read_no_more_than_needed():
+    def endless():
+        number = 0
+        while True:
+            number += 1
+            yield f"{number} is a number in a long row"
+
+    assert len(retrieval.halves(endless(), 3)[0]) == 3
