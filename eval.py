@@ -65,11 +65,12 @@ def parse_arguments() -> argparse.Namespace:
 def evaluate(options: argparse.Namespace) -> dict:
     """The content of `results.json`."""
     from diffcse_jax.evaluation import TASKS, expand_groups, missing_files, report, senteval_folder
+    from diffcse_jax.evaluation.backends import load_encoder
 
     names = expand_groups(options.tasks.split(","))
     folder = senteval_folder(options.data_dir)
     missing = {name: missing_files(name, folder, options.mode) for name in names}
-    encoder = load_encoder(options)
+    encoder = load_encoder(options.model, backend=options.backend, pooler=options.pooler)
     tasks = {name: TASKS[name](folder).run(encoder, options.mode) for name in names if not missing[name]}
     return {
         "model": options.model,
@@ -81,19 +82,6 @@ def evaluate(options: argparse.Namespace) -> dict:
         "averages": report.averages(tasks),
         "missing": {name: f"not found: {', '.join(map(str, paths))}" for name, paths in missing.items() if paths},
     }
-
-
-def load_encoder(options: argparse.Namespace):  # noqa: ANN201
-    """The model on the chosen backend; PyTorch reads a workdir's export."""
-    if options.backend == "jax":
-        from diffcse_jax.encoder import SentenceEncoder
-
-        return SentenceEncoder.from_pretrained(options.model, pooler=options.pooler)
-    from diffcse_jax.evaluation.torch_encoder import TorchEncoder
-
-    workdir = Path(options.model).expanduser()
-    is_workdir = (workdir / "checkpoints").is_dir()
-    return TorchEncoder(str(workdir / "export") if is_workdir else options.model, options.pooler)
 
 
 if __name__ == "__main__":

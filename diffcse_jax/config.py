@@ -226,9 +226,21 @@ class Config:
         return dataclasses.asdict(self)
 
     @property
+    def weights(self) -> dict[str, float]:
+        """The objectives that take part in training, with their weights."""
+        difference = self.difference.weight if self.difference.objective != "none" else 0.0
+        weights = {
+            "contrast": self.contrast.weight,
+            "dcl": self.dcl.weight,
+            "difference": difference,
+            "mlm": self.mlm.weight,
+        }
+        return {name: weight for name, weight in weights.items() if weight > 0}
+
+    @property
     def uses_difference(self) -> bool:
         """Whether the discriminator and the generator take part in training."""
-        return self.difference.objective != "none" and self.difference.weight > 0
+        return "difference" in self.weights
 
     @property
     def encoding_pooler(self) -> str:
@@ -334,7 +346,7 @@ def _check_combinations(config: Config) -> None:
             "difference.weight > 0 needs a generator: name a masked LM in generator.name_or_path, or train an own head "
             "with generator.head_steps > 0, or set difference.weight=0"
         )
-    if not (config.contrast.weight or config.dcl.weight or config.uses_difference or config.mlm.weight):
+    if not config.weights:
         raise ConfigError("nothing to train: contrast, dcl, difference and mlm all have weight 0")
     if config.eval.metric in ("pairs_spearman", "pairs_retrieval") and not config.eval.pairs_file:
         raise ConfigError(f"eval.metric={config.eval.metric!r} needs eval.pairs_file, a tab-separated file of pairs")

@@ -132,15 +132,6 @@ class SentenceEncoder:
             dtype=dtype,
         )
 
-    def with_params(
-        self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None = None
-    ) -> "SentenceEncoder":
-        """The same encoder over other weights; it shares the compiled function. No head: this encoder's own."""
-        other = object.__new__(type(self))
-        other.__dict__ |= self.__dict__ | {"_index": None}
-        other._set_params(transformer, pooler_head or parameters.subset(self._params, "pooler_head"))
-        return other
-
     @property
     def dimension(self) -> int:
         """Length of a sentence vector."""

@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import json
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +76,7 @@ def export(source: Path, output: Path) -> dict[str, Any]:
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    print(f"exported to {output}; maximal absolute difference of embeddings: {_differences(check)}")
     return check
 
 
@@ -134,7 +134,7 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
     has_hf_pooler = bool(pretrained.TABLES[saved.transformer_config.family].pooler)
     if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
-        from diffcse_jax.evaluation.torch_encoder import TorchEncoder
+        from diffcse_jax.evaluation.backends import TorchEncoder
 
         readers["transformers"] = TorchEncoder(str(folder)).encode
     if _installed("sentence_transformers"):
@@ -148,11 +148,10 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
 def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
     """The folder's README.md."""
     config = saved.config
-    losses = {"contrast": config.contrast, "dcl": config.dcl, "difference": config.difference, "mlm": config.mlm}
     settings = {
         "base model": config.model.name_or_path,
         "training text": config.data.train_file,
-        "objective": " + ".join(f"{group.weight:g} {name}" for name, group in losses.items() if group.weight),
+        "objective": " + ".join(f"{weight:g} {name}" for name, weight in config.weights.items()),
         "pooler": saved.pooler,
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
         "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",
@@ -162,10 +161,9 @@ def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
         "chosen by": saved.dev_metric,
         "dimension": str(saved.transformer_config.hidden_size),
     }
-    differences = check["maximal_absolute_difference"].items()
     return _CARD.format(
         settings="\n".join(f"| {name} | {value} |" for name, value in settings.items()),
-        differences=", ".join(f"{name} {difference:.1e}" for name, difference in differences),
+        differences=_differences(check),
         sentences=check["sentences"],
         versions=", ".join(
             [f"diffcse_jax {diffcse_jax.__version__}"]
@@ -219,6 +217,10 @@ Written with {versions}.
 """
 
 
+def _differences(check: dict[str, Any]) -> str:
+    return ", ".join(f"{reader} {value:.1e}" for reader, value in check["maximal_absolute_difference"].items())
+
+
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
@@ -227,19 +229,15 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> int:
-    """Exports and prints the differences."""
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", type=Path, required=True, help="a training workdir, or one checkpoint in it")
     parser.add_argument("--output", type=Path, required=True, help="the folder to write")
     options = parser.parse_args()
     with reported_to_user():
-        check = export(options.workdir, options.output)
-    for name, difference in check["maximal_absolute_difference"].items():
-        print(f"{name}: maximal absolute difference {difference:.1e}")
-    print(f"exported to {options.output}")
-    return 0
+        export(options.workdir, options.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

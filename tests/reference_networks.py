@@ -1,10 +1,11 @@
 """The authors' networks with the reference's weights, under the reference's PyTorch names."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -49,14 +50,18 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
         head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM) has.
     """
     extra = load_file(folder / "weights_extra.safetensors")
-    minilm = pretrained.load("minilm")
-    generator = dataclasses.replace(minilm, mlm_head=mlm_head(extra, f"generator_{head}."))
-    definitions, params, batch_stats, frozen = networks.build(config, generator, generator, VOCABULARY)
+    encoder = dataclasses.replace(minilm(), mlm_head=mlm_head(extra, f"generator_{head}."))
+    definitions, params, batch_stats, frozen = networks.build(config, encoder, encoder, VOCABULARY)
     extra |= {name.replace("projection_mlp", "mlp"): array for name, array in extra.items()}
     for name, ours in HEADS.items():
         if ours in params and name in extra:
             params[ours] = extra[name].T if ours.endswith("kernel") else extra[name]
     return definitions, params, batch_stats, frozen
+
+
+@functools.cache
+def minilm() -> pretrained.Pretrained:
+    return pretrained.load("minilm")
 
 
 def mlm_head(extra: Mapping[str, np.ndarray], prefix: str) -> Params:
@@ -71,11 +76,10 @@ def mlm_head(extra: Mapping[str, np.ndarray], prefix: str) -> Params:
 
 def by_reference_name(params: Params) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, under the reference's names and in its layout."""
-    config = pretrained.load("minilm").config
     named = {}
     for network, prefix in (("encoder", "bert"), ("discriminator", "discriminator")):
         if own := parameters.subset(params, network):
-            tensors = pretrained.to_hf(own, "transformer", config)
+            tensors = pretrained.to_hf(own, "transformer", minilm().config)
             named |= {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
     for name, ours in HEADS.items():
         if ours in params:
@@ -88,8 +92,9 @@ def reference_batch(folder: Path, name: str) -> tuple[dict[str, np.ndarray], Mas
     inputs = np.load(folder / "inputs.npz")
     batch = {key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")}
     masked_ids = inputs[f"{name}.mlm_input_ids"].reshape(-1, 32).astype(np.int32)
-    return batch, Masked(jax.numpy.asarray(masked_ids), jax.numpy.asarray(inputs[f"{name}.mlm_labels"] != -100).reshape(-1, 32))
+    selected = inputs[f"{name}.mlm_labels"].reshape(-1, 32) != -100
+    return batch, Masked(jnp.asarray(masked_ids), jnp.asarray(selected))
 
 
 def reference_views(folder: Path, name: str) -> Views:
-    return as_views({key: jax.numpy.asarray(rows) for key, rows in reference_batch(folder, name)[0].items()})
+    return as_views({key: jnp.asarray(rows) for key, rows in reference_batch(folder, name)[0].items()})

@@ -15,7 +15,7 @@ ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\t
 
 @pytest.fixture
 def senteval(tmp_path):
-    for split, rows in (("dev", ROWS), ("test", ROWS[::-1] + [ROWS[0]])):
+    for split, rows in (("dev", ROWS), ("test", [*ROWS[::-1], ROWS[0]])):
         write_stsb(tmp_path / "senteval", split, rows)
     return tmp_path / "senteval"
 

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,10 @@ from reference_networks import (
 )
 
 from diffcse_jax.config import Config
-from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training import objective as objective_module
 from diffcse_jax.training.networks import Networks
-from diffcse_jax.training.objective import Corruptions, Edited, Masked, Views, generate, objective
+from diffcse_jax.training.objective import Corruptions, Edited, Views, generate, objective
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import initial_state, make_train_step
@@ -63,9 +63,10 @@ for batch in ("unsup", "pair"):
         f"simcsepp.{batch}.m0.9_tau5_w0.1": (batch, off_dropout(0.9) | dcl(0.1, 5.0)),
         f"simcsepp.{batch}.m0.9_tau5_w1.0": (batch, off_dropout(0.9) | dcl(1.0, 5.0)),
     }
+WITHOUT_ARRAYS = ("mlm0.1", "lam1.0", "lam0.0", "w1.0")
 # One of each kind; the others differ in a weight or the batch.
 FAST = {"simcse.sup.hardneg1.0", "simcse.pair.mlm0.1", "diffcse.pair.bn.lam0.005", "simcsepp.pair.m0.9_tau5_w0.1"}
-DIFFERENCE_CASES = [name for name in CASES if name.startswith("diffcse") and not name.endswith(("lam1.0", "lam0.0"))]
+DIFFERENCE_CASES = [name for name in CASES if name.startswith("diffcse") and not name.endswith(WITHOUT_ARRAYS)]
 
 
 def cases(names) -> list:
@@ -83,45 +84,64 @@ def arrays(reference_dir):
     return dict(np.load(reference_dir / "outputs.npz"))
 
 
+class Evaluation(NamedTuple):
+    """A case and what our networks make of it."""
+
+    config: Config
+    networks: Networks
+    params: Params
+    views: Views
+    corruptions: Corruptions
+    metrics: dict[str, jax.Array]
+    batch_stats: Params
+    grads: Params
+
+
 @pytest.fixture(scope="module")
-def evaluated(reference_dir) -> Callable[[str], tuple]:
-    """The configuration, networks, parameters, views, corruptions and results of a case, computed once."""
+def evaluated(reference_dir) -> Callable[[str], Evaluation]:
+    """Evaluates the case of a name, once."""
 
     @functools.cache
-    def evaluate(name: str) -> tuple:
+    def evaluate(name: str) -> Evaluation:
         batch, groups = CASES[name]
         config = reference_config(**groups)
-        head = "random" if name.endswith("genrandom") else "fitted"
-        networks, params, batch_stats, frozen = reference_networks(config, reference_dir, head)
-        views, masked = reference_views(reference_dir, batch), reference_batch(reference_dir, batch)[1]
-        edited = edit(frozen, networks, config, views, masked) if config.uses_difference else None
-        corruptions = Corruptions(edited, masked if config.mlm.weight else None)
-        results = losses_and_grads(params, batch_stats, networks, config, views, corruptions)
-        return config, networks, params, views, corruptions, results
+        networks, params, batch_stats, _ = reference_networks(config, reference_dir)
+        views = reference_views(reference_dir, batch)
+        edited = edit(batch, "random" if name.endswith("genrandom") else "fitted") if config.uses_difference else None
+        masked = reference_batch(reference_dir, batch)[1] if config.mlm.weight else None
+        corruptions = Corruptions(edited, masked)
+        results = evaluate_objective(params, batch_stats, networks, config, views, corruptions)
+        return Evaluation(config, networks, params, views, corruptions, *results)
+
+    @functools.cache
+    def edit(batch: str, head: str) -> Edited:
+        config = reference_config()
+        networks, _, _, frozen = reference_networks(config, reference_dir, head)
+        masked = reference_batch(reference_dir, batch)[1]
+        return generate(networks, config, jax.device_put(frozen), reference_views(reference_dir, batch), masked, KEY)
 
     return evaluate
 
 
-def edit(frozen: Params, networks: Networks, config: Config, views: Views, masked: Masked) -> Edited:
-    @jax.jit
-    def run(frozen, input_ids, attention_mask, masked):
-        return generate(networks, config, frozen, Views(input_ids, attention_mask, views.count), masked, KEY)
-
-    return run(frozen, views.input_ids, views.attention_mask, masked)
-
-
-def losses_and_grads(
+def evaluate_objective(
     params: Params, batch_stats: Params, networks: Networks, config: Config, views: Views, corruptions: Corruptions
-) -> tuple[dict, Params, Params]:
+) -> tuple[dict[str, jax.Array], Params, Params]:
     """Metrics, new batch statistics and gradients."""
-
-    @jax.jit
-    def run(params, input_ids, attention_mask, corruptions):
-        views_ = Views(input_ids, attention_mask, views.count)
-        return jax.grad(objective, has_aux=True)(params, batch_stats, networks, config, views_, corruptions, KEY)
-
-    grads, (metrics, batch_stats) = run(params, views.input_ids, views.attention_mask, corruptions)
+    grads, (metrics, batch_stats) = compiled_grad(
+        params, batch_stats, networks, config, views[:2], views.count, corruptions
+    )
     return metrics, batch_stats, grads
+
+
+# Compiling takes longer than running: optimising less halves it.
+@functools.partial(
+    jax.jit,
+    static_argnames=("networks", "config", "count"),
+    compiler_options={"xla_backend_optimization_level": 0},
+)
+def compiled_grad(params, batch_stats, networks, config, rows, count, corruptions):
+    views = Views(*rows, count)
+    return jax.grad(objective, has_aux=True)(params, batch_stats, networks, config, views, corruptions, KEY)
 
 
 def assert_near(ours, expected, share: float = 1e-4) -> None:
@@ -131,7 +151,8 @@ def assert_near(ours, expected, share: float = 1e-4) -> None:
 
 @pytest.mark.parametrize("name", cases(CASES))
 def test_losses(name, values, evaluated):
-    config, *_, (metrics, _, _) = evaluated(name)
+    case = evaluated(name)
+    config, metrics = case.config, case.metrics
     expected = {"loss": values[name]["total"]}
     if "contrastive" in values[name]:
         expected["loss_contrast"] = values[name]["contrastive"]
@@ -142,12 +163,13 @@ def test_losses(name, values, evaluated):
     if config.dcl.weight:
         expected["loss_dcl"] = values[name][f"dcl_tau{config.dcl.temperature:.0f}_original_fn"]
     for metric, value in expected.items():
-        np.testing.assert_allclose(metrics[metric], value, rtol=1e-4, atol=1e-7, err_msg=metric)
+        np.testing.assert_allclose(metrics[metric], value, rtol=1e-4, atol=5e-7, err_msg=metric)
 
 
 @pytest.mark.parametrize("name", cases(name for name in CASES if name.startswith("diffcse")))
 def test_similarities_and_accuracies(name, values, evaluated):
-    config, *_, (metrics, _, _) = evaluated(name)
+    case = evaluated(name)
+    config, metrics = case.config, case.metrics
     expected = {"similarity_positive": "pos_avg", "similarity_negative": "neg_avg"}
     if config.uses_difference:
         expected |= {
@@ -161,7 +183,8 @@ def test_similarities_and_accuracies(name, values, evaluated):
 
 @pytest.mark.parametrize("name", cases(CASES))
 def test_gradient_of_every_parameter(name, values, arrays, evaluated):
-    config, *_, (_, _, grads) = evaluated(name)
+    case = evaluated(name)
+    config, grads = case.config, case.grads
     total = values[name]["grad_norm_total"]
     if total < 1e-6:  # two equal views: the gradient is rounding noise
         assert optax.tree.norm(grads) < 1e-6
@@ -172,7 +195,7 @@ def test_gradient_of_every_parameter(name, values, arrays, evaluated):
     assert not set(ours) - set(theirs)
     assert not any(theirs[parameter] for parameter in absent)  # what we do not have gets no gradient there
     for parameter, grad in ours.items():
-        norm = np.linalg.norm(grad)
+        norm = np.linalg.norm(np.float64(grad))
         if vanishes(parameter, config):
             assert norm < 1e-7 * total
         else:
@@ -195,63 +218,60 @@ def vanishes(parameter: str, config: Config) -> bool:
 
 @pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
 def test_edited_sentences(name, values, arrays, evaluated):
-    _, _, _, views, corruptions, (metrics, _, _) = evaluated(name)
-    edited = corruptions.edited
+    case = evaluated(name)
+    edited = case.corruptions.edited
     np.testing.assert_array_equal(edited.input_ids, arrays[f"{name}.e_inputs"])
     np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
     assert edited.replaced.sum() == values[name]["n_replaced"]
     share_kept = 1 - values[name]["n_replaced"] / values[name]["n_valid"]
-    np.testing.assert_allclose(metrics["rtd_share_kept"], share_kept, rtol=1e-6)
-    sep = views.input_ids == 102
+    np.testing.assert_allclose(case.metrics["rtd_share_kept"], share_kept, rtol=1e-6)
+    sep = case.views.input_ids == 102
     assert (edited.replaced & sep).sum() == values[name]["n_replaced_at_sep"]
 
 
-@pytest.mark.parametrize("name", cases(f"{name}" for name in CASES if "lam1.0" not in name and "lam0.0" not in name))
+@pytest.mark.parametrize("name", cases(name for name in CASES if not name.endswith(WITHOUT_ARRAYS)))
 def test_sentence_vectors(name, arrays, evaluated):
-    if f"{name}.z" not in arrays:
-        pytest.skip("the reference stores no vectors of this case")
-    config, networks, params, views, *_ = evaluated(name)
-    states = networks.bind("encoder", params)(views.input_ids, views.attention_mask)
+    case = evaluated(name)
+    states = case.networks.bind("encoder", case.params)(case.views.input_ids, case.views.attention_mask)
     cls = states["last_hidden_state"][:, 0]
-    batch_stats = evaluated(name)[-1][1]
-    projector = networks.bind("projector", params, batch_stats)
-    if f"{name}.encoder_cls" in arrays:
-        assert_near(cls, arrays[f"{name}.encoder_cls"])
+    projector = case.networks.bind("projector", case.params, case.batch_stats)
     assert_near(projector(cls), arrays[f"{name}.z"])
-    if f"{name}.z0" in arrays:
-        assert_near(projector(cls[:: views.count]), arrays[f"{name}.z0"])
+    if name.startswith(("simcse.", "diffcse")):
+        assert_near(cls, arrays[f"{name}.encoder_cls"])
+    if case.config.contrast.negatives == "off_dropout":
+        assert_near(projector(cls[:: case.views.count]), arrays[f"{name}.z0"])
 
 
 @pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
 def test_discriminator(name, arrays, evaluated):
-    config, networks, params, views, corruptions, _ = evaluated(name)
-    condition = arrays[f"{name}.{'encoder_cls' if config.difference.condition == 'pooled' else 'z'}"]
-    states = networks.bind("discriminator", params)(
-        corruptions.edited.input_ids, views.attention_mask, condition=jnp.array(condition)
+    case = evaluated(name)
+    condition = arrays[f"{name}.{'encoder_cls' if case.config.difference.condition == 'pooled' else 'z'}"]
+    states = case.networks.bind("discriminator", case.params)(
+        case.corruptions.edited.input_ids, case.views.attention_mask, condition=jnp.array(condition)
     )["last_hidden_state"]
-    logits = networks.bind("token_classifier", params)(states)
-    real = np.asarray(views.attention_mask > 0)
-    assert_near(states[real], arrays[f"{name}.disc_hidden"][real])
+    logits = case.networks.bind("token_classifier", case.params)(states)
+    assert_near(states, arrays[f"{name}.disc_hidden"])
     assert_near(logits, arrays[f"{name}.electra_logits"])
 
 
 @pytest.mark.parametrize("name", cases(["diffcse.unsup.bn.lam0.005", "diffcse.pair.bn.lam0.005"]))
 def test_running_statistics(name, arrays, evaluated):
-    batch_stats = evaluated(name)[-1][1]
+    batch_stats = evaluated(name).batch_stats
     for layer, ours in (("1", "expand_norm"), ("4", "contract_norm")):
         for moment in ("mean", "var"):
             expected = arrays[f"{name}.bn_after.net.{layer}.running_{moment}"]
-            assert_near(batch_stats[f"projector.{ours}.{moment}"], expected)
+            np.testing.assert_allclose(batch_stats[f"projector.{ours}.{moment}"], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_loss_over_real_tokens(values, evaluated):
-    name = "diffcse.pair.bn.lam0.005"
-    config, networks, params, views, corruptions, (_, batch_stats, _) = evaluated(name)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diffcse.unsup.bn.lam0.005", "diffcse.pair.bn.lam0.005"])
+def test_loss_over_real_tokens(name, values, evaluated):
+    case = evaluated(name)
     config = reference_config(difference={"loss_positions": "real"})
-    metrics, _, _ = losses_and_grads(params, batch_stats, networks, config, views, corruptions)
-    np.testing.assert_allclose(
-        metrics["loss_difference"], values[name]["rtd_mean_over_valid_tokens"], rtol=1e-5
+    metrics, _, _ = evaluate_objective(
+        case.params, case.batch_stats, case.networks, config, case.views, case.corruptions
     )
+    np.testing.assert_allclose(metrics["loss_difference"], values[name]["rtd_mean_over_valid_tokens"], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -279,17 +299,13 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
         state, metrics = step(state, frozen, batch)
         rows.append((metrics["loss"], metrics["grad_norm"], rate(index)))
     losses, norms, rates = np.array(rows, np.float64).T
-    import os
-    if os.environ.get("DBG"):
-        print(np.abs(losses / expected["losses"] - 1)); print(np.abs(norms / expected["grad_norms_before_clip"] - 1))
     np.testing.assert_allclose(rates, expected["lrs"], rtol=1e-6)
-    np.testing.assert_allclose(losses, expected["losses"], rtol=1e-3)
+    # The smallest losses, 3.5e-5, are differences of numbers near 1, which float32 rounds by 6e-8.
+    np.testing.assert_allclose(losses, expected["losses"], rtol=1e-4, atol=6e-8)
     np.testing.assert_allclose(norms, expected["grad_norms_before_clip"], rtol=1e-3)
     after = cls_embeddings(networks, state.params, batch)
     stored = np.load(reference_dir / "train.npz")[f"{name}.sent_emb_after"]
-    if os.environ.get("DBG"):
-        print(np.abs(after - stored).max(), np.abs(start - stored).max())
-    np.testing.assert_allclose(after, stored, rtol=0, atol=1e-3 * np.abs(stored - start).max())
+    np.testing.assert_allclose(after, stored, rtol=0, atol=1e-4 * np.abs(stored - start).max())
 
 
 def cls_embeddings(networks: Networks, params: Params, batch: dict[str, np.ndarray]) -> np.ndarray:

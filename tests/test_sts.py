@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import expand_groups, missing_files, senteval_folder, sts
-from diffcse_jax.evaluation.torch_encoder import TorchEncoder
+from diffcse_jax.evaluation.backends import TorchEncoder
 
 STSB_ROWS = [
     'main-news\tMSRpar\t2012\t0001\t5.000\ta  "quoted word\tsecond\u00a0one\n',
@@ -132,7 +132,7 @@ def test_the_data_folder_comes_from_the_argument_or_the_environment(tmp_path, mo
     with pytest.raises(DataError, match="set DIFFCSE_DATA_DIR"):
         senteval_folder("")
     monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
-    with pytest.raises(DataError, match="there is no folder .*senteval"):
+    with pytest.raises(DataError, match=r"there is no folder .*senteval"):
         senteval_folder("")
     (tmp_path / "senteval").mkdir()
     assert senteval_folder("") == tmp_path / "senteval"

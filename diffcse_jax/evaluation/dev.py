@@ -74,7 +74,9 @@ def _sts_scorer(options: EvalConfig) -> Callable[[Encoder], Scores]:
     def score(encoder: Encoder) -> Scores:
         by_set = sts.score_pairs(encoder, sets, options.batch_size)
         scores = {name: result["spearman"] for name, result in by_set.items()}
-        return scores | {"average_spearman": sum(scores.values()) / len(scores)}
+        if options.metric == "average_spearman":
+            scores["average_spearman"] = sum(scores.values()) / len(scores)
+        return scores
 
     return score
 

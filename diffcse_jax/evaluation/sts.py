@@ -119,7 +119,10 @@ def tab_separated(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def score_pairs(encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64) -> dict[str, dict[str, Any]]:
-    """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`. All sets are encoded in one go."""
+    """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`.
+
+    All sets are encoded in one go, so that what they share is computed once.
+    """
     sentences = [side for pairs in sets.values() for side in (pairs.first, pairs.second)]
     vectors = encoder.encode([sentence for side in sentences for sentence in side], batch_size=batch_size)
     sides = iter(np.split(vectors, np.cumsum([len(side) for side in sentences])[:-1]))

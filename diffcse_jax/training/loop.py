@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grain
 import jax
 import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, batches_per_epoch, make_batches
@@ -21,6 +22,7 @@ from diffcse_jax.encoder import SentenceEncoder, load_tokenizer
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.training import networks
 from diffcse_jax.training.checkpoint import Checkpoints, start_workdir
 from diffcse_jax.training.generator import own_generator
@@ -84,7 +86,7 @@ def train(config: Config, workdir: Path, corpus: Corpus, evaluation: DevEvaluati
         batches.set_state(data_state)
         print(f"resumed at step {int(state.step)} of {total_steps} from {workdir}", file=sys.stderr)
 
-    run = _Run(config, workdir, total_steps, evaluation, checkpoints, _evaluated_encoder(config, encoder, tokenizer))
+    run = _Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
     try:
         run.loop(make_train_step(definitions, config, optimizer, mesh), state, frozen, batches, mesh)
     finally:
@@ -101,14 +103,16 @@ class _Run:
         total_steps: int,
         evaluation: DevEvaluation,
         checkpoints: Checkpoints,
-        encoder: SentenceEncoder,
+        sizes: TransformerConfig,
+        tokenizer: PreTrainedTokenizerFast,
     ):
         self.config = config
         self.workdir = workdir
         self.total_steps = total_steps
         self.evaluation = evaluation
         self.checkpoints = checkpoints
-        self.encoder = encoder
+        self.sizes = sizes
+        self.tokenizer = tokenizer
         self.schedule = learning_rate_schedule(config.optim, total_steps)
 
     def loop(
@@ -158,9 +162,14 @@ class _Run:
 
     def _evaluate(self, state: TrainState, write: Any) -> dict[str, float]:
         """Dev scores of the present encoder, written and shown."""
-        trained = parameters.subset(state.params, "encoder")
-        head = parameters.subset(state.params, "projector") if self.encoder.pooler == "cls" else None
-        dev = self.evaluation(self.encoder.with_params(trained, head))
+        encoder = SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
+            self.sizes,
+            parameters.subset(state.params, "encoder"),
+            self.tokenizer,
+            pooler=self.config.encoding_pooler,
+            pooler_head=parameters.subset(state.params, "projector"),
+        )
+        dev = self.evaluation(encoder)
         write(int(state.step), {f"dev/{name}": score for name, score in dev.items()})
         scores = ", ".join(f"{name} {score:.2f}" for name, score in dev.items())
         tqdm.tqdm.write(f"step {int(state.step)}: {scores}", file=sys.stderr)
@@ -208,13 +217,6 @@ def _max_length(config: Config, encoder: pretrained.Pretrained) -> int:
             f"{config.model.name_or_path}"
         )
     return config.data.max_length
-
-
-def _evaluated_encoder(config: Config, encoder: pretrained.Pretrained, tokenizer: Any) -> SentenceEncoder:
-    """The encoder as it will be used after training; its weights are replaced at each evaluation."""
-    return SentenceEncoder(
-        encoder.config, encoder.transformer, tokenizer, pooler=config.encoding_pooler, pooler_head=encoder.pooler
-    )
 
 
 def _quiet() -> bool | None:

@@ -74,7 +74,7 @@ def build(
     frozen = {}
     if config.model.projector != "none":
         modules["projector"] = partial(PROJECTORS[config.model.projector], sizes)
-    if config.mlm.weight > 0:
+    if "mlm" in config.weights:
         modules["mlm_head"] = partial(MaskedLMHead, sizes, tied=False)
         start["mlm_head"] = _own_mlm_head(encoder, config.train.seed)
     if config.uses_difference:
@@ -126,8 +126,8 @@ def load_generator(config: Config, encoder: Pretrained) -> Pretrained:
     if generator.config.vocab_size != encoder.config.vocab_size:
         raise CheckpointError(
             f"generator.name_or_path={config.generator.name_or_path!r} has {generator.config.vocab_size} tokens, "
-            f"model.name_or_path={config.model.name_or_path!r} {encoder.config.vocab_size}: the discriminator reads the "
-            "generator's token ids, so both need one vocabulary (BERT: distilbert-base-uncased; RoBERTa: "
+            f"model.name_or_path={config.model.name_or_path!r} {encoder.config.vocab_size}: the discriminator reads "
+            "the generator's token ids, so both need one vocabulary (BERT: distilbert-base-uncased; RoBERTa: "
             "distilroberta-base)"
         )
     return generator

@@ -77,7 +77,7 @@ def corrupt(networks: Networks, config: Config, frozen: Params, views: Views, ke
             )
         )
         edited = generate(networks, config, frozen, views, masked_rows, generator_key)
-    if config.mlm.weight > 0:
+    if "mlm" in config.weights:
         masked = Masked(
             *mask_tokens(
                 mlm_key, views.input_ids, vocabulary=networks.vocabulary, ratio=config.mlm.mask_ratio, style="bert"
@@ -144,12 +144,12 @@ def objective(
     z1, z2, *hard = jnp.moveaxis(projected.reshape(-1, views.count, projected.shape[-1]), 1, 0)
 
     losses, metrics = {}, _similarity_metrics(z1, z2)
-    if config.contrast.weight > 0:
+    if "contrast" in config.weights:
         off_dropout = None
         if config.contrast.negatives == "off_dropout":
             off_dropout = embed(slice(None, None, views.count), None)[1]
         losses["contrast"] = _contrast(config, z1, z2, hard, off_dropout)
-    if config.dcl.weight > 0:
+    if "dcl" in config.weights:
         per_dimension = decorrelation.dimension_contrast(
             z1, z2, temperature=config.dcl.temperature, form=config.dcl.form
         )
@@ -160,10 +160,10 @@ def objective(
             params, networks, config, views, corruptions.edited, condition, discriminator_key
         )
         metrics |= rtd_metrics
-    if config.mlm.weight > 0:
+    if "mlm" in config.weights:
         losses["mlm"] = _masked_language_model(params, networks, views, corruptions.masked, mlm_key)
 
-    loss = sum(getattr(config, name).weight * value for name, value in losses.items())
+    loss = sum(config.weights[name] * value for name, value in losses.items())
     metrics |= {f"loss_{name}": value for name, value in losses.items()} | {"loss": loss}
     return loss, (metrics, batch_stats)
 

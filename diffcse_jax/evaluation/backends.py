@@ -1,4 +1,4 @@
-"""The same vectors by PyTorch: transformers' own model, pooled here. It shares no computation with the JAX encoder."""
+"""The encoders that evaluation can use: ours and, as an independent computation, that of PyTorch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,30 @@ import numpy as np
 from jaxtyping import Float32
 
 from diffcse_jax import pooling_modules
-from diffcse_jax.encoder import choose_pooler, load_tokenizer
+from diffcse_jax.encoder import Encoder, SentenceEncoder, choose_pooler, load_tokenizer
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import pretrained
 
 
+def load_encoder(model: str, *, backend: str, pooler: str | None = None) -> Encoder:
+    """The model on a backend, `jax` or `torch`; PyTorch reads the export of a workdir.
+
+    Raises:
+        CheckpointError: the model cannot be read, its pooler is unknown, or torch is asked for and not installed.
+    """
+    if backend == "jax":
+        return SentenceEncoder.from_pretrained(model, pooler=pooler)
+    workdir = Path(model).expanduser()
+    is_workdir = (workdir / "checkpoints").is_dir()
+    return TorchEncoder(str(workdir / "export") if is_workdir else model, pooler)
+
+
 class TorchEncoder:
-    """A Hugging Face folder or hub id as an encoder.
+    """transformers' own model, pooled here: it shares no computation with the JAX encoder.
+
+    Args:
+        path_or_id: a Hugging Face or sentence-transformers folder, or a hub id.
+        pooler: overrides the recorded pooler, with a warning; needed where nothing is recorded.
 
     Raises:
         CheckpointError: torch is not installed, or the pooler is unknown or has no weights.

@@ -1,0 +1,219 @@
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from diffcse_jax.models import parameters
+from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector, token_classifier
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.transformer import TransformerConfig
+
+HIDDEN, ROWS = 12, 16
+SIZES = TransformerConfig(
+    family="bert",
+    vocab_size=30,
+    hidden_size=HIDDEN,
+    num_blocks=1,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=8,
+    type_vocab_size=2,
+    norm_epsilon=1e-12,
+    activation="relu",
+    pad_token_id=0,
+    embedding_dropout=0.0,
+    hidden_dropout=(0.0,),
+    attention_dropout=(0.0,),
+)
+
+
+def random_rows(seed: int, count: int = ROWS, mean: float = 0.5) -> np.ndarray:
+    return np.random.default_rng(seed).normal(mean, 2.0, (count, HIDDEN)).astype(np.float32)
+
+
+def torch_batchnorm_projector() -> torch.nn.Sequential:
+    """The head of DiffCSE's code (models.py, ProjectionMLP), in training mode, with random weights."""
+    head = torch.nn.Sequential(
+        torch.nn.Linear(HIDDEN, 2 * HIDDEN, bias=False),
+        torch.nn.BatchNorm1d(2 * HIDDEN),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Linear(2 * HIDDEN, HIDDEN, bias=False),
+        torch.nn.BatchNorm1d(HIDDEN, affine=False),
+    )
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.normal_()
+    return head
+
+
+def batchnorm_arrays(head: torch.nn.Sequential, read) -> Params:
+    """What `read` takes from each parameter, under our names and in our layout."""
+    return {
+        "expand.kernel": read(head[0].weight).T,
+        "expand_norm.scale": read(head[1].weight),
+        "expand_norm.bias": read(head[1].bias),
+        "contract.kernel": read(head[3].weight).T,
+    }
+
+
+def running_statistics(head: torch.nn.Sequential) -> Params:
+    return {
+        f"{name}.{ours}": getattr(head[index], theirs).numpy()
+        for name, index in (("expand_norm", 1), ("contract_norm", 4))
+        for ours, theirs in (("mean", "running_mean"), ("var", "running_var"))
+    }
+
+
+def assert_trees_close(ours: Params, theirs: Params) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_batchnorm_projector_is_that_of_torch():
+    head = torch_batchnorm_projector()
+    definition = parameters.definition(partial(BatchNormProjector, SIZES))
+    params = {name: jnp.asarray(array) for name, array in batchnorm_arrays(head, lambda p: p.detach().numpy()).items()}
+    _, batch_stats = parameters.initial(partial(BatchNormProjector, SIZES), jax.random.key(0))
+    weights = random_rows(9)
+
+    @jax.jit
+    def step(params: Params, batch_stats: Params, rows: jax.Array):
+        def loss(params: Params, rows: jax.Array):
+            module = parameters.bind(definition, params, batch_stats)
+            output = module(rows)
+            return (output * weights).mean(), (output, parameters.batch_stats_of(module))
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, rows)
+
+    assert_trees_close(batch_stats, running_statistics(head))
+    for seed in range(3):
+        (gradients, row_gradients), (output, batch_stats) = step(params, batch_stats, jnp.asarray(random_rows(seed)))
+        rows = torch.tensor(random_rows(seed), requires_grad=True)
+        head.zero_grad()
+        expected = head(rows)
+        (expected * torch.tensor(weights)).mean().backward()
+        np.testing.assert_allclose(output, expected.detach().numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(row_gradients, rows.grad.numpy(), rtol=1e-4, atol=1e-6)
+        assert_trees_close(gradients, batchnorm_arrays(head, lambda p: p.grad.numpy()))
+        assert_trees_close(batch_stats, running_statistics(head))
+
+
+@given(scale=st.floats(0.1, 100.0), shift=st.floats(-100.0, 100.0))
+def test_batchnorm_undoes_scale_and_shift(scale, shift):
+    norm, rows = BatchNorm(HIDDEN, affine=False), random_rows(0)
+    output = np.asarray(norm(jnp.asarray(scale * rows + shift, jnp.float32)))
+    np.testing.assert_allclose(output.mean(axis=0), 0.0, atol=1e-3)
+    np.testing.assert_allclose(output, (rows - rows.mean(axis=0)) / rows.std(axis=0), atol=5e-3)
+
+
+def test_batchnorm_keeps_its_digits_far_from_zero():
+    """Mean 100, deviation 0.01: E[x^2] - E[x]^2 in float32 would be noise."""
+    rows = (100.0 + 0.01 * random_rows(0)).astype(np.float32)
+    expected = (rows.astype(np.float64) - rows.mean(axis=0, dtype=np.float64)) / np.sqrt(
+        rows.var(axis=0, dtype=np.float64) + 1e-5
+    )
+    np.testing.assert_allclose(BatchNorm(HIDDEN, affine=False)(jnp.asarray(rows)), expected, atol=2e-3)
+
+
+def test_batchnorm_statistics_are_those_of_the_global_batch():
+    devices = np.array(jax.devices())
+    sharding = NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
+    definition = parameters.definition(partial(_batchnorm, affine=True))
+    params, batch_stats = parameters.initial(partial(_batchnorm, affine=True), jax.random.key(0))
+
+    @jax.jit
+    def apply(rows: jax.Array):
+        module = parameters.bind(definition, params, batch_stats)
+        return module(rows), parameters.batch_stats_of(module)
+
+    rows = jnp.asarray(random_rows(0, count=2 * len(devices)))
+    output, stats = apply(jax.device_put(rows, sharding))
+    expected, expected_stats = apply(rows)
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+    assert_trees_close(stats, expected_stats)
+
+
+def _batchnorm(*, affine: bool, rngs: object) -> BatchNorm:
+    return BatchNorm(HIDDEN, affine=affine)
+
+
+def test_batchnorm_statistics_stay_float32():
+    norm = BatchNorm(HIDDEN, affine=True)
+    rows = jnp.asarray(random_rows(0), jnp.bfloat16)
+    assert norm(rows).dtype == jnp.bfloat16
+    expected = 0.1 * np.asarray(rows, np.float32).mean(axis=0)
+    np.testing.assert_allclose(norm.mean[...], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mlp_projector_is_that_of_torch():
+    head = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh())
+    definition = parameters.definition(partial(MlpProjector, SIZES))
+
+    def arrays(read) -> Params:
+        return {"dense.kernel": read(head[0].weight).T, "dense.bias": read(head[0].bias)}
+
+    params = {name: jnp.asarray(array) for name, array in arrays(lambda p: p.detach().numpy()).items()}
+    rows, weights = random_rows(0), random_rows(1)
+
+    def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+        output = parameters.bind(definition, params)(jnp.asarray(rows))
+        return (output * weights).mean(), output
+
+    gradients, output = jax.grad(loss, has_aux=True)(params)
+    expected = head(torch.tensor(rows))
+    (expected * torch.tensor(weights)).mean().backward()
+    np.testing.assert_allclose(output, expected.detach().numpy(), rtol=0, atol=1e-5)
+    assert_trees_close(gradients, arrays(lambda p: p.grad.numpy()))
+
+
+def masked_lm_head(config: TransformerConfig, params: Params, *, tied: bool = True, dtype=jnp.float32) -> MaskedLMHead:
+    return parameters.bind(parameters.definition(partial(MaskedLMHead, config, tied=tied, dtype=dtype)), params)
+
+
+def test_an_own_decoder_takes_the_place_of_the_word_embeddings():
+    params, _ = parameters.initial(partial(MaskedLMHead, SIZES, tied=False), jax.random.key(0))
+    assert params["decoder"].shape == (SIZES.vocab_size, HIDDEN)
+    shared = {name: array for name, array in params.items() if name != "decoder"}
+    hidden_states = jnp.asarray(random_rows(0)).reshape(4, 4, HIDDEN)
+    own = masked_lm_head(SIZES, params, tied=False)(hidden_states)
+    assert own.shape == (4, 4, SIZES.vocab_size)
+    np.testing.assert_array_equal(own, masked_lm_head(SIZES, shared)(hidden_states, params["decoder"]))
+
+
+@pytest.mark.parametrize(("family", "follows"), [("bert", True), ("distilbert", True), ("roberta", False)])
+def test_robertas_head_has_gelu_whatever_the_activation(family, follows):
+    relu, gelu = (dataclasses.replace(SIZES, family=family, activation=name) for name in ("relu", "gelu"))
+    params, _ = parameters.initial(partial(MaskedLMHead, relu, tied=False), jax.random.key(0))
+    rows = jnp.asarray(random_rows(0))
+    outputs = [np.asarray(masked_lm_head(config, params, tied=False)(rows)) for config in (relu, gelu)]
+    assert np.array_equal(*outputs) != follows
+
+
+def test_masked_lm_logits_are_float32():
+    params, _ = parameters.initial(partial(MaskedLMHead, SIZES, tied=False), jax.random.key(0))
+    rows = jnp.asarray(random_rows(0))
+    logits = masked_lm_head(SIZES, params, tied=False, dtype=jnp.bfloat16)(rows.astype(jnp.bfloat16))
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, masked_lm_head(SIZES, params, tied=False)(rows), atol=0.01)
+
+
+def test_token_classifier_begins_as_torchs_linear_layer():
+    hidden = 768
+    config = dataclasses.replace(SIZES, hidden_size=hidden)
+    params, _ = parameters.initial(partial(token_classifier, config), jax.random.key(0))
+    bound = hidden**-0.5
+    assert {name: array.shape for name, array in params.items()} == {"kernel": (hidden, 2), "bias": (2,)}
+    assert np.abs(params["bias"]).max() <= bound
+    assert np.abs(params["bias"]).min() > 0.0
+    assert 0.99 * bound < np.abs(params["kernel"]).max() <= bound
+    # A uniform variable's deviation, within four standard errors of an estimate from 1536 samples.
+    np.testing.assert_allclose(params["kernel"].std(), bound / np.sqrt(3.0), rtol=0.05)

@@ -1,0 +1,228 @@
+"""The encoder's own properties. That its numbers are PyTorch's is shown in test_pretrained.py."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.config import Config
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models import parameters
+from diffcse_jax.models.transformer import Transformer, TransformerConfig, dropout
+from diffcse_jax.training.networks import with_dropout
+
+FAMILIES = ("bert", "roberta", "distilbert")
+PAD = 1
+IDS = jnp.array([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [9, 8, PAD, PAD, PAD]])
+MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+
+
+def sizes(family: str = "bert", hidden_dropout: float = 0.1, attention_dropout: float = 0.1) -> TransformerConfig:
+    return TransformerConfig(
+        family=family,
+        vocab_size=20,
+        hidden_size=16,
+        num_blocks=3,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=12,
+        type_vocab_size=0 if family == "distilbert" else 2,
+        norm_epsilon=1e-12,
+        activation="gelu",
+        pad_token_id=PAD,
+        embedding_dropout=hidden_dropout,
+        hidden_dropout=(hidden_dropout,) * 3,
+        attention_dropout=(attention_dropout,) * 3,
+    )
+
+
+def random_params(config: TransformerConfig) -> parameters.Params:
+    """Weights of a trained network's size, biases included: initial ones are too small to tell anything apart."""
+    shapes = parameters.shapes(partial(Transformer, config))
+    random = np.random.default_rng(0)
+    return {name: jnp.asarray(random.normal(0.0, 0.3, shape.shape), shape.dtype) for name, shape in shapes.items()}
+
+
+def run(config: TransformerConfig, params: parameters.Params, ids=IDS, mask=MASK, *, dtype=jnp.float32, **options):
+    definition = parameters.definition(partial(Transformer, config, dtype=dtype))
+    return parameters.bind(definition, params)(ids, mask, **options)["hidden_states"]
+
+
+def changed_states(config: TransformerConfig, params: parameters.Params | None = None) -> list[bool]:
+    """For the embedding output and each block, whether dropout changes it."""
+    params = params or random_params(config)
+    plain, dropped = run(config, params), run(config, params, key=jax.random.key(0))
+    return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_is_named_and_shaped_as_documented(family):
+    config = sizes(family)
+    module = parameters.bind(parameters.definition(partial(Transformer, config)), random_params(config))
+    output = module(IDS, MASK)
+    assert [states.shape for states in output["hidden_states"]] == [(3, 5, 16)] * 4
+    assert output["last_hidden_state"] is output["hidden_states"][-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sentence_does_not_see_its_padding_or_its_neighbours(family):
+    config = sizes(family)
+    params = random_params(config)
+    together = run(config, params)[-1]
+    np.testing.assert_allclose(run(config, params, IDS[2:, :2], MASK[2:, :2])[-1], together[2:, :2], atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "offset", "longest"), [("bert", 0, 12), ("roberta", 2, 10)])
+def test_positions_begin_behind_robertas_padding_id(family, offset, longest):
+    config = sizes(family)
+    assert (config.position_offset, config.max_length) == (offset, longest)
+    params = random_params(config)
+    ids, mask = jnp.full((1, longest), 5), jnp.ones((1, longest), jnp.int32)
+    plain = run(config, params, ids, mask)[0]
+    for token in (0, longest - 1):
+        table = params["embeddings.position.embedding"].at[offset + token].add(1.0 + jnp.arange(16.0))
+        moved = run(config, params | {"embeddings.position.embedding": table}, ids, mask)[0]
+        assert np.flatnonzero((moved != plain).any(axis=(0, 2))).tolist() == [token]
+
+
+# --- dropout ---
+
+
+@given(rate=st.floats(0.01, 0.99), seed=st.integers(0, 2**32 - 1))
+def test_dropout_zeroes_its_share_and_keeps_the_mean(rate, seed):
+    count = 10_000
+    dropped = np.asarray(dropout(jnp.ones(count), rate, jax.random.key(seed)))
+    kept = dropped != 0.0
+    assert abs(kept.mean() - (1.0 - rate)) < 5.0 * np.sqrt(rate * (1.0 - rate) / count)
+    np.testing.assert_allclose(dropped[kept], 1.0 / (1.0 - rate), rtol=1e-6)
+
+
+def test_dropout_without_key_or_rate_is_the_identity():
+    x = jnp.arange(6.0)
+    assert dropout(x, 0.5, None) is x
+    assert dropout(x, 0.0, jax.random.key(0)) is x
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_key_nothing_is_dropped(family):
+    config = sizes(family, 0.5, 0.5)
+    params = random_params(config)
+    assert all(changed_states(config, params))
+    assert not any(changed_states(config.without_dropout(), params))
+    for states, expected in zip(run(config, params), run(config.without_dropout(), params), strict=True):
+        np.testing.assert_array_equal(states, expected)
+
+
+def test_dropout_is_a_function_of_the_key_and_differs_between_rows():
+    config = sizes()
+    params = random_params(config)
+    first, again, other = (run(config, params, key=jax.random.key(seed))[-1] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert jnp.array_equal(IDS[0], IDS[1])
+    assert not np.array_equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["hidden", "attention"])
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_each_rate_of_a_schedule_reaches_its_block(family, kind, block):
+    scheduled = tuple(0.9 * (index == block) for index in range(3))
+    rates = {"hidden": (0.0,) * 3, "attention": (0.0,) * 3} | {kind: scheduled}
+    config = sizes(family, hidden_dropout=0.0).with_dropout(**rates)
+    assert changed_states(config) == [state > block for state in range(4)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_distilbert_has_no_dropout_behind_the_attention_output(family):
+    config = sizes(family).with_dropout(hidden=(0.9, 0.0, 0.0), attention=(0.0,))
+    config = dataclasses.replace(config, embedding_dropout=0.0)
+    params = random_params(config)
+    silent = {name: jnp.zeros_like(params[name]) for name in ("blocks.0.output.kernel", "blocks.0.output.bias")}
+    # With a feed-forward network of zeros, only the attention's output is left to drop.
+    assert changed_states(config, params | silent)[1] == (family != "distilbert")
+
+
+def test_one_rate_is_that_of_every_layer_and_a_list_that_of_blocks():
+    config = sizes(hidden_dropout=0.1)
+    one = config.with_dropout((0.2,), (0.3,))
+    assert (one.embedding_dropout, one.hidden_dropout, one.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
+    each = config.with_dropout((0.2, 0.0, 0.4), (0.3,))
+    assert (each.embedding_dropout, each.hidden_dropout, each.attention_dropout) == (0.1, (0.2, 0.0, 0.4), (0.3,) * 3)
+    none = each.without_dropout()
+    assert (none.embedding_dropout, none.hidden_dropout, none.attention_dropout) == (0.0, (0.0,) * 3, (0.0,) * 3)
+
+
+@pytest.mark.parametrize("rates", [(), (0.1, 0.1), (0.1,) * 4])
+@pytest.mark.parametrize("kind", ["hidden", "attention"])
+def test_a_schedule_of_another_length_is_refused(kind, rates):
+    message = f"{len(rates)} {kind} dropout rates for 3 blocks; give 1 or one each"
+    with pytest.raises(ValueError, match=message):
+        sizes().with_dropout(**({"hidden": (0.1,), "attention": (0.1,)} | {kind: rates}))
+    config = Config.from_dict({"model": {f"{kind}_dropout": rates}})
+    with pytest.raises(ConfigError, match=f"model.hidden_dropout / model.attention_dropout: {message}"):
+        with_dropout(sizes(), config)
+
+
+# --- conditioning ---
+
+
+def test_the_condition_is_not_dropped_and_is_seen_by_every_token():
+    config = sizes(hidden_dropout=0.5)
+    params = random_params(config)
+    condition = jnp.asarray(np.random.default_rng(1).normal(size=(3, 16)), jnp.float32)
+    dropped = run(config, params, condition=condition, key=jax.random.key(0))
+    np.testing.assert_array_equal(dropped[0][:, 0], condition)
+    plain, conditioned = run(config, params), run(config, params, condition=condition)
+    assert ((plain[1] != conditioned[1]).any(axis=-1) == (MASK == 1))[MASK == 1].all()
+
+
+def test_the_gradient_reaches_the_condition_and_not_the_embedding_it_replaces():
+    config = sizes()
+    params = random_params(config)
+    definition = parameters.definition(partial(Transformer, config))
+    only_first = 11
+    ids = IDS.at[:, 0].set(only_first)
+
+    def loss(params: parameters.Params, condition: jax.Array) -> jax.Array:
+        states = parameters.bind(definition, params)(ids, MASK, condition=condition)["last_hidden_state"]
+        return (states[:, 1] ** 2).mean()
+
+    gradients, condition_gradient = jax.grad(loss, argnums=(0, 1))(params, jnp.ones((3, 16)))
+    assert np.abs(condition_gradient).max(axis=1).min() > 0.0
+    words = np.abs(gradients["embeddings.word.embedding"]).max(axis=1)
+    assert words[only_first] == 0.0
+    assert words[6] > 0.0
+
+
+# --- computation type ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_close_to_float32(family):
+    config = sizes(family)
+    params = random_params(config)
+    exact, rounded = run(config, params), run(config, params, dtype=jnp.bfloat16)
+    for states, expected in zip(rounded, exact, strict=True):
+        assert states.dtype == jnp.bfloat16
+        error = np.abs(np.asarray(states, np.float32) - expected)[MASK == 1]
+        assert 0.0 < error.mean() < 0.01 * np.abs(expected).mean()
+
+
+def test_bfloat16_computes_with_float32_parameters():
+    config = sizes()
+    build = partial(Transformer, config, dtype=jnp.bfloat16)
+    assert {shape.dtype for shape in parameters.shapes(build).values()} == {jnp.dtype("float32")}
+    definition, params = parameters.definition(build), random_params(config)
+
+    def loss(params: parameters.Params) -> jax.Array:
+        states = parameters.bind(definition, params)(IDS, MASK, key=jax.random.key(0))["last_hidden_state"]
+        return states.astype(jnp.float32).mean()
+
+    gradients = jax.grad(loss)(params)
+    assert {gradient.dtype for gradient in gradients.values()} == {jnp.dtype("float32")}

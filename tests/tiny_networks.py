@@ -1,0 +1,50 @@
+"""A small encoder and generator in memory, with random weights, and batches for them."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from tiny_model import random_params
+
+from diffcse_jax.config import Config
+from diffcse_jax.edits import Vocabulary
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+
+PAD, CLS, SEP, MASK = 0, 1, 2, 3
+VOCABULARY = Vocabulary(size=60, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
+SIZES = TransformerConfig(
+    family="bert", vocab_size=60, hidden_size=16, num_blocks=2, num_heads=2, intermediate_size=32, max_positions=16,
+    type_vocab_size=2, norm_epsilon=1e-12, activation="gelu", pad_token_id=PAD, embedding_dropout=0.1,
+    hidden_dropout=(0.1, 0.1), attention_dropout=(0.1, 0.1),
+)  # fmt: skip
+NO_DROPOUT = {"model": {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}, "generator": {"dropout": False}}
+SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
+ENCODER = Pretrained(Path("tiny"), {}, SIZES, random_params(Transformer, SIZES), pooler=None, mlm_head=None)
+GENERATOR = dataclasses.replace(
+    ENCODER,
+    transformer=random_params(Transformer, SIZES, seed=1),
+    mlm_head=random_params(MaskedLMHead, SIZES, seed=2),
+)
+
+
+def config_of(*parts: Mapping[str, Mapping]) -> Config:
+    """A configuration from nested mappings, later ones over earlier ones."""
+    merged: dict[str, dict] = {}
+    for part in parts:
+        for group, values in part.items():
+            merged[group] = merged.get(group, {}) | values
+    return Config.from_dict(merged)
+
+
+def random_batch(size: int = 8, columns: int = 1, length: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
+    """Sentences of random ordinary tokens and random lengths, between [CLS] and [SEP]."""
+    rng = np.random.default_rng(seed)
+    input_ids = rng.integers(MASK + 1, VOCABULARY.size, (size, columns, length), dtype=np.int32)
+    lengths = rng.integers(4, length + 1, (size, columns, 1))
+    positions = np.arange(length)
+    input_ids[..., 0] = CLS
+    input_ids = np.where(positions == lengths - 1, SEP, np.where(positions < lengths, input_ids, PAD)).astype(np.int32)
+    return {"input_ids": input_ids, "attention_mask": (positions < lengths).astype(np.int32)}
