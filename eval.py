@@ -67,11 +67,12 @@ def evaluate(options: argparse.Namespace) -> dict:
     from diffcse_jax.evaluation import TASKS, expand_groups, missing_files, report, senteval_folder
     from diffcse_jax.evaluation.backends import load_encoder
 
-    names = expand_groups(options.tasks.split(","))
+    names = expand_groups(options.tasks.split(","), options.mode)
     folder = senteval_folder(options.data_dir)
     missing = {name: missing_files(name, folder, options.mode) for name in names}
     encoder = load_encoder(options.model, backend=options.backend, pooler=options.pooler)
     tasks = {name: TASKS[name](folder).run(encoder, options.mode) for name in names if not missing[name]}
+    tasks = report.with_aggregation(tasks, options.aggregation)
     return {
         "model": options.model,
         "pooler": encoder.pooler,
@@ -80,7 +81,7 @@ def evaluate(options: argparse.Namespace) -> dict:
         "aggregation": options.aggregation,
         "tasks": tasks,
         "averages": report.averages(tasks),
-        "missing": {name: f"not found: {', '.join(map(str, paths))}" for name, paths in missing.items() if paths},
+        "missing": {name: report.missing_reason(paths) for name, paths in missing.items() if paths},
     }
 
 

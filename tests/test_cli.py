@@ -63,9 +63,15 @@ def test_a_mistake_is_named_in_one_line_before_jax_starts(without_jax, arguments
 
 
 def test_a_mistake_in_the_config_file_is_named(without_jax, tmp_path):
-    source = Path(QUICKSTART).read_text().replace("    return config", "    config.optim.lerning_rate = 1.0\n    return config")
-    (tmp_path / "mine.py").write_text(source)
-    result = train(without_jax, "--config", str(tmp_path / "mine.py"))
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from diffcse_jax.config import default_config\n"
+        "def get_config():\n"
+        "    config = default_config()\n"
+        "    config.optim.lerning_rate = 1.0\n"
+        "    return config\n"
+    )
+    result = train(without_jax, "--config", str(file))
     assert result.stderr == "error: unknown key optim.lerning_rate; did you mean optim.learning_rate?\n"
     assert result.returncode == 2
 

@@ -4,7 +4,7 @@ import re
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.config import Config, check_override_names, default_config, known_keys, unknown_key_message
@@ -45,7 +45,7 @@ def legal_values(key: str) -> st.SearchStrategy:
             int: st.integers(low, high),
             float: st.floats(low, high, allow_nan=False, allow_infinity=False),
         }[item_type]
-    return items if item_type is field.type else st.lists(items, max_size=4).map(tuple)
+    return items if item_type is field.type else st.lists(items, max_size=3).map(tuple)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -60,15 +60,19 @@ def test_no_value_is_the_default():
     assert Config.from_dict({}) == Config() == Config.from_dict(default_config().to_dict())
 
 
+COMPANIONS = {  # what makes every value of every other key possible
+    "model.projector": "mlp",
+    "dcl.weight": 0.1,
+    "eval.metric": "halves_retrieval",
+    "eval.pairs_file": "pairs.tsv",
+}
+
+
+@settings(max_examples=100)
 @given(data=st.data(), key=st.sampled_from(list(KEYS)))
-def test_a_legal_value_is_kept_or_refused_for_a_combination(data, key):
+def test_a_legal_value_is_kept(data, key):
     value = data.draw(legal_values(key))
-    try:
-        config = config_of({key: value})
-    except ConfigError as error:
-        assert re.search(r"needs|nothing to train|at most 3", str(error))
-    else:
-        assert value_of(config, key) == value
+    assert value_of(config_of(COMPANIONS | {key: value}), key) == value
 
 
 @given(rates=st.lists(st.floats(0.0, 0.99), max_size=12), columns=st.lists(st.text(), max_size=3))
@@ -114,7 +118,7 @@ def test_unknown_key_is_refused_at_each_level(values, message):
 
 
 def test_override_names_ignore_other_arguments():
-    check_override_names(["train.py", "--config", "a.py", "--config.optim.learning_rate=1", "--workdir=--config.a", "-v"])
+    check_override_names(["train.py", "--config", "a.py", "--config.train.steps=1", "--workdir=--config.a", "-v"])
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activa
 
 def test_hidden_states_of_a_real_model_are_those_of_torch(minilm_dir):
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
-    texts = ["A short one.", "Überlange Wörter are split (electroencephalographically) into many word pieces.", "", "no"]
+    texts = ["A short one.", "Überlange Wörter are split (electroencephalographically) into pieces.", "", "no"]
     batch = tokenizer(texts, padding=True, return_tensors="np")
     ids, mask = batch["input_ids"].astype(np.int32), batch["attention_mask"].astype(np.int32)
     model = transformers.AutoModel.from_pretrained(minilm_dir).eval()
@@ -187,9 +187,8 @@ def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
     for part in ("transformer", "pooler", "mlm_head"):
         if getattr(checkpoint, part) is not None:
             exported |= to_hf(getattr(checkpoint, part), part, checkpoint.config)
-    original = {
-        name.removeprefix(f"{family}."): tensor.numpy() for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    stored = load_file(folder / "model.safetensors")
+    original = {name.removeprefix(f"{family}."): tensor.numpy() for name, tensor in stored.items()}
     assert exported.keys() == original.keys()
     for name, array in exported.items():
         np.testing.assert_array_equal(array, original[name], err_msg=name)
@@ -431,7 +430,7 @@ def test_broken_config_is_named(folder, content, message):
 
 def test_missing_files_are_named(folder):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds neither model.safetensors nor pytorch_model.bin"):
+    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"):
         load(str(folder))
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no config\.json; is it a Hugging Face model folder\?"):

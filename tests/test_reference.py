@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from reference_networks import (
     by_reference_name,
     reference_batch,
@@ -195,7 +196,8 @@ def test_gradient_of_every_parameter(name, values, arrays, evaluated):
     assert not set(ours) - set(theirs)
     assert not any(theirs[parameter] for parameter in absent)  # what we do not have gets no gradient there
     for parameter, grad in ours.items():
-        norm = np.linalg.norm(np.float64(grad))
+        # PyTorch's float32 norm, which is 2e-4 off for a matrix as large as the vocabulary, is what the reference has.
+        norm = torch.tensor(np.ascontiguousarray(grad)).norm().item()
         if vanishes(parameter, config):
             assert norm < 1e-7 * total
         else:

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,9 +123,13 @@ def test_a_zero_vector_is_similar_to_nothing():
 
 
 def test_groups_expand_once():
-    assert expand_groups(["STSBenchmark", "sts"]) == ["STSBenchmark", "SICKRelatedness"]
+    years = ["STS12", "STS13", "STS14", "STS15", "STS16"]
+    assert expand_groups(["STSBenchmark", "sts"], "test") == ["STSBenchmark", *years, "SICKRelatedness"]
+    assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
+    with pytest.raises(ConfigError, match="STS14 has no dev split"):
+        expand_groups(["STS14"], "dev")
     with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, STSBenchmark, SICKRelatedness"):
-        expand_groups(["STSB"])
+        expand_groups(["STSB"], "test")
 
 
 def test_the_data_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeypatch):
@@ -168,3 +173,75 @@ def test_minilm_on_sick_agrees_with_torch(data_dir):
     assert ours["n"] == 500
     assert ours["spearman"] == pytest.approx(theirs["spearman"], abs=0.005)
     assert ours["spearman"] > 70
+
+
+def write_year(folder, subsets):
+    """Files of STS13 with rows (first, second, gold)."""
+    directory = folder / "STS/STS13-en-test"
+    directory.mkdir(parents=True)
+    for subset, rows in subsets.items():
+        sentences, scores = directory / f"STS.input.{subset}.txt", directory / f"STS.gs.{subset}.txt"
+        sentences.write_text("".join(f"{first}\t{second}\n" for first, second, _ in rows), encoding="utf-8")
+        scores.write_text("".join(f"{gold}\n" for *_, gold in rows))
+    return directory
+
+
+YEAR = {
+    "FNWN": [("a", "b", "1.0"), ("a", "c", ""), ("a", "d", "3.5"), ("b", "d", "5")],
+    "headlines": [("c", "d", "2"), ("b", "c", "0.5")],
+    "OnWN": [("a", "c", "4"), ("c", "b", "4.5"), ("d", "b", "1")],
+}
+
+
+def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
+    write_year(tmp_path, YEAR)
+    rng = np.random.default_rng(0)
+    vectors = {name: rng.normal(size=8) for name in "abcd"}
+    scores = sts.STS13(tmp_path).run(TableEncoder(vectors), "test")
+    systems, golds = {}, {}
+    for subset, rows in YEAR.items():
+        scored = [(vectors[first], vectors[second], float(gold)) for first, second, gold in rows if gold]
+        systems[subset] = [u @ v / np.linalg.norm(u) / np.linalg.norm(v) for u, v, _ in scored]
+        golds[subset] = [gold for *_, gold in scored]
+    expected = {subset: 100 * scipy.stats.spearmanr(systems[subset], golds[subset]).statistic for subset in YEAR}
+    assert {name: entry["spearman"] for name, entry in scores["subsets"].items()} == pytest.approx(expected)
+    assert [entry["n"] for entry in scores["subsets"].values()] == [3, 2, 3]
+    together = scipy.stats.spearmanr(sum(systems.values(), []), sum(golds.values(), [])).statistic
+    aggregations = {name: entry["spearman"] for name, entry in scores["aggregations"].items()}
+    fnwn, headlines, onwn = expected.values()
+    assert aggregations == pytest.approx(
+        {
+            "all": 100 * together,
+            "mean": (fnwn + headlines + onwn) / 3,
+            "wmean": (3 * fnwn + 2 * headlines + 3 * onwn) / 8,
+        }
+    )
+    assert (scores["spearman"], scores["n"]) == (aggregations["all"], 8)
+
+
+def test_broken_years_are_named(tmp_path):
+    directory = write_year(tmp_path, YEAR)
+    (directory / "STS.gs.OnWN.txt").write_text("1\n2\n")
+    with pytest.raises(DataError, match=r"STS\.input\.OnWN\.txt has 3 lines, .*STS\.gs\.OnWN\.txt has 2"):
+        sts.STS13(tmp_path).load("OnWN")
+    (directory / "STS.gs.headlines.txt").write_text("1\nhigh\n")
+    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: expected a number as score, found 'high'"):
+        sts.STS13(tmp_path).load("headlines")
+    (directory / "STS.input.FNWN.txt").write_text("a\tb\na\na\td\nb\n")
+    with pytest.raises(
+        DataError, match=r"STS\.input\.FNWN\.txt, line 4: expected two tab-separated sentences, found 1"
+    ):
+        sts.STS13(tmp_path).load("FNWN")
+
+
+def test_years_hold_the_published_numbers_of_pairs(data_dir):
+    for task, total in ((sts.STS12, 3108), (sts.STS14, 3750)):
+        year = task(data_dir / "senteval")
+        assert sum(len(year.load(subset).gold) for subset in year.subsets) == total
+
+
+@pytest.mark.slow
+def test_minilm_has_its_published_scores_on_the_years(data_dir):
+    encoder = SentenceEncoder.from_pretrained("minilm")
+    for task, spearman in ((sts.STS12, 72.37), (sts.STS14, 75.59)):
+        assert round(task(data_dir / "senteval").run(encoder, "test")["spearman"], 2) == spearman

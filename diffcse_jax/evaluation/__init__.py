@@ -7,11 +7,14 @@ from typing import Any, Protocol
 
 from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation.sts import SICKRelatedness, STSBenchmark
+from diffcse_jax.evaluation import sts
 
 
 class Task(Protocol):
     """What a task is to its callers: built on SentEval's `downstream` folder, run on an encoder."""
+
+    name: str
+    modes: tuple[str, ...]  # of `test` and `dev`
 
     def files(self, mode: str) -> list[Path]:
         """The files that `run` reads in this mode."""
@@ -20,21 +23,24 @@ class Task(Protocol):
         """Named scores, x 100, of `test` or `dev`."""
 
 
-TASKS = {task.name: task for task in (STSBenchmark, SICKRelatedness)}
-GROUPS = {"sts": (STSBenchmark.name, SICKRelatedness.name)}
+STS_TASKS = (sts.STS12, sts.STS13, sts.STS14, sts.STS15, sts.STS16, sts.STSBenchmark, sts.SICKRelatedness)
+TASKS = {task.name: task for task in STS_TASKS}
+GROUPS = {"sts": tuple(task.name for task in STS_TASKS)}
 
 
-def expand_groups(names: Iterable[str]) -> list[str]:
-    """Task names, each once, with groups replaced by their tasks.
+def expand_groups(names: Iterable[str], mode: str) -> list[str]:
+    """Task names, each once, with groups replaced by their tasks that have a split for the mode.
 
     Raises:
-        ConfigError: a name that is neither.
+        ConfigError: a name that is neither task nor group, or a task without such a split.
     """
     tasks = []
     for name in names:
         if name not in GROUPS and name not in TASKS:
             raise ConfigError(f"unknown task {name!r}; known: {', '.join([*GROUPS, *TASKS])}")
-        tasks += GROUPS.get(name, (name,))
+        if name in TASKS and mode not in TASKS[name].modes:
+            raise ConfigError(f"{name} has no {mode} split")
+        tasks += [task for task in GROUPS.get(name, (name,)) if mode in TASKS[task].modes]
     return list(dict.fromkeys(tasks))
 
 

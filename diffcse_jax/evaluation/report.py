@@ -1,13 +1,23 @@
 """Evaluation results: what `results.json` holds, and the table for people."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffcse_jax.evaluation import GROUPS
 
 Results = dict[str, Any]
+
+
+def with_aggregation(tasks: Mapping[str, Mapping[str, Any]], aggregation: str) -> dict[str, dict[str, Any]]:
+    """The tasks with the coefficients of one aggregation in front, where they have subsets to aggregate."""
+    return {name: {**scores, **scores.get("aggregations", {}).get(aggregation, {})} for name, scores in tasks.items()}
+
+
+def missing_reason(paths: Sequence[Path]) -> str:
+    """What to tell about a task whose files are not there."""
+    return f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if len(paths) > 1 else "")
 
 
 def averages(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
@@ -37,10 +47,8 @@ def table(results: Results) -> str:
     lines = [f"{results['model']} | pooler {results['pooler']} | {results['mode']} | {results['backend']}"]
     lines.append(f"{'task':<16}{'Spearman':>10}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}")
     for name, scores in results["tasks"].items():
-        lines.append(
-            f"{name:<16}{scores['spearman']:>10.2f}{scores['pearson']:>10.2f}{scores['n']:>8}"
-            f"{scores['dev']['spearman']:>14.2f}"
-        )
+        dev = f"{scores['dev']['spearman']:>14.2f}" if "dev" in scores else ""
+        lines.append(f"{name:<16}{scores['spearman']:>10.2f}{scores['pearson']:>10.2f}{scores['n']:>8}{dev}")
     lines += [
         f"{'average ' + group:<16}{mean:>10.2f}" for group, mean in results["averages"].items() if mean is not None
     ]

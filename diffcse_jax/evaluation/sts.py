@@ -36,6 +36,7 @@ class StsTask:
     folder: Path
 
     name: ClassVar[str]
+    modes: ClassVar = ("test", "dev")
     splits: ClassVar[dict[str, str]]  # split to file below the folder
     columns: ClassVar[tuple[int, int, int]]  # score, first and second sentence
     header: ClassVar[bool]
@@ -74,6 +75,111 @@ class SICKRelatedness(StsTask):
 
 
 _SPLITS_OF_MODE = {"test": ("dev", "test"), "dev": ("dev",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StsYear:
+    """One of STS12 to STS16: subsets of pairs with a test split alone.
+
+    Attributes:
+        folder: SentEval's `downstream` folder.
+    """
+
+    folder: Path
+
+    name: ClassVar[str]
+    modes: ClassVar = ("test",)
+    subsets: ClassVar[tuple[str, ...]]
+
+    def files(self, mode: str) -> list[Path]:
+        """The files that `run` reads."""
+        return [path for subset in self.subsets for path in self._files_of(subset)]
+
+    def load(self, subset: str) -> ScoredPairs:
+        """The scored pairs of a subset.
+
+        Raises:
+            DataError: files of different lengths, or a row that cannot be read, with its file and line.
+        """
+        return read_parallel_pairs(*self._files_of(subset))
+
+    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
+        """Scores of each subset, x 100, and of their aggregations."""
+        return aggregated({subset: self.load(subset) for subset in self.subsets}, encoder, batch_size)
+
+    def _files_of(self, subset: str) -> tuple[Path, Path]:
+        folder = self.folder / "STS" / f"{self.name}-en-test"
+        return folder / f"STS.input.{subset}.txt", folder / f"STS.gs.{subset}.txt"
+
+
+class STS12(StsYear):
+    name = "STS12"
+    subsets = ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")
+
+
+class STS13(StsYear):
+    name = "STS13"
+    subsets = ("FNWN", "headlines", "OnWN")
+
+
+class STS14(StsYear):
+    name = "STS14"
+    subsets = ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news")
+
+
+class STS15(StsYear):
+    name = "STS15"
+    subsets = ("answers-forums", "answers-students", "belief", "headlines", "images")
+
+
+class STS16(StsYear):
+    name = "STS16"
+    subsets = ("answer-answer", "headlines", "plagiarism", "postediting", "question-question")
+
+
+def read_parallel_pairs(sentences: Path, scores: Path) -> ScoredPairs:
+    """Reads a file of tab-separated sentence pairs beside a file of scores; pairs with an empty score are left out.
+
+    Raises:
+        DataError: a file that cannot be read, different numbers of lines, or a row that cannot be read.
+    """
+    pairs, golds = tab_separated(sentences), tab_separated(scores)
+    if len(pairs) != len(golds):
+        raise DataError(f"{sentences} has {len(pairs)} lines, {scores} has {len(golds)}: they must agree line by line")
+    kept = []
+    for (number, fields), (_, (gold, *_)) in zip(pairs, golds, strict=True):
+        if not gold:
+            continue
+        if len(fields) != 2:
+            raise DataError(f"{sentences}, line {number}: expected two tab-separated sentences, found {len(fields)}")
+        first, second = (" ".join(sentence.split()) for sentence in fields)
+        kept.append((first, second, _number(gold, scores, number)))
+    if not kept:
+        raise DataError(f"{scores}: no scored pairs")
+    first, second, gold = zip(*kept, strict=True)
+    return ScoredPairs(list(first), list(second), np.array(gold))
+
+
+def aggregated(sets: dict[str, ScoredPairs], encoder: Encoder, batch_size: int) -> dict[str, Any]:
+    """Scores of subsets, x 100, and one for all of them under each aggregation.
+
+    `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
+    coefficients, `wmean` weights them by pairs (BERT-flow, whitening).
+    """
+    systems = similarities(encoder, sets, batch_size)
+    subsets = {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
+    sizes = np.array([len(pairs.gold) for pairs in sets.values()])
+    together = correlations(np.concatenate(list(systems.values())), np.concatenate([s.gold for s in sets.values()]))
+    aggregations = {"all": {name: together[name] for name in COEFFICIENTS}}
+    for aggregation, weights in (("mean", None), ("wmean", sizes)):
+        aggregations[aggregation] = {
+            name: float(np.average([scores[name] for scores in subsets.values()], weights=weights))
+            for name in COEFFICIENTS
+        }
+    return aggregations["all"] | {"n": int(sizes.sum()), "subsets": subsets, "aggregations": aggregations}
+
+
+COEFFICIENTS = ("spearman", "pearson")
 
 
 def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool = False) -> ScoredPairs:
@@ -123,10 +229,18 @@ def score_pairs(encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int 
 
     All sets are encoded in one go, so that what they share is computed once.
     """
+    systems = similarities(encoder, sets, batch_size)
+    return {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
+
+
+def similarities(
+    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int
+) -> dict[str, Float32[np.ndarray, " pairs"]]:
+    """Cosine similarities of each set's pairs."""
     sentences = [side for pairs in sets.values() for side in (pairs.first, pairs.second)]
     vectors = encoder.encode([sentence for side in sentences for sentence in side], batch_size=batch_size)
     sides = iter(np.split(vectors, np.cumsum([len(side) for side in sentences])[:-1]))
-    return {name: correlations(cosine(next(sides), next(sides)), pairs.gold) for name, pairs in sets.items()}
+    return {name: cosine(next(sides), next(sides)) for name in sets}
 
 
 def cosine(u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]) -> Float32[np.ndarray, " n"]:

@@ -1,0 +1,107 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tiny_model import random_params
+from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.edits import mask_tokens
+from diffcse_jax.models import parameters
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.objectives.difference import masked_language_model
+from diffcse_jax.training import generator
+from diffcse_jax.training.generator import own_generator, train_head
+from diffcse_jax.training.sharding import make_mesh
+
+WORDS = [f"w{index}" for index in range(10)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Sentences that repeat one word, which a head can learn to read off the neighbours."""
+    folder = tmp_path_factory.mktemp("corpus")
+    vocabulary = {token: index for index, token in enumerate(["[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+    rng = np.random.default_rng(0)
+    lines = [" ".join([WORDS[rng.integers(10)]] * rng.integers(4, 9)) for _ in range(400)]
+    (folder / "text.txt").write_text("\n".join(lines))
+    return build_or_open(open_corpus(DataConfig(train_file=str(folder / "text.txt"))), tokenizer, 10, folder / "cache")
+
+
+def config_with(steps: int):
+    options = {"head_steps": steps, "head_batch_size": 16, "head_learning_rate": 0.01}
+    return config_of({"generator": options, "mesh": {"data": 1}})
+
+
+def head_of(steps: int, store):
+    config = config_with(steps)
+    return train_head(config, ENCODER, store, VOCABULARY, make_mesh(config))
+
+
+def test_training_the_head_makes_it_guess_better(store):
+    _, untrained = head_of(0, store)
+    head, scores = head_of(150, store)
+    assert scores["steps"] == 150
+    assert scores["perplexity"] < 0.5 * untrained["perplexity"]
+    assert scores["accuracy"] > max(20.0, 2 * untrained["accuracy"])  # one of ten words by chance
+    assert untrained["perplexity"] == pytest.approx(VOCABULARY.size, rel=0.3)  # nothing known yet
+    shapes = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
+    assert {name: array.shape for name, array in head.items()} == {name: s.shape for name, s in shapes.items()}
+
+
+def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
+    config = config_with(2)
+    first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    report = json.loads((tmp_path / "generator" / "report.json").read_text())
+    assert set(report) == {"accuracy", "perplexity", "steps"}
+    assert f"perplexity {report['perplexity']:.0f}, 2 steps" in capfd.readouterr().err
+    monkeypatch.setattr(generator, "train_head", None)  # not called again
+    second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
+    assert first.transformer is ENCODER.transformer
+    assert "found" in capfd.readouterr().err
+
+
+def test_the_loss_at_gathered_positions_is_the_masked_mean():
+    head = random_params(MaskedLMHead, SIZES)
+    batch = {name: jnp.asarray(rows) for name, rows in random_batch(size=16).items()}
+    key = jax.random.key(3)
+    definitions = [
+        parameters.definition(lambda rngs, module=module: module(SIZES, rngs=rngs))
+        for module in (MaskedLMHead, Transformer)
+    ]
+    arrays_on_device = jax.device_put((head, ENCODER.transformer))
+    loss, accuracy = generator._head_loss(*definitions, VOCABULARY, 0.3, *arrays_on_device, batch, key)
+
+    ids, mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
+    masked_ids, selected = mask_tokens(key, ids, vocabulary=VOCABULARY, ratio=0.3, style="bert")
+    states = parameters.bind(definitions[1], arrays_on_device[1])(masked_ids, mask)["last_hidden_state"]
+    word_embeddings = arrays_on_device[1]["embeddings.word.embedding"]
+    logits = parameters.bind(definitions[0], arrays_on_device[0])(states, word_embeddings)
+    np.testing.assert_allclose(loss, np.mean(masked_language_model(logits, ids)[selected]), rtol=1e-5)
+    np.testing.assert_allclose(accuracy, np.mean((logits.argmax(-1) == ids)[selected]), rtol=1e-5)
+
+
+@given(arrays.arrays(np.bool_, (4, 9)), st.sampled_from([0.3, 1.0]))
+def test_gathered_positions_are_the_selected_ones(selected, ratio):
+    rows, positions, weights = generator._positions_of(jnp.array(selected), ratio)
+    count = min(int(selected.sum()), len(weights))
+    np.testing.assert_array_equal(weights, np.arange(len(weights)) < count)
+    expected = np.argwhere(selected)[:count]
+    np.testing.assert_array_equal(np.stack([rows, positions], axis=1)[:count], expected)

@@ -1,0 +1,71 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch
+
+from diffcse_jax.training import networks
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.sharding import make_mesh
+from diffcse_jax.training.step import initial_state, make_train_step
+
+CONFIG = config_of(
+    {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}, "mlm": {"weight": 0.1}}
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A compiled train step, a maker of its initial state (optionally of another seed), and the frozen parameters."""
+    definitions, params, batch_stats, frozen = networks.build(CONFIG, ENCODER, GENERATOR, VOCABULARY)
+    mesh, optimizer = make_mesh(CONFIG), make_optimizer(CONFIG.optim, total_steps=100)
+    step = make_train_step(definitions, CONFIG, optimizer, mesh)
+    return step, lambda: initial_state(params, batch_stats, optimizer, mesh), jax.device_put(frozen)
+
+
+def test_a_step_is_a_function_of_state_and_batch(run):
+    step, start, frozen = run
+    batch = random_batch()
+    (first, first_metrics), (second, second_metrics) = (step(start(), frozen, batch) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, (first, first_metrics), (second, second_metrics))
+
+
+def test_masks_and_dropout_differ_from_step_to_step(run):
+    step, start, frozen = run
+    batch = random_batch()
+    _, first = step(start(), frozen, batch)
+    _, later = step(start()._replace(step=jnp.int32(7)), frozen, batch)
+    assert all(first[name] != later[name] for name in ("loss_contrast", "loss_mlm", "loss_difference"))
+
+
+def test_what_a_step_changes(run):
+    step, start, frozen = run
+    frozen_before = jax.tree.map(np.asarray, frozen)
+    old = jax.tree.map(np.asarray, start())
+    new, metrics = step(start(), frozen, random_batch())
+    assert new.step == 1
+    assert metrics["grad_norm"] > 0
+    assert new.params.keys() == old.params.keys()
+    for name, value in new.params.items():
+        assert value.dtype == jnp.float32
+        assert (value != old.params[name]).any(), name
+    assert all((new.batch_stats[name] != old.batch_stats[name]).any() for name in old.batch_stats)
+    jax.tree.map(np.testing.assert_array_equal, frozen, frozen_before)
+
+
+def test_the_old_state_is_given_up_and_the_pretrained_arrays_are_not(run):
+    step, start, frozen = run
+    before = {name: array.copy() for name, array in ENCODER.transformer.items()}
+    state = start()
+    step(state, frozen, random_batch())
+    assert all(array.is_deleted() for array in state.params.values())
+    jax.tree.map(np.testing.assert_array_equal, ENCODER.transformer, before)
+
+
+def test_training_on_one_batch_lowers_the_loss(run):
+    step, start, frozen = run
+    state, losses = start(), []
+    for _ in range(30):
+        state, metrics = step(state, frozen, random_batch())
+        losses.append(float(metrics["loss"]))
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
