@@ -80,7 +80,7 @@ def evaluate(options: argparse.Namespace) -> dict:
         "mode": options.mode,
         "aggregation": options.aggregation,
         "tasks": tasks,
-        "averages": report.averages(tasks),
+        "averages": report.averages(tasks, options.mode),
         "missing": {name: report.missing_reason(paths) for name, paths in missing.items() if paths},
     }
 

@@ -100,7 +100,10 @@ def run(command: list[str], workdir: Path) -> str:
 
 
 def start(command: list[str], workdir: Path) -> subprocess.Popen:
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     environment = os.environ | cache | {"PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""}
     return subprocess.Popen(
         [*command, "--workdir", str(workdir)],

@@ -128,7 +128,7 @@ def test_groups_expand_once():
     assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
     with pytest.raises(ConfigError, match="STS14 has no dev split"):
         expand_groups(["STS14"], "dev")
-    with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, STSBenchmark, SICKRelatedness"):
+    with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, STS12, "):
         expand_groups(["STSB"], "test")
 
 
@@ -189,14 +189,14 @@ def write_year(folder, subsets):
 YEAR = {
     "FNWN": [("a", "b", "1.0"), ("a", "c", ""), ("a", "d", "3.5"), ("b", "d", "5")],
     "headlines": [("c", "d", "2"), ("b", "c", "0.5")],
-    "OnWN": [("a", "c", "4"), ("c", "b", "4.5"), ("d", "b", "1")],
+    "OnWN": [("a", "c", "4"), ("e", "b", "4.5"), ("e", "d", "1")],
 }
 
 
 def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     write_year(tmp_path, YEAR)
     rng = np.random.default_rng(0)
-    vectors = {name: rng.normal(size=8) for name in "abcd"}
+    vectors = {name: rng.normal(size=8) for name in "abcde"}
     scores = sts.STS13(tmp_path).run(TableEncoder(vectors), "test")
     systems, golds = {}, {}
     for subset, rows in YEAR.items():
@@ -206,7 +206,7 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     expected = {subset: 100 * scipy.stats.spearmanr(systems[subset], golds[subset]).statistic for subset in YEAR}
     assert {name: entry["spearman"] for name, entry in scores["subsets"].items()} == pytest.approx(expected)
     assert [entry["n"] for entry in scores["subsets"].values()] == [3, 2, 3]
-    together = scipy.stats.spearmanr(sum(systems.values(), []), sum(golds.values(), [])).statistic
+    together = scipy.stats.spearmanr(*(np.concatenate([*part.values()]) for part in (systems, golds))).statistic
     aggregations = {name: entry["spearman"] for name, entry in scores["aggregations"].items()}
     fnwn, headlines, onwn = expected.values()
     assert aggregations == pytest.approx(

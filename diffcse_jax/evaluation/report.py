@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.evaluation import GROUPS
+from diffcse_jax.evaluation import GROUPS, expand_groups
 
 Results = dict[str, Any]
 
@@ -20,10 +20,11 @@ def missing_reason(paths: Sequence[Path]) -> str:
     return f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if len(paths) > 1 else "")
 
 
-def averages(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
     """Mean score of each group, of scores rounded to two decimals as published tables do; None unless all are there."""
     means: dict[str, float | None] = {"sts": None, "transfer": None}
-    for group, names in GROUPS.items():
+    for group in GROUPS:
+        names = expand_groups([group], mode)
         if all(name in tasks for name in names):
             means[group] = round(sum(round(tasks[name]["spearman"], 2) for name in names) / len(names), 2)
     return means
