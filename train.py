@@ -63,7 +63,9 @@ def run(config: Config, workdir: Path) -> None:
     train(config, workdir, corpus, build_dev_evaluation(config, sentences))
     if jax.process_index() == 0:
         from diffcse_jax.export import export
+        from diffcse_jax.training.curves import draw_curves
 
+        print(f"curves drawn in {draw_curves(workdir)}")
         export(workdir, workdir / "export")
 
 

@@ -42,6 +42,9 @@ class TorchEncoder:
         except ImportError as error:
             raise CheckpointError("the torch backend needs torch: pip install torch") from error
         from transformers import AutoModel
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # of loading weights
 
         folder = pretrained.find_folder(path_or_id)
         record = pooling_modules.read(folder)
