@@ -40,7 +40,10 @@ def parse_arguments() -> argparse.Namespace:
         "--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)"
     )
     parser.add_argument(
-        "--mode", choices=("test", "dev"), default="test", help="split whose scores are reported (default: test)"
+        "--mode",
+        choices=("test", "fasttest", "dev"),
+        default="test",
+        help="dev: scores of the dev splits; fasttest: cheaper classifiers for the transfer tasks (default: test)",
     )
     parser.add_argument(
         "--aggregation",

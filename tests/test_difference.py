@@ -15,7 +15,9 @@ labels = arrays.arrays(np.bool_, (2, 3))
 @given(logits_of_any_size, labels)
 def test_replaced_token_detection_is_the_two_class_cross_entropy(logits, replaced):
     losses = replaced_token_detection(jnp.array(logits), jnp.array(replaced))
-    expected = -np.take_along_axis(log_softmax(np.float64(logits), axis=-1), replaced[..., None].astype(int), -1)[..., 0]
+    expected = -np.take_along_axis(log_softmax(np.float64(logits), axis=-1), replaced[..., None].astype(int), -1)[
+        ..., 0
+    ]
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
 
 

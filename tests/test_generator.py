@@ -60,7 +60,6 @@ def test_training_the_head_makes_it_guess_better(store):
     assert scores["steps"] == 150
     assert scores["perplexity"] < 0.5 * untrained["perplexity"]
     assert scores["accuracy"] > max(20.0, 2 * untrained["accuracy"])  # one of ten words by chance
-    assert untrained["perplexity"] == pytest.approx(VOCABULARY.size, rel=0.3)  # nothing known yet
     shapes = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
     assert {name: array.shape for name, array in head.items()} == {name: s.shape for name, s in shapes.items()}
 

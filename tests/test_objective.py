@@ -129,7 +129,9 @@ def test_simcse_costs_a_fraction_of_diffcse():
     def flops(*parts) -> float:
         config = config_of({"model": {"projector": "mlp"}}, *parts)
         definitions, *arrays = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-        return compiled_grad.lower(definitions, config, *arrays, random_batch(), jax.random.key(0)).cost_analysis()["flops"]
+        return compiled_grad.lower(definitions, config, *arrays, random_batch(), jax.random.key(0)).cost_analysis()[
+            "flops"
+        ]
 
     # The discriminator costs what the encoder does, the generator a third of it and its vocabulary.
     assert flops(SIMCSE) < 0.5 * flops()
@@ -137,15 +139,12 @@ def test_simcse_costs_a_fraction_of_diffcse():
 
 def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
     contrast = {"contrast": {"weight": 1.0}}
-    grads = {
-        weight: evaluate(NO_DROPOUT, contrast, {"difference": {"weight": weight}})[1] for weight in (0.0, 0.5, 1.0)
-    }
+    grads = {weight: evaluate(NO_DROPOUT, contrast, {"difference": {"weight": weight}})[1] for weight in (0.0, 0.5)}
     alone = evaluate(NO_DROPOUT, {"contrast": {"weight": 0.0}}, {"difference": {"weight": 1.0}})[1]
     assert total(alone, "encoder") > 0
     assert total(grads[0.0], "discriminator") == total(grads[0.0], "token_classifier") == 0
     for name, grad in grads[0.0].items():  # the gradient is linear in lambda
         scale = np.abs(alone[name]).max() + 1e-3
-        np.testing.assert_allclose(grads[1.0][name] - grad, alone[name], atol=1e-3 * scale)
         np.testing.assert_allclose(grads[0.5][name] - grad, alone[name] / 2, atol=1e-3 * scale)
     for name, grad in alone.items():
         if name.startswith("discriminator.") and "attention.key.bias" not in name:
@@ -167,6 +166,7 @@ def test_padding_changes_no_contrast():
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_padding_dilutes_the_codes_difference_loss_but_not_that_over_real_tokens():
     short = random_batch(length=12)
     # With a mask ratio of 0 both lengths have the same edits.
@@ -177,7 +177,9 @@ def test_padding_dilutes_the_codes_difference_loss_but_not_that_over_real_tokens
         assert np.allclose(*losses, rtol=1e-5) == equal
 
 
-@pytest.mark.parametrize("parts", [[SIMCSE], [{"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}]])
+@pytest.mark.parametrize(
+    "parts", [[SIMCSE], pytest.param([{"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}], marks=pytest.mark.slow)]
+)
 def test_bfloat16_is_near_float32(parts):
     # Without the generator's dropout, and its arg-max used at masked positions only, few labels can flip.
     shared = [*parts, NO_DROPOUT, {"generator": {"dropout": False, "positions": "masked"}}]

@@ -13,7 +13,11 @@ CONSTANT = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0)
 
 def random_tree(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    shapes = {"encoder.blocks.0.output.kernel": (3, 4), "encoder.blocks.0.output.bias": (4,), "encoder.norm.scale": (4,)}
+    shapes = {
+        "encoder.blocks.0.output.kernel": (3, 4),
+        "encoder.blocks.0.output.bias": (4,),
+        "encoder.norm.scale": (4,),
+    }
     return {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
 
 

@@ -7,25 +7,40 @@ from typing import Any, Protocol
 
 from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import sts
+from diffcse_jax.evaluation import sts, transfer
+from diffcse_jax.evaluation.geometry import Geometry, Retrieval
 
 
 class Task(Protocol):
     """What a task is to its callers: built on SentEval's `downstream` folder, run on an encoder."""
 
     name: str
-    modes: tuple[str, ...]  # of `test` and `dev`
+    modes: tuple[str, ...]  # of `test`, `fasttest` and `dev`
 
     def files(self, mode: str) -> list[Path]:
         """The files that `run` reads in this mode."""
 
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
-        """Named scores, x 100, of `test` or `dev`."""
+        """Named scores, x 100."""
 
 
 STS_TASKS = (sts.STS12, sts.STS13, sts.STS14, sts.STS15, sts.STS16, sts.STSBenchmark, sts.SICKRelatedness)
-TASKS = {task.name: task for task in STS_TASKS}
-GROUPS = {"sts": tuple(task.name for task in STS_TASKS)}
+TRANSFER_TASKS = (
+    transfer.MR,
+    transfer.CR,
+    transfer.SUBJ,
+    transfer.MPQA,
+    transfer.SST2,
+    transfer.TREC,
+    transfer.MRPC,
+)
+SINGLE_TASKS = (transfer.SST5, transfer.SICKEntailment, Geometry, Retrieval)  # in no group of the published tables
+TASKS = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *SINGLE_TASKS)}
+GROUPS = {
+    "sts": tuple(task.name for task in STS_TASKS),
+    "transfer": tuple(task.name for task in TRANSFER_TASKS),
+    "full": tuple(task.name for task in (*STS_TASKS, *TRANSFER_TASKS)),
+}
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. So fits on equally many rows
 start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here every fit
-runs for all regularizations at once, several fits side by side; batches, updates and early stopping are those of the
-original (SentEval's `tools/classifier.py` with `nhid` 0), so that results differ by the order of float32 sums only.
+is made for all regularizations at once, several fits side by side; initial weights, batches, updates and early stopping
+are those of the original (SentEval's `tools/classifier.py` with `nhid` 0), so that only the order of float32 sums
+differs.
 """
 
 import dataclasses
@@ -19,13 +20,16 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 SEED = 1111
 REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
 DEV_FRACTION = 0.05
-LAST_PASS = 200
-FITS_AT_ONCE = 16  # More gain nothing on a CPU, whose caches no longer hold their batches.
+LAST_PASS = 200  # No block starts after this many passes.
+FITS_AT_ONCE = 16  # More gain nothing on a CPU: their batches no longer fit into its caches.
+NO_ROW = -1
+
+Weights = Float32[Array | np.ndarray, "fits regularizations classes dimension_and_bias"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam with PyTorch's coupled L2; RMSprop is its special case without momentum and bias correction."""
+    """Adam as PyTorch computes it; RMSprop is the case without momentum and bias correction."""
 
     learning_rate: float
     mean_decay: float
@@ -44,8 +48,8 @@ class Recipe:
 
     Attributes:
         optimizer: the update rule.
-        batch_size: rows per update; the last batch of a pass is smaller.
-        tenacity: training stops at the first block without improvement after this many such blocks.
+        batch_size: rows per update; the last batch of a pass may be smaller.
+        tenacity: so many blocks without improvement are forgiven, the next one ends the training.
         passes_per_block: passes over the training rows between two looks at the dev rows (SentEval's `epoch_size`).
     """
 
@@ -57,12 +61,12 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The rows of one fit, in the order in which the permutations count them.
+    """The rows of one fit; permutations refer to the order of `train`.
 
     Attributes:
         train: rows to train on.
         dev: rows for early stopping.
-        permuted: rows that a permutation split into `train` and `dev`; 0 if the two were given.
+        permuted: how many rows a permutation split into the two; 0 if they were given.
     """
 
     train: Int[np.ndarray, " train"]
@@ -71,29 +75,27 @@ class Fit:
 
 
 @dataclasses.dataclass(frozen=True)
-class FittedClassifiers:
+class Classifiers:
     """The best snapshot of each fit and regularization.
 
     Attributes:
-        accuracy: share of its dev rows that it classifies correctly.
+        dev_accuracy: share of correct dev rows.
         weights: coefficients, the last one the bias.
     """
 
-    accuracy: Float[np.ndarray, "fits regularizations"]
+    dev_accuracy: Float[np.ndarray, "fits regularizations"]
     weights: Float32[np.ndarray, "fits regularizations classes dimension_and_bias"]
 
 
 class _State(NamedTuple):
-    """Weights and optimizer of some fits. Moments have the shape of the weights."""
-
-    weights: Float32[Array | np.ndarray, "fits regularizations classes dimension_and_bias"]
-    mean: Float32[Array | np.ndarray, "fits regularizations classes dimension_and_bias"]
-    square: Float32[Array | np.ndarray, "fits regularizations classes dimension_and_bias"]
-    steps: Int32[Array | np.ndarray, " fits"]
+    weights: Weights
+    mean: Weights
+    square: Weights
+    updates: Int32[Array | np.ndarray, " fits"]
 
 
 def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
-    """A fit on these rows, where a random 5 % are the dev rows."""
+    """A fit whose dev rows are a random 5 % of these rows."""
     permuted = rows[np.random.RandomState(SEED).permutation(len(rows))]
     dev = int(DEV_FRACTION * len(rows))
     return Fit(train=permuted[dev:], dev=permuted[:dev], permuted=len(rows))
@@ -105,44 +107,176 @@ def train_classifiers(
     classes: int,
     fits: Sequence[Fit],
     recipe: Recipe,
-) -> FittedClassifiers:
+) -> Classifiers:
     """Trains a classifier for each fit and each of `REGULARIZATIONS`.
 
     Args:
-        features: vectors of all rows that fits refer to.
+        features: vectors of all rows that the fits refer to.
         labels: class numbers from 0.
         classes: number of classes.
         fits: which rows to use.
         recipe: how to train.
     """
-    features_on_device, labels_on_device = jnp.asarray(_with_bias(features)), jnp.asarray(labels, jnp.int32)
+    data = jnp.asarray(_with_bias(features)), jnp.asarray(labels, jnp.int32)
     state = _initial_state(len(fits), classes, features.shape[1])
-    best_weights = state.weights.copy()
-    best = np.full((len(fits), len(REGULARIZATIONS)), -1)
-    failures = np.zeros_like(best)
-    dev_rows = _stack([fit.dev for fit in fits])
+    stopping = _EarlyStopping(state.weights, recipe.tenacity)
+    dev_rows = _padded([fit.dev for fit in fits])
     for batches in _blocks(fits, recipe):
-        running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
-        if not running.size:
-            break
-        for start in range(0, len(running), FITS_AT_ONCE):
-            chosen = running[start : start + FITS_AT_ONCE]
-            # Repeated fits fill the last group: one shape, one compilation.
-            group = np.resize(chosen, min(len(fits), FITS_AT_ONCE))
-            trained, correct = _train_block(
-                _State(*(part[group] for part in state)),
-                features_on_device,
-                labels_on_device,
-                batches.rows(group),
-                np.int32(batches.count(group)),
-                dev_rows[group],
-                recipe.optimizer,
-            )
-            for part, new in zip(state, trained, strict=True):
-                part[chosen] = np.asarray(new)[: len(chosen)]
-            correct = np.asarray(correct)[: len(chosen)]
-            improved = (correct > best[chosen]) & (failures[chosen] <= recipe.tenacity)
-            best[chosen] = np.where(improved, correct, best[chosen])
-            best_weights[chosen] = np.where(improved[..., None, None], state.weights[chosen], best_weights[chosen])
-            failures[chosen] += ~improved
-    return FittedClassifiers(best / np.array([[len(fit.dev)] for fit in fits]), best_weights)
+        for group in _groups(stopping.running(), len(fits)):
+            before = _State(*(part[group] for part in state))
+            after, correct = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
+            for part, new in zip(state, after, strict=True):
+                part[group] = new
+            stopping.look(group, np.asarray(correct), np.asarray(after.weights))
+    dev_sizes = np.array([[len(fit.dev)] for fit in fits])
+    return Classifiers(stopping.correct / dev_sizes, stopping.weights)
+
+
+def predict(
+    weights: Float32[np.ndarray, "classes dimension_and_bias"], features: Float32[np.ndarray, "rows dimension"]
+) -> Int[np.ndarray, " rows"]:
+    """The most probable class of each row."""
+    return (_with_bias(features) @ weights.T).argmax(axis=1)
+
+
+def initial_weights(classes: int, dimension: int) -> Float32[np.ndarray, "classes dimension_and_bias"]:
+    """The weights of `torch.nn.Linear(dimension, classes)` after `torch.manual_seed(1111)`, bit by bit."""
+    bound = float(np.float32(dimension**-0.5))
+    words = np.random.RandomState(SEED).randint(2**32, size=classes * (dimension + 1), dtype=np.uint32)
+    uniform = (words & 0xFFFFFF) * 2.0**-24
+    # PyTorch rounds once, after a fused multiply-add; float64 holds the product exactly.
+    values = (uniform * (2 * bound) - bound).astype(np.float32)
+    return np.column_stack([values[:-classes].reshape(classes, dimension), values[-classes:]])
+
+
+class _EarlyStopping:
+    """Keeps the best weights of each fit and regularization, and counts the looks that found no better ones."""
+
+    def __init__(self, weights: Weights, tenacity: int):
+        self.weights = weights.copy()
+        self.tenacity = tenacity
+        self.correct = np.full(weights.shape[:2], -1)
+        self.failures = np.zeros(weights.shape[:2], int)
+
+    def running(self) -> Int[np.ndarray, " running"]:
+        """Fits that are to go on for at least one regularization."""
+        return np.flatnonzero((self.failures <= self.tenacity).any(axis=1))
+
+    def look(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
+        """Takes note of weights and of how many dev rows they classify correctly. What has stopped stays."""
+        better = (correct > self.correct[group]) & (self.failures[group] <= self.tenacity)
+        self.correct[group] = np.where(better, correct, self.correct[group])
+        self.weights[group] = np.where(better[:, :, None, None], weights, self.weights[group])
+        self.failures[group] += ~better
+
+
+def _initial_state(fits: int, classes: int, dimension: int) -> _State:
+    shape = (fits, len(REGULARIZATIONS), classes, dimension + 1)
+    weights = np.broadcast_to(initial_weights(classes, dimension), shape).copy()
+    return _State(weights, np.zeros_like(weights), np.zeros_like(weights), np.zeros(fits, np.int32))
+
+
+def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "fits batches batch_size"]]:
+    """The rows of all batches, block by block."""
+    generators = {(fit.permuted, len(fit.train)): np.random.RandomState(SEED) for fit in fits}
+    for (permuted, _), generator in generators.items():
+        generator.permutation(permuted)
+    for _ in range(0, LAST_PASS + 1, recipe.passes_per_block):
+        positions = {key: _positions(generator, key[1], recipe) for key, generator in generators.items()}
+        # Position NO_ROW is the last one: it finds the NO_ROW that is appended.
+        yield _padded([np.append(fit.train, NO_ROW)[positions[fit.permuted, len(fit.train)]] for fit in fits])
+
+
+def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> Int[np.ndarray, "batches batch_size"]:
+    """Permutations of `range(rows)` cut into batches; `NO_ROW` fills the last batch of each pass."""
+    batches_per_pass = -(-rows // recipe.batch_size)
+    passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
+    for order in passes:
+        order[:rows] = generator.permutation(rows)
+    return passes.reshape(-1, recipe.batch_size)
+
+
+def _groups(running: Int[np.ndarray, " running"], fits: int) -> Iterator[Int[np.ndarray, " group"]]:
+    """Groups of equal size, so that one compilation serves all; the last one is filled by repetition."""
+    for start in range(0, len(running), FITS_AT_ONCE):
+        yield np.resize(running[start : start + FITS_AT_ONCE], min(fits, FITS_AT_ONCE))
+
+
+def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."]:
+    """Stacks arrays that differ in length, with `NO_ROW` behind the shorter ones."""
+    stacked = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), NO_ROW, np.int32)
+    for target, array in zip(stacked, arrays, strict=True):
+        target[: len(array)] = array
+    return stacked
+
+
+def _with_bias(features: Float32[np.ndarray, "rows dimension"]) -> Float32[np.ndarray, "rows dimension_and_bias"]:
+    return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
+
+
+@functools.partial(jax.jit, static_argnames="optimizer")
+def _train_block(
+    state: _State,
+    features: Float32[Array, "rows dimension_and_bias"],
+    labels: Int32[Array, " rows"],
+    batches: Int32[Array | np.ndarray, "group batches batch_size"],
+    dev_rows: Int32[Array | np.ndarray, "group dev"],
+    optimizer: Optimizer,
+) -> tuple[_State, Int32[Array, "group regularizations"]]:
+    """Trains on these batches, then counts the dev rows that are classified correctly."""
+
+    def update(index: Int32[Array, ""], state: _State) -> _State:
+        rows = batches[:, index]
+        gradient = _gradient(state.weights, features[rows], labels[rows], rows != NO_ROW)
+        updated = _updated(state, gradient, optimizer)
+        has_batch = rows[:, 0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
+        return jax.tree.map(lambda new, old: jnp.where(_expand(has_batch, new.ndim), new, old), updated, state)
+
+    batches = jnp.asarray(batches)
+    most_batches = (batches[:, :, 0] != NO_ROW).sum(axis=1).max()
+    state = jax.lax.fori_loop(0, most_batches, update, state)
+    predicted = _logits(state.weights, features[dev_rows]).argmax(axis=3)
+    correct = (predicted == labels[dev_rows][:, :, None]) & (dev_rows != NO_ROW)[:, :, None]
+    return state, correct.sum(axis=1)
+
+
+def _logits(
+    weights: Weights, features: Float32[Array, "fits rows dimension_and_bias"]
+) -> Float32[Array, "fits rows regularizations classes"]:
+    return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
+
+
+def _gradient(
+    weights: Weights,
+    features: Float32[Array, "fits batch_size dimension_and_bias"],
+    labels: Int32[Array, "fits batch_size"],
+    real: Bool[Array, "fits batch_size"],
+) -> Weights:
+    """Gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    probabilities = jax.nn.softmax(_logits(weights, features))
+    errors = probabilities - jax.nn.one_hot(labels, weights.shape[2])[:, :, None]
+    share = real.astype(jnp.float32) / jnp.maximum(real.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
+    errors = errors * share[:, :, None, None]
+    penalty = jnp.array(REGULARIZATIONS)[None, :, None, None] * weights
+    return jnp.einsum("fbrc,fbd->frcd", errors, features, precision="highest") + penalty
+
+
+def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
+    updates = state.updates + 1
+    mean = optimizer.mean_decay * state.mean + (1 - optimizer.mean_decay) * gradient
+    square = optimizer.square_decay * state.square + (1 - optimizer.square_decay) * gradient**2
+    direction, scale = mean, jnp.sqrt(square)
+    if optimizer.bias_correction:
+        direction = direction / _bias_correction(optimizer.mean_decay, updates)
+        scale = scale / jnp.sqrt(_bias_correction(optimizer.square_decay, updates))
+    weights = state.weights - optimizer.learning_rate * direction / (scale + optimizer.epsilon)
+    return _State(weights, mean, square, updates)
+
+
+def _bias_correction(decay: float, updates: Int32[Array, " fits"]) -> Float32[Array, "fits 1 1 1"]:
+    """1 - decay ** updates, without the cancellation that leaves four digits of it in float32."""
+    return _expand(-jnp.expm1(updates.astype(jnp.float32) * float(np.log(decay))), 4)
+
+
+def _expand(per_fit: Array, ndim: int) -> Array:
+    return jax.lax.expand_dims(per_fit, range(1, ndim))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.evaluation import GROUPS, expand_groups
+from diffcse_jax.evaluation import expand_groups
 
 Results = dict[str, Any]
 
@@ -23,10 +23,11 @@ def missing_reason(paths: Sequence[Path]) -> str:
 def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
     """Mean score of each group, of scores rounded to two decimals as published tables do; None unless all are there."""
     means: dict[str, float | None] = {"sts": None, "transfer": None}
-    for group in GROUPS:
+    score = {"sts": "spearman", "transfer": "devacc" if mode == "dev" else "acc"}
+    for group in means:
         names = expand_groups([group], mode)
         if all(name in tasks for name in names):
-            means[group] = round(sum(round(tasks[name]["spearman"], 2) for name in names) / len(names), 2)
+            means[group] = round(sum(round(tasks[name][score[group]], 2) for name in names) / len(names), 2)
     return means
 
 
@@ -37,21 +38,57 @@ def write(results: Results, path: Path) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """The same structure with numbers rounded to two decimals."""
+    """The same structure with scores rounded to two decimals, and what is smaller than 10 to four digits."""
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
-    return round(value, 2) if isinstance(value, float) else value
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 2) if abs(value) >= 10 else round(value, 4)
+    return value
 
 
 def table(results: Results) -> str:
     """The scores for a reader at a terminal."""
     lines = [f"{results['model']} | pooler {results['pooler']} | {results['mode']} | {results['backend']}"]
-    lines.append(f"{'task':<16}{'Spearman':>10}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}")
-    for name, scores in results["tasks"].items():
-        dev = f"{scores['dev']['spearman']:>14.2f}" if "dev" in scores else ""
-        lines.append(f"{name:<16}{scores['spearman']:>10.2f}{scores['pearson']:>10.2f}{scores['n']:>8}{dev}")
+    for keys, draw_section in ((("spearman",), _sts_section), (("acc", "devacc"), _transfer_section)):
+        section = {name: scores for name, scores in results["tasks"].items() if any(key in scores for key in keys)}
+        lines += draw_section(section) if section else []
+    lines += _probe_lines(results["tasks"])
     lines += [
-        f"{'average ' + group:<16}{mean:>10.2f}" for group, mean in results["averages"].items() if mean is not None
+        f"{'average ' + group:<18}{mean:>8.2f}" for group, mean in results["averages"].items() if mean is not None
     ]
-    lines += [f"{name:<16}   missing: {reason}" for name, reason in results["missing"].items()]
+    lines += [f"{name:<18} missing: {reason}" for name, reason in results["missing"].items()]
     return "\n".join(lines)
+
+
+def _sts_section(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = [f"{'task':<18}{'Spearman':>8}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}"]
+    for name, scores in tasks.items():
+        dev = f"{scores['dev']['spearman']:>14.2f}" if "dev" in scores else ""
+        lines.append(f"{name:<18}{scores['spearman']:>8.2f}{scores['pearson']:>10.2f}{scores['n']:>8}{dev}")
+    return lines
+
+
+def _transfer_section(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    columns = {"acc": "accuracy", "devacc": "dev accuracy", "f1": "F1"}
+    lines = [f"{'task':<18}" + "".join(f"{title:>14}" for title in columns.values())]
+    for name, scores in tasks.items():
+        cells = (f"{scores[key]:>14.2f}" if key in scores else " " * 14 for key in columns)
+        lines.append(f"{name:<18}" + "".join(cells).rstrip())
+    return lines
+
+
+def _probe_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    if geometry := tasks.get("geometry"):
+        lines.append(f"{'alignment':<18}{geometry['alignment']:>8.3f}   uniformity {geometry['uniformity']:.3f}")
+        means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
+        lines.append(f"{'similarity':<18} by rating  {'   '.join(means)}")
+    if retrieval := tasks.get("retrieval"):
+        recalls = "   ".join(f"@{k} {retrieval[f'recall@{k}']:.2f}" for k in (1, 5, 10))
+        lines.append(f"{'recall':<18} {recalls}   ({retrieval['n']} queries)")
+        for example in retrieval["examples"]:
+            lines.append(f"  {example['query']}")
+            lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
+    return lines

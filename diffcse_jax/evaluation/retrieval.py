@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.encoder import normalized
 
@@ -32,10 +32,16 @@ def target_ranks(
     ranks = []
     for start in range(0, len(queries), BLOCK):
         similarities = queries[start : start + BLOCK] @ targets.T
-        rows = np.arange(len(similarities))
-        own = similarities[rows, start + rows][:, None]
-        ranks.append((similarities > own).sum(axis=1) + ((similarities == own).sum(axis=1) + 1) / 2)
+        ranks.append(ranks_among(similarities, start + np.arange(len(similarities))))
     return np.concatenate(ranks)
+
+
+def ranks_among(
+    similarities: Float32[np.ndarray, "rows columns"], targets: Int[np.ndarray, " rows"]
+) -> Float[np.ndarray, " rows"]:
+    """The rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
+    own = similarities[np.arange(len(targets)), targets][:, None]
+    return (similarities > own).sum(axis=1) + ((similarities == own).sum(axis=1) + 1) / 2
 
 
 def halves(sentences: Iterable[str], limit: int) -> tuple[list[str], list[str]]:

@@ -42,7 +42,7 @@ def info_nce(
         hard_logits = cosine_similarity(z1, hard_negatives) / temperature
         hard_logits += jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=hard_logits.dtype)
         logits = jnp.concatenate([logits, hard_logits], axis=1)
-    # log_softmax subtracts the maximum first: near-certain positives keep their digits, unlike logsumexp - positive.
+    # log_softmax subtracts the maximum before it sums: logsumexp - positive would lose digits twice, value and gradient.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
 

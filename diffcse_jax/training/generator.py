@@ -74,7 +74,7 @@ def train_head(
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: dict, index: int) -> tuple:
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: dict, index: Int[Array, ""]) -> tuple:
         key = jax.random.fold_in(jax.random.key(seed), index)
         (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)

@@ -68,6 +68,11 @@ def train(config: Config, workdir: Path, corpus: Corpus, evaluation: DevEvaluati
 
     # 2. Text to tokens, once.
     store = build_or_open(corpus, tokenizer, _max_length(config, encoder), config.data.cache_dir)
+    if len(store.columns) == 3 and config.contrast.negatives != "dropout":
+        raise ConfigError(
+            f"contrast.negatives={config.contrast.negatives!r} has no form with hard negatives, but {corpus.name} has "
+            "three columns; use contrast.negatives='dropout', or name one or two of them in data.columns"
+        )
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(store), config.train.batch_size)
     batches = make_batches(_batch_source(config, store, total_steps, encoder.config.pad_token_id))
 

@@ -1,0 +1,116 @@
+"""SentEval's transfer evaluation, one fit after the other in PyTorch and scikit-learn: what ours is held against."""
+
+import contextlib
+import copy
+
+import numpy as np
+import torch
+from sklearn.model_selection import StratifiedKFold
+
+REGULARIZATIONS = [10**exponent for exponent in range(-5, -1)]
+
+
+@contextlib.contextmanager
+def one_thread():
+    """PyTorch computes products as small as these faster on one thread than on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Classifier:
+    def __init__(self, dimension, classes, regularization, optimizer, batch_size, tenacity, passes):
+        np.random.seed(1111)
+        torch.manual_seed(1111)
+        self.model = torch.nn.Sequential(torch.nn.Linear(dimension, classes))
+        update_rule, rate = {"adam": (torch.optim.Adam, 1e-3), "rmsprop": (torch.optim.RMSprop, 1e-2)}[optimizer]
+        self.optimizer = update_rule(self.model.parameters(), lr=rate, weight_decay=regularization)
+        self.batch_size, self.tenacity, self.passes = batch_size, tenacity, passes
+
+    def fit(self, x, y, dev=None):
+        if dev is None:
+            order = np.random.permutation(len(x))
+            size = int(0.05 * len(x))
+            dev = x[order[:size]], y[order[:size]]
+            x, y = x[order[size:]], y[order[size:]]
+        x, y = torch.FloatTensor(x), torch.LongTensor(y)
+        best, failures, passes = -1, 0, 0
+        while passes <= 200:
+            for _ in range(self.passes):
+                self.train_pass(x, y)
+            passes += self.passes
+            accuracy = self.score(*dev)
+            if accuracy > best:
+                best, snapshot = accuracy, copy.deepcopy(self.model)
+            else:
+                if failures >= self.tenacity:
+                    break
+                failures += 1
+        self.model = snapshot
+        return best
+
+    def train_pass(self, x, y):
+        order = np.random.permutation(len(x))
+        for start in range(0, len(x), self.batch_size):
+            rows = torch.LongTensor(order[start : start + self.batch_size])
+            loss = torch.nn.functional.cross_entropy(self.model(x[rows]), y[rows])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    def predict(self, x):
+        with torch.no_grad():
+            return self.model(torch.FloatTensor(x)).argmax(dim=1).numpy()
+
+    def score(self, x, y):
+        return float((self.predict(x) == y).sum()) / len(x)
+
+
+def folds(x, y, k):
+    return StratifiedKFold(n_splits=k, shuffle=True, random_state=1111).split(x, y)
+
+
+def best_regularization(x, y, k, build):
+    """The score of the best regularization under k-fold cross-validation, and that regularization."""
+    scores = []
+    for regularization in REGULARIZATIONS:
+        accuracies = []
+        for train, test in folds(x, y, k):
+            classifier = build(regularization)
+            classifier.fit(x[train], y[train], dev=(x[test], y[test]))
+            accuracies.append(classifier.score(x[test], y[test]))
+        scores.append(round(100 * np.mean(accuracies), 2))
+    return np.max(scores), REGULARIZATIONS[np.argmax(scores)]
+
+
+def nested_cross_validation(x, y, k, build):
+    """`devacc`, `acc`, and the dev and test accuracies of each outer fold."""
+    dev, test = [], []
+    for train, held_out in folds(x, y, k):
+        score, regularization = best_regularization(x[train], y[train], k, build)
+        dev.append(score)
+        classifier = build(regularization)
+        classifier.fit(x[train], y[train])
+        test.append(round(100 * classifier.score(x[held_out], y[held_out]), 2))
+    return round(np.mean(dev), 2), round(np.mean(test), 2), dev, test
+
+
+def cross_validation(x, y, test_x, test_y, k, build):
+    """`devacc`, `acc` and the predictions for the test examples."""
+    score, regularization = best_regularization(x, y, k, build)
+    classifier = build(regularization)
+    classifier.fit(x, y)
+    return score, round(100 * classifier.score(test_x, test_y), 2), classifier.predict(test_x)
+
+
+def fixed_splits(x, y, dev, test, build):
+    """`devacc` and `acc`."""
+    scores = []
+    for regularization in REGULARIZATIONS:
+        classifier = build(regularization)
+        classifier.fit(x, y, dev=dev)
+        scores.append(round(100 * classifier.score(*dev), 2))
+    classifier = build(REGULARIZATIONS[np.argmax(scores)])
+    classifier.fit(x, y, dev=dev)
+    return np.max(scores), round(100 * classifier.score(*test), 2)

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from test_sts import TableEncoder, write_stsb
+
+from diffcse_jax.evaluation import geometry
+
+
+def stsb_row(score, first, second):
+    return f"-\t-\t-\t-\t{score}\t{first}\t{second}\n"
+
+
+ROWS = [
+    stsb_row(5.0, "a", "b"),
+    stsb_row(4.2, "c", "d"),
+    stsb_row(5.0, "e", "f"),
+    stsb_row(4.0, "a", "f"),
+    stsb_row(0.0, "b", "e"),
+    stsb_row(0.5, "d", "e"),
+]
+
+
+@pytest.fixture
+def vectors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=5).astype(np.float32) for name in "abcdef"}
+
+
+def unit(vector):
+    return vector / np.linalg.norm(vector)
+
+
+def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
+    write_stsb(tmp_path, "test", ROWS)
+    results = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")
+    units = {name: unit(vector) for name, vector in vectors.items()}
+    positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
+    alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
+    kernel = [np.exp(-2 * np.sum((units[u] - units[v]) ** 2)) for u in units for v in units if u != v]
+    assert results["alignment"] == pytest.approx(alignment, rel=1e-5)
+    assert results["uniformity"] == pytest.approx(np.log(np.mean(kernel)), rel=1e-4)
+
+
+def test_similarities_are_grouped_by_rating(tmp_path, vectors):
+    write_stsb(tmp_path, "test", ROWS)
+    groups = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")["similarity_by_rating"]
+    assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
+    similarity = unit(vectors["a"]) @ unit(vectors["f"])
+    assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((similarity, 0))
+    assert groups[1]["mean"] is None
+    width = geometry.BINS[1] - geometry.BINS[0]
+    assert [sum(group["density"]) * width for group in groups] == pytest.approx([1, 0, 0, 1, 1])
+
+
+def test_uniformity_of_orthogonal_vectors_is_minus_four():
+    assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
+
+
+def test_blocks_do_not_change_uniformity(monkeypatch):
+    vectors = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    whole = geometry.uniformity(vectors)
+    monkeypatch.setattr(geometry, "BLOCK", 3)
+    assert geometry.uniformity(vectors) == pytest.approx(whole)
+
+
+def test_singular_values_are_relative_to_the_largest():
+    values = geometry.singular_values(np.diag([2, 8, 4]).astype(np.float32))
+    np.testing.assert_allclose(values, [1, 0.5, 0.25], rtol=1e-6)
+
+
+def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, vectors):
+    vectors["b"] = vectors["a"] * 3  # found at once
+    vectors["f"] = -vectors["e"]  # found last
+    write_stsb(tmp_path, "test", ROWS)
+    results = geometry.Retrieval(tmp_path).run(TableEncoder(vectors), "test")
+    assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
+    # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
+    hits = results["examples"][0]
+    assert hits["query"] == "a"
+    assert {text for text, _ in hits["hits"][:2]} <= {"a", "b"}
+
+
+def test_pictures_are_drawn(tmp_path, vectors):
+    write_stsb(tmp_path, "dev", ROWS)
+    results = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "dev")
+    for path in geometry.draw(results, tmp_path / "report"):
+        assert path.read_bytes().startswith(b"\x89PNG")
