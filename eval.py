@@ -19,11 +19,12 @@ def main() -> int:
     """
     options = parse_arguments()
     with reported_to_user():
-        results = evaluate(options)
-    from diffcse_jax.evaluation import report
+        from diffcse_jax.evaluation import report
 
-    print(report.table(results))
-    report.write(results, options.output)
+        report.check_writable(options.output)
+        results = evaluate(options)
+        print(report.table(results))
+        report.write(results, options.output)
     return 3 if results["missing"] and not options.allow_missing else 0
 
 

@@ -4,8 +4,9 @@ Started again with the same workdir it goes on where it stopped. At its end the 
 `WORKDIR/export`, a folder that transformers and sentence-transformers load.
 """
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
+from types import ModuleType
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
             raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")
         config = Config.from_dict(CONFIG.value.to_dict())
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # Orbax reports every step of every save
+            logging.set_verbosity(logging.ERROR)  # Orbax reports every step of every save
         name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
         run(config, Path(WORKDIR.value or Path("runs") / name))
 
@@ -50,23 +51,23 @@ def run(config: Config, workdir: Path) -> None:
     import jax  # after the configuration: a mistyped key stops before JAX starts
 
     if config.distributed:
-        jax.distributed.initialize()
-    from diffcse_jax.data.corpus import open_corpus
+        start_hosts(jax.distributed)
     from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.training.loop import train
 
-    corpus = open_corpus(config.data)
-
-    def sentences() -> Iterator[str]:
-        return (row[0] for row in corpus)
-
-    train(config, workdir, corpus, build_dev_evaluation(config, sentences))
+    train(config, workdir, build_dev_evaluation)
     if jax.process_index() == 0:
         from diffcse_jax.export import export
         from diffcse_jax.training.curves import draw_curves
 
         print(f"curves drawn in {draw_curves(workdir)}")
         export(workdir, workdir / "export")
+
+
+def start_hosts(distributed: ModuleType) -> None:
+    """Joins the other hosts: JAX finds them, or JAX_COORDINATOR_ADDRESS and its companions tell where they are."""
+    count, index = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+    distributed.initialize(num_processes=count and int(count), process_id=index and int(index))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class DataConfig:
         "empty, non-UTF-8 or NUL lines and rows of a wrong width: `skip` and count, or `error`",
         choices=("skip", "error"),
     )
-    cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax")
+    cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +207,11 @@ class Config:
         "computation type; `auto`: bfloat16 on accelerators, float32 on CPU",
         choices=("auto", "float32", "bfloat16"),
     )
-    distributed: bool = option(False, "start JAX's multi-host runtime first (detects TPU pods, GKE, Slurm, Open MPI)")
+    distributed: bool = option(
+        False,
+        "start JAX's multi-host runtime first; it detects TPU pods, GKE, Slurm and Open MPI, elsewhere set "
+        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+    )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
@@ -241,6 +245,11 @@ class Config:
     def uses_difference(self) -> bool:
         """Whether the discriminator and the generator take part in training."""
         return "difference" in self.weights
+
+    @property
+    def trains_generator_head(self) -> bool:
+        """Whether a masked-LM head is trained first, for want of a named generator."""
+        return self.uses_difference and not self.generator.name_or_path
 
     @property
     def encoding_pooler(self) -> str:
@@ -341,7 +350,7 @@ def _check_combinations(config: Config) -> None:
             "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls': only a dense + tanh "
             "head on position 0 can be exported, as Hugging Face's pooler"
         )
-    if config.uses_difference and not generator.name_or_path and generator.head_steps == 0:
+    if config.trains_generator_head and generator.head_steps == 0:
         raise ConfigError(
             "difference.weight > 0 needs a generator: name a masked LM in generator.name_or_path, or train an own head "
             "with generator.head_steps > 0, or set difference.weight=0"

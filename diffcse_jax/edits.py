@@ -17,7 +17,7 @@ class Vocabulary:
     """What masking must know of a tokenizer."""
 
     size: int
-    mask_id: int
+    mask_id: int | None
     special_ids: tuple[int, ...]  # never masked: [CLS], [SEP], [PAD], [UNK], [MASK]
 
 

@@ -1,6 +1,7 @@
 """Sentences to vectors with a trained encoder."""
 
 import functools
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -104,7 +105,7 @@ class SentenceEncoder:
             CheckpointError: the model cannot be read, or its pooler is unknown.
         """
         path = Path(path_or_id).expanduser()
-        if (path / "checkpoints").is_dir() or path.parent.name == "checkpoints":
+        if workdir_of(path):
             from diffcse_jax.training.checkpoint import read_encoder  # reading weights alone needs no Orbax
 
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype)
@@ -154,11 +155,14 @@ class SentenceEncoder:
             show_progress: draw a progress bar.
             max_length: cut sentences to this many tokens, special ones included. By default nothing is cut but what
                 exceeds the model's positions, and that with a warning.
+
+        Raises:
+            CheckpointError: a vector is not finite.
         """
         if isinstance(sentences, str):
             return self.encode([sentences], batch_size, normalize, show_progress, max_length)[0]
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-        vectors = self._encode_distinct(list(distinct), batch_size, show_progress, max_length)
+        vectors = require_finite(self._encode_distinct(list(distinct), batch_size, show_progress, max_length))
         if normalize:
             vectors = normalized(vectors)
         return vectors[[distinct[sentence] for sentence in sentences]]
@@ -262,6 +266,24 @@ class SentenceEncoder:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
+def workdir_of(path: Path) -> Path | None:
+    """The training workdir that the path is, or that holds it as `checkpoints/STEP`; None if it is neither."""
+    if _is_workdir(path):
+        return path
+    is_step = path.parent.name == "checkpoints" and path.name.isdecimal()
+    return path.parent.parent if is_step and _is_workdir(path.parent.parent) else None
+
+
+def _is_workdir(folder: Path) -> bool:
+    """Whether its `config.json` is a run's: models of Hugging Face have a file of this name as well."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    model = config.get("model") if isinstance(config, dict) else None
+    return isinstance(model, dict) and "name_or_path" in model
+
+
 def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
     """The explicit pooler if there is one, else the recorded one.
 
@@ -300,6 +322,20 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
+    """The vectors as they are: comparisons with NaN would give them a score.
+
+    Raises:
+        CheckpointError: one is not finite.
+    """
+    if not np.isfinite(vectors).all():
+        raise CheckpointError(
+            "the encoder gives vectors that are not finite; its training diverged or its weights are damaged: "
+            "take an earlier checkpoint, or train with a lower learning rate"
+        )
+    return vectors
 
 
 def normalized(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:

@@ -7,13 +7,15 @@ comparison where it is installed and is not needed otherwise.
 """
 
 import argparse
+import contextlib
 import functools
+import glob
 import importlib.metadata
 import importlib.util
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from diffcse_jax import pooling_modules
 from diffcse_jax.encoder import SentenceEncoder, load_tokenizer, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.models import pretrained
+from diffcse_jax.pooling_modules import write_json
 from diffcse_jax.training.checkpoint import SavedEncoder, read_encoder
 
 TOLERANCE = 1e-4
@@ -58,26 +61,53 @@ def export(source: Path, output: Path) -> dict[str, Any]:
         sample sentences by the encoder in memory and by each reader of the folder.
 
     Raises:
-        CheckpointError: nothing to export, a folder in the way that is no export, or an export whose embeddings differ
-            by more than 1e-4, of which nothing is left.
+        CheckpointError: nothing to export, a folder in the way that is no export, an output that cannot be written, or
+            an export whose embeddings differ by more than 1e-4, of which nothing is left.
+    """
+    output = output.resolve()
+    saved = read_encoder(source)
+    with _naming_output(output), _replaced(output) as folder:
+        write_folder(saved, folder)
+        check = check_folder(saved, folder)
+        write_json(folder / CHECK_FILE, check)
+        (folder / "README.md").write_text(model_card(saved, check), encoding="utf-8")
+    print(f"exported to {output}; maximal absolute difference of embeddings: {_differences(check)}")
+    return check
+
+
+@contextlib.contextmanager
+def _naming_output(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot write the export to {output}: {error}") from error
+
+
+@contextlib.contextmanager
+def _replaced(output: Path) -> Iterator[Path]:
+    """A new folder beside `output`, which takes its name and its place if the block ends without an exception.
+
+    A process killed in here leaves the earlier export under its name or, for an instant, as `NAME.*.old`.
     """
     if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / CHECK_FILE).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
-    saved = read_encoder(source)
-    temporary = output.with_name(f"{output.name}.{uuid.uuid4().hex}.tmp")
-    temporary.mkdir(parents=True)
+    _remove_siblings(output, "tmp")
+    new, old = (output.with_name(f"{output.name}.{uuid.uuid4().hex}.{suffix}") for suffix in ("tmp", "old"))
+    new.mkdir(parents=True)
     try:
-        write_folder(saved, temporary)
-        check = check_folder(saved, temporary)
-        (temporary / CHECK_FILE).write_text(json.dumps(check, indent=2) + "\n")
-        (temporary / "README.md").write_text(model_card(saved, check), encoding="utf-8")
+        yield new
         if output.exists():
-            shutil.rmtree(output)
-        temporary.rename(output)
+            output.rename(old)
+        new.rename(output)
+        _remove_siblings(output, "old")
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    print(f"exported to {output}; maximal absolute difference of embeddings: {_differences(check)}")
-    return check
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _remove_siblings(output: Path, suffix: str) -> None:
+    """Removes what this export, or a killed one, left beside the output."""
+    for folder in output.parent.glob(f"{glob.escape(output.name)}.{'[0-9a-f]' * 32}.{suffix}"):
+        shutil.rmtree(folder)
 
 
 def write_folder(saved: SavedEncoder, folder: Path) -> None:
@@ -87,7 +117,7 @@ def write_folder(saved: SavedEncoder, folder: Path) -> None:
     hf_config.pop("torch_dtype", None)
     if saved.pooler in ("avg_top2", "avg_first_last"):
         hf_config["output_hidden_states"] = True
-    _write_json(folder / "config.json", hf_config)
+    write_json(folder / "config.json", hf_config)
 
     tensors = pretrained.to_hf(saved.transformer, "transformer", sizes)
     if saved.pooler_head:
@@ -102,8 +132,8 @@ def write_folder(saved: SavedEncoder, folder: Path) -> None:
     pooling_modules.write(
         folder, saved.pooler, num_blocks=sizes.num_blocks, hidden_size=sizes.hidden_size, head=saved.pooler_head
     )
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
-    _write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
 
 
 def check_folder(saved: SavedEncoder, folder: Path) -> dict[str, Any]:
@@ -139,7 +169,9 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
         readers["transformers"] = TorchEncoder(str(folder)).encode
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # of loading weights
         model = SentenceTransformer(str(folder), device="cpu")
         readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
     return readers
@@ -223,10 +255,6 @@ def _differences(check: dict[str, Any]) -> str:
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head:
         }
         for index, name in enumerate(modules)
     ]
-    _write_json(folder / "modules.json", listed)
+    write_json(folder / "modules.json", listed)
 
 
 def read(folder: Path) -> Record | None:
@@ -126,7 +126,7 @@ def _write_module(
     module = folder / f"{len(modules)}_{name}"
     module.mkdir()
     modules.append(name)
-    _write_json(module / "config.json", config)
+    write_json(module / "config.json", config)
     if weights:
         contiguous = {key: np.ascontiguousarray(array) for key, array in weights.items()}
         save_file(contiguous, module / "model.safetensors", metadata={"format": "pt"})
@@ -139,5 +139,6 @@ def _read_json(path: Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Writes a file of configuration."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

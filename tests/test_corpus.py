@@ -45,7 +45,7 @@ sentences = st.text(st.characters(codec="utf-8", exclude_characters="\n\0\ufeff"
 def test_what_is_written_is_read(tmp_path, extension, compression, data):
     width = 1 if extension == ".txt" else data.draw(st.integers(1, 3))
     rows = data.draw(st.lists(st.tuples(*[sentences] * width), min_size=1, max_size=5))
-    columns = ("sentence",) if extension == ".txt" else ("first", "second", "third")[:width]
+    columns = ("sentence",) if extension == ".txt" else ("sentence", "positive", "hard_negative")[:width]
     corpus = corpus_of(tmp_path / f"rows{extension}{compression}", written(extension, rows, columns))
     assert corpus.columns == columns
     assert list(corpus) == [tuple(text.strip() for text in row) for row in rows]
@@ -67,10 +67,10 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
         ("a.txt", b"one\n\ntwo\n", 2, "empty"),
         ("a.txt", b"one\ntwo\n\xfe\n", 3, "not UTF-8"),
         ("a.txt", b"\0\n", 1, "NUL byte"),
-        ("a.csv", b'x,y\n"two\nlines",b\nonly\n', 4, "wrong number of fields"),
-        ("a.csv", b"x,y\na,b\n\n", 3, "empty"),
-        ("a.csv", b"x,y\na,\n", 2, "empty"),
-        ("a.csv", b"x,y\na,b\nc,d\re,f\n", 3, "invalid CSV"),
+        ("a.csv", b'sent0,sent1\n"two\nlines",b\nonly\n', 4, "wrong number of fields"),
+        ("a.csv", b"sent0,sent1\na,b\n\n", 3, "empty"),
+        ("a.csv", b"sent0,sent1\na,\n", 2, "empty"),
+        ("a.csv", b"sent0,sent1\na,b\nc,d\re,f\n", 3, "invalid CSV"),
         ("a.jsonl", b'{"x": "a"}\n{"x": \n', 2, "not a JSON object"),
         ("a.jsonl", b'{"x": "a"}\n["b"]\n', 2, "not a JSON object"),
         ("a.jsonl", b'{"x": "a"}\n{"y": "b"}\n', 2, "missing key"),
@@ -85,7 +85,7 @@ def test_error_policy_names_file_line_and_fault(tmp_path, name, content, line, f
 
 
 def test_reading_goes_on_after_a_bad_row(tmp_path):
-    corpus = corpus_of(tmp_path / "a.tsv", b"x\ty\na\tb\nonly\nc\rd\te\nf\tg\n")
+    corpus = corpus_of(tmp_path / "a.tsv", b"sent0\tsent1\na\tb\nonly\nc\rd\te\nf\tg\n")
     assert list(corpus) == [("a", "b"), ("f", "g")]
     assert corpus.skipped == collections.Counter({"wrong number of fields": 1, "invalid CSV": 1})
 
@@ -97,8 +97,36 @@ def test_columns_are_chosen_by_name_and_order(tmp_path, name, content):
     assert list(corpus_of(tmp_path / name, content, columns=("y", "x"))) == [("b", "a")]
     with pytest.raises(DataError, match=r"no column 'z' \(data.columns\); it has: id, x, n, y"):
         corpus_of(tmp_path / name, content, columns=("x", "z"))
-    with pytest.raises(DataError, match=r"choose 1 to 3 of its 4 columns with data\.columns: id, x, n, y"):
-        corpus_of(tmp_path / name, content)
+    with pytest.raises(DataError, match=r"name 1 to 3 of its 4 columns in data\.columns: id, x, n, y"):
+        corpus_of(tmp_path / name, content, columns=("y", "x", "y", "x"))
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("anything", ("anything",)),
+        ("sentence,positive", ("sentence", "positive")),
+        ("hard_negative,sentence,positive", ("sentence", "positive", "hard_negative")),
+        ("sent1,sent0", ("sent0", "sent1")),
+        ("sent0,sent1,hard_neg", ("sent0", "sent1", "hard_neg")),
+    ],
+)
+def test_known_names_need_no_choice(tmp_path, header, columns):
+    names = header.split(",")
+    for name, content in (
+        ("a.csv", f"{header}\n{header}\n"),
+        ("a.jsonl", json.dumps(dict(zip(names, names, strict=True)))),
+    ):
+        corpus = corpus_of(tmp_path / name, content.encode())
+        assert corpus.columns == columns
+        assert list(corpus) == [columns]
+
+
+@pytest.mark.parametrize("header", ["id,text", "id,text,label", "sentence,label", "sent0,positive", "a,b,c,d"])
+def test_other_columns_are_never_guessed(tmp_path, header):
+    listed = header.replace(",", ", ")
+    with pytest.raises(DataError, match=rf"a\.csv: name 1 to 3 of its \d columns in data\.columns: {listed}$"):
+        corpus_of(tmp_path / "a.csv", f"{header}\n".encode())
 
 
 def test_text_has_no_columns_to_choose(tmp_path):

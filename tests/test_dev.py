@@ -61,9 +61,17 @@ def test_without_sts_data_halves_of_sentences_take_its_place(data_dir, tmp_path,
     assert evaluation(angles(**halves))["halves_retrieval"] == pytest.approx(100)
 
 
-def test_halves_need_text():
-    with pytest.raises(DataError, match="at least two training sentences"):
-        build(["too short"], metric="halves_retrieval")
+@pytest.mark.parametrize("metric", ["halves_retrieval", "stsb_spearman"])
+def test_short_sentences_are_halved_where_there_are_no_others(metric):
+    evaluation = build(["a b", "c", "c d", "one two three four five six"], metric=metric)
+    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1, **{"one two three": 2.0, "four five six": 2.1}))
+    assert scores["halves_retrieval"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("metric", ["halves_retrieval", "stsb_spearman"])
+def test_halves_need_text(metric):
+    with pytest.raises(DataError, match=r"data\.train_file=wiki1m has too few sentences"):
+        build(["one", "a b", "a b", "two"], metric=metric)
 
 
 def test_pairs_spearman(tmp_path):
@@ -84,10 +92,28 @@ def test_pairs_retrieval(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("metric", "content"),
+    [("pairs_spearman", "1\ta\tb\n2\ta\tc\n"), ("pairs_retrieval", "a\tb\nc\td\n")],
+)
+def test_what_editors_add_to_pairs_changes_nothing(metric, content, tmp_path):
+    path, encoder = tmp_path / "pairs.tsv", angles(a=0.0, b=0.3, c=0.2, d=0.9)
+    scores = []
+    for text in (content, "\ufeff" + content + "\n \n"):
+        path.write_text(text, encoding="utf-8")
+        scores.append(build(metric=metric, pairs_file=str(path))(encoder))
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
     ("metric", "content", "message"),
     [
         ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated sentences, found 1"),
-        ("pairs_retrieval", "", "pairs.tsv: no sentence pairs"),
+        ("pairs_retrieval", "a\tb\n\nc\td\n", "pairs.tsv, line 2: expected two tab-separated sentences"),
+        ("pairs_retrieval", "", "pairs.tsv: eval.metric=pairs_retrieval needs at least two sentence pairs"),
+        ("pairs_retrieval", "a\tb\n", "pairs.tsv: .* needs at least two sentence pairs"),
+        ("pairs_spearman", "", "pairs.tsv: no sentence pairs"),
+        ("pairs_spearman", "1\ta\tb\n", "pairs.tsv: .* at least two pairs with different scores"),
+        ("pairs_spearman", "1\ta\tb\n1.0\ta\tc\n", "pairs.tsv: .* at least two pairs with different scores"),
         ("pairs_spearman", "1\ta\tb\nx\ta\tb\n", "pairs.tsv, line 2: expected a number as score, found 'x'"),
         ("pairs_spearman", None, "cannot read .*pairs.tsv"),
     ],

@@ -1,4 +1,5 @@
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import POOLERS, Config
+from diffcse_jax.encoder import workdir_of
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.models import pretrained
@@ -178,6 +180,7 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path, minilm_dir):
 @pytest.mark.parametrize("inside", ["", "checkpoints/7"])
 def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, monkeypatch):
     (tmp_path / "checkpoints/7").mkdir(parents=True)
+    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
     base = pretrained.load(str(tiny_dir))
     head = random_params(MlpProjector, base.config, seed=3)
     saved = checkpoint.SavedEncoder(
@@ -189,6 +192,37 @@ def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, mon
     position_0 = SentenceEncoder.from_pretrained(tiny_dir, pooler="cls_before_pooler").encode(SENTENCES)
     np.testing.assert_allclose(vectors, np.tanh(position_0 @ head["dense.kernel"] + head["dense.bias"]), atol=1e-5)
     assert asked == [tmp_path / inside]
+
+
+@pytest.mark.parametrize(
+    "config", [None, "{", "[]", '{"model_type": "bert"}', '{"model": "bert"}', '{"model": {"type": "WordPiece"}}']
+)
+@pytest.mark.parametrize("name", ["7", "checkpoint-7"])
+def test_models_kept_among_checkpoints_are_no_workdirs(config, name, tmp_path, minilm_dir):
+    folder = write_tiny_model(tmp_path / "checkpoints" / name, minilm_dir)
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert SentenceEncoder.from_pretrained(folder, pooler="avg").dimension == HIDDEN
+
+
+def test_a_model_beside_checkpoints_is_no_workdir(tmp_path, minilm_dir):
+    folder = write_tiny_model(tmp_path, minilm_dir)
+    (folder / "checkpoints").mkdir()
+    assert SentenceEncoder.from_pretrained(folder, pooler="avg").dimension == HIDDEN
+
+
+def test_only_numbers_are_checkpoints(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
+    assert workdir_of(tmp_path) == workdir_of(tmp_path / "checkpoints/7") == tmp_path
+    assert workdir_of(tmp_path / "checkpoints/best") is None
+
+
+def test_a_diverged_model_gives_no_vectors(tiny):
+    params = random_params(Transformer, tiny.config)
+    name = next(name for name in params if name.endswith("scale"))
+    diverged = with_weights(tiny, params | {name: np.full_like(params[name], np.nan)})
+    with jax.debug_nans(False), pytest.raises(CheckpointError, match="gives vectors that are not finite"):
+        diverged.encode(SENTENCES)
 
 
 def test_the_tokenizers_own_settings_stay(tiny_dir):

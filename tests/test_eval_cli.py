@@ -8,6 +8,8 @@ import pytest
 from test_sts import write_stsb
 from tiny_model import write_tiny_model
 
+from diffcse_jax.config import Config
+
 EVAL = Path(__file__).parents[1] / "eval.py"
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
         "-\t-\t-\t-\t3\tno one sings\ta man sings\n"]  # fmt: skip
@@ -96,7 +98,7 @@ def test_dev_mode_needs_no_test_data(run, senteval):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "STSB", "--pooler", "avg"], "error: unknown task 'STSB'; known: sts, STS12"),
+        (["--tasks", "STSB", "--pooler", "avg"], "error: unknown task 'STSB'; known: sts, transfer, full, STS12"),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
@@ -108,6 +110,39 @@ def test_mistakes_exit_with_2_and_a_reason(arguments, message, run):
     assert code == 2
     assert results is None
     assert message in printed.err
+
+
+@pytest.mark.parametrize("output", ["senteval", "senteval/STS/STSBenchmark/sts-dev.csv/results.json"])
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(output, run, tmp_path):
+    code, _, printed = run("--model", "/nowhere", "--output", str(tmp_path / output))
+    assert code == 2
+    assert f"error: --output: cannot write {tmp_path / output}" in printed.err
+
+
+def test_trying_the_output_leaves_it_as_it_was(run, tmp_path):
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text("{}")
+    assert run("--model", "/nowhere", "--output", str(earlier))[0] == 2
+    assert earlier.read_text() == "{}"
+    assert run("--model", "/nowhere", "--output", str(tmp_path / "new.json"))[0] == 2
+    assert not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/7"])
+def test_torch_asks_for_the_export_of_a_run(inside, run, tmp_path):
+    model = tmp_path / "run" / inside
+    model.mkdir(parents=True)
+    (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
+    code, _, printed = run("--model", str(model), "--tasks", "STSBenchmark", "--backend", "torch")
+    assert code == 2
+    assert f"`python -m diffcse_jax.export --workdir {model} --output DIR` first" in printed.err
+
+
+def test_torch_reads_the_export_of_a_run(run, tmp_path, minilm_dir):
+    write_tiny_model(tmp_path / "run/export", minilm_dir)
+    (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
+    arguments = ("--model", str(tmp_path / "run"), "--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
+    assert run(*arguments)[0] == 0
 
 
 def test_without_torch_the_torch_backend_says_so(run, monkeypatch):

@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tiny_model import MAX_LENGTH, random_params, write_tiny_model
+from transformers.utils import logging
 
 from diffcse_jax import SentenceEncoder, export, pooling_modules
 from diffcse_jax.config import POOLERS, Config
@@ -132,6 +134,58 @@ def test_a_folder_of_something_else_is_not_overwritten(saved, tmp_path):
     with pytest.raises(CheckpointError, match="out is not empty and no earlier export"):
         export.export(tmp_path / "workdir", tmp_path / "out")
     assert (tmp_path / "out/thesis.tex").read_text() == "years of work"
+
+
+def test_an_export_killed_in_the_swap_loses_nothing(saved, tmp_path, monkeypatch):
+    runs = tmp_path / "runs"
+    out = runs / "out.v1"
+    saved(pooler="avg_top2")
+    export.export(tmp_path / "workdir", out)
+    saved(pooler="cls")
+    rename = Path.rename
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path, target):
+        if path.suffix == ".tmp":
+            raise Killed
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(Killed):
+        export.export(tmp_path / "workdir", out)
+    (kept,) = runs.iterdir()
+    assert SentenceEncoder.from_pretrained(kept).pooler == "avg_top2"
+    monkeypatch.setattr(Path, "rename", rename)
+    export.export(tmp_path / "workdir", out)
+    assert list(runs.iterdir()) == [out]
+    assert SentenceEncoder.from_pretrained(out).pooler == "cls"
+
+
+def test_only_remains_of_killed_exports_are_removed(saved, tmp_path):
+    runs = tmp_path / "runs"
+    stale, others = f"out.{'0f' * 16}.tmp", ["out.mine.tmp", f"out2.{'0f' * 16}.tmp", f"other.{'0f' * 16}.tmp"]
+    for name in (stale, *others):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "config.json").write_text("{}")
+    saved()
+    export.export(tmp_path / "workdir", runs / "out")
+    assert {folder.name for folder in runs.iterdir()} == {"out", *others}
+
+
+def test_an_output_below_a_file_is_refused(saved, tmp_path):
+    (tmp_path / "file").write_text("")
+    saved()
+    with pytest.raises(CheckpointError, match=r"cannot write the export to .*/file/out: "):
+        export.export(tmp_path / "workdir", tmp_path / "file/out")
+
+
+def test_reading_back_draws_no_progress_bar(saved, tmp_path, capfd):
+    logging.enable_progress_bar()
+    saved("distilbert", "cls")  # which sentence-transformers alone of PyTorch's readers reads
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    assert "Loading weights" not in capfd.readouterr().err
 
 
 def test_as_a_command_it_refuses_what_is_no_workdir(tmp_path):

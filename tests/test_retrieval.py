@@ -35,10 +35,14 @@ def test_ranks_in_blocks_match_scipy(monkeypatch):
     np.testing.assert_array_equal(retrieval.target_ranks(queries, targets), expected)
 
 
-@given(st.lists(st.lists(st.sampled_from(["a", "bc", "d"]), max_size=12).map(" ".join)), st.integers(0, 5))
-def test_halves_hold_all_words(sentences, limit):
-    first, second = retrieval.halves(sentences, limit)
-    usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= retrieval.FEWEST_WORDS]
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "bc", "d"]), max_size=12).map(" ".join)),
+    st.integers(0, 5),
+    st.integers(2, 7),
+)
+def test_halves_hold_all_words(sentences, limit, fewest_words):
+    first, second = retrieval.halves(sentences, limit, fewest_words)
+    usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= fewest_words]
     assert [f"{a} {b}" for a, b in zip(first, second, strict=True)] == usable[:limit]
     assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in zip(first, second, strict=True))
 
@@ -50,4 +54,4 @@ def test_halves_read_no_more_than_needed():
             number += 1
             yield f"{number} is a number in a long row"
 
-    assert len(retrieval.halves(endless(), 3)[0]) == 3
+    assert len(retrieval.halves(endless(), 3, fewest_words=6)[0]) == 3

@@ -58,7 +58,7 @@ def test_sick_has_a_header(tmp_path):
         ("a\tb\tc\td\t5.0\tonly one\n", "sts-dev.csv, line 3: expected at least 7 tab-separated columns, found 6"),
         ("a\tb\tc\td\tfive\tx\ty\n", "sts-dev.csv, line 3: expected a number as score, found 'five'"),
         ("a\tb\tc\td\tnan\tx\ty\n", "line 3: expected a number"),
-        ("\n", "line 3: expected at least 7"),
+        ("\n-\t-\t-\t-\t1\tx\ty\n", "line 3: expected at least 7"),
     ],
 )
 def test_a_broken_row_is_named(row, message, tmp_path):
@@ -128,7 +128,7 @@ def test_groups_expand_once():
     assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
     with pytest.raises(ConfigError, match="STS14 has no dev split"):
         expand_groups(["STS14"], "dev")
-    with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, STS12, "):
+    with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, transfer, full, STS12, "):
         expand_groups(["STSB"], "test")
 
 

@@ -31,7 +31,7 @@ def word_tokenizer(largest_id: int = FIRST_WORD + len(WORDS)) -> transformers.Pr
 
 
 def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
-    columns = ("first", "second", "third")[: len(rows[0])]
+    columns = ("sentence", "positive", "hard_negative")[: len(rows[0])]
     path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
     return open_corpus(DataConfig(train_file=str(path), **options))
 
@@ -108,7 +108,7 @@ def test_a_second_start_finds_the_store_and_says_so(tmp_path, capsys, monkeypatc
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     message = capsys.readouterr().err
     assert "token store found" in message
-    assert "1 rows of first, second, 7 tokens (skipped 1 line: 1 empty)" in message
+    assert "1 rows of sentence, positive, 7 tokens (skipped 1 line: 1 empty)" in message
 
 
 def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
@@ -117,8 +117,8 @@ def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
     build_or_open(corpus_of(path, rows), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, rows), word_tokenizer(), 9, cache)
     build_or_open(corpus_of(path, rows), word_tokenizer(largest_id=50), 8, cache)
-    build_or_open(corpus_of(path, rows, columns=("second",)), word_tokenizer(), 8, cache)
-    build_or_open(corpus_of(path, rows, columns=("second", "first")), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, rows, columns=("positive",)), word_tokenizer(), 8, cache)
+    build_or_open(corpus_of(path, rows, columns=("positive", "sentence")), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, rows, on_bad_line="error"), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
     assert len(list(cache.iterdir())) == 7

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--input", required=True, help="what data.train_file takes: a file, wiki1m, docstrings")
     parser.add_argument("--output", required=True, type=Path, help="folder to write the data set under")
     parser.add_argument("--shards", type=int, help="number of files; default: by size")
-    parser.add_argument("--columns", default="", help="columns to keep, separated by commas; default: all")
+    parser.add_argument("--columns", default="", help="columns to keep, separated by commas")
     arguments = parser.parse_args()
     if arguments.shards is not None and arguments.shards < 1:
         parser.error("--shards must be at least 1")

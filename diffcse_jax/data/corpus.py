@@ -29,6 +29,7 @@ Row = tuple[str, ...]
 WIKI1M_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 MAX_COLUMNS = 3
+COLUMN_NAMES = (("sentence", "positive", "hard_negative"), ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
 class Fault(enum.StrEnum):
@@ -103,8 +104,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     Each may be compressed (.gz, .xz). A folder is a prepared ArrayRecord data set.
 
     Raises:
-        DataError: there is no such file, its extension or folder is of no known kind, it is empty, or it lacks a
-            column of `data.columns`.
+        DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
+            column of `data.columns`, or that is empty and the columns could mean anything.
     """
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
@@ -155,16 +156,23 @@ def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
 
 
 def _choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns to read: `wanted`, or all where none is."""
+    """The columns to read: `wanted`; where none is, the only one or those whose names say what they are."""
     missing = [column for column in wanted if column not in available]
     if missing:
         raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
-    chosen = tuple(wanted or available)
-    if len(chosen) > MAX_COLUMNS:
-        raise DataError(
-            f"{name}: choose 1 to {MAX_COLUMNS} of its {len(chosen)} columns with data.columns: {', '.join(chosen)}"
-        )
-    return chosen
+    chosen = tuple(wanted or _columns_by_name(available))
+    if 1 <= len(chosen) <= MAX_COLUMNS:
+        return chosen
+    raise DataError(
+        f"{name}: name 1 to {MAX_COLUMNS} of its {len(available)} columns in data.columns: {', '.join(available)}"
+    )
+
+
+def _columns_by_name(available: Sequence[str]) -> Sequence[str]:
+    """All columns, in the order of their roles; none where the names do not tell the roles."""
+    if len(available) == 1:
+        return available
+    return next((names[: len(available)] for names in COLUMN_NAMES if {*available} == {*names[: len(available)]}), ())
 
 
 def _docstring_corpus(data: DataConfig) -> Corpus:

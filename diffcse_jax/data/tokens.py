@@ -30,6 +30,7 @@ class TokenStore:
     """Tokenised sentences of `len(store)` examples, as many per example as there are columns.
 
     Attributes:
+        name: a hash of the text, its tokenizer and how both were read.
         columns: names of the columns.
         max_length: the length, in tokens, that sentences were cut to.
         token_ids: all tokens, example by example and column by column.
@@ -39,6 +40,7 @@ class TokenStore:
 
     def __init__(self, folder: Path):
         meta = json.loads((folder / "meta.json").read_text())
+        self.name = folder.name
         self.columns: tuple[str, ...] = tuple(meta["columns"])
         self.max_length: int = meta["max_length"]
         self.note: str = meta["note"]

@@ -7,7 +7,14 @@ import numpy as np
 from jaxtyping import Float32
 
 from diffcse_jax import pooling_modules
-from diffcse_jax.encoder import Encoder, SentenceEncoder, choose_pooler, load_tokenizer
+from diffcse_jax.encoder import (
+    Encoder,
+    SentenceEncoder,
+    choose_pooler,
+    load_tokenizer,
+    require_finite,
+    workdir_of,
+)
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import pretrained
 
@@ -16,13 +23,22 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None) -> Enco
     """The model on a backend, `jax` or `torch`; PyTorch reads the export of a workdir.
 
     Raises:
-        CheckpointError: the model cannot be read, its pooler is unknown, or torch is asked for and not installed.
+        CheckpointError: the model cannot be read, its pooler is unknown, or torch is asked for and not installed or
+            there is no export yet.
     """
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler)
-    workdir = Path(model).expanduser()
-    is_workdir = (workdir / "checkpoints").is_dir()
-    return TorchEncoder(str(workdir / "export") if is_workdir else model, pooler)
+    path = Path(model).expanduser()
+    workdir = workdir_of(path)
+    if workdir is None:
+        return TorchEncoder(model, pooler)
+    export = path / "export"
+    if not export.is_dir():
+        raise CheckpointError(
+            f"the torch backend reads exports: run `python -m diffcse_jax.export --workdir {path} --output DIR` first "
+            "and evaluate DIR"
+        )
+    return TorchEncoder(str(export), pooler)
 
 
 class TorchEncoder:
@@ -67,7 +83,7 @@ class TorchEncoder:
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
         rows = {sentence: row for row, sentence in enumerate(distinct)}
-        return vectors[[rows[sentence] for sentence in sentences]]
+        return require_finite(vectors[[rows[sentence] for sentence in sentences]])
 
     def _encode_batch(self, sentences: list[str]) -> np.ndarray:
         import torch

@@ -122,7 +122,10 @@ def train_classifiers(
     stopping = _EarlyStopping(state.weights, recipe.tenacity)
     dev_rows = _padded([fit.dev for fit in fits])
     for batches in _blocks(fits, recipe):
-        for group in _groups(stopping.running(), len(fits)):
+        running = stopping.running()
+        if not running.size:
+            break
+        for group in _groups(running, len(fits)):
             before = _State(*(part[group] for part in state))
             after, correct = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
             for part, new in zip(state, after, strict=True):

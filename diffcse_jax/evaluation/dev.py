@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import DataError
@@ -51,7 +53,7 @@ def build_dev_evaluation(config: Config, training_sentences: Callable[[], Iterab
             file=sys.stderr,
         )
     if metric == "halves_retrieval":
-        return DevEvaluation(metric, _halves_scorer(options, training_sentences()))
+        return DevEvaluation(metric, _halves_scorer(config, training_sentences))
     if metric == "pairs_retrieval":
         return DevEvaluation(metric, _retrieval_scorer(metric, *_unscored_pairs(options), options.batch_size))
     return DevEvaluation(metric, _pairs_scorer(options))
@@ -82,20 +84,24 @@ def _sts_scorer(options: EvalConfig) -> Callable[[Encoder], Scores]:
 
 
 def _pairs_scorer(options: EvalConfig) -> Callable[[Encoder], Scores]:
-    pairs = sts.read_pairs(Path(options.pairs_file).expanduser(), columns=(0, 1, 2))
+    path = Path(options.pairs_file).expanduser()
+    pairs = sts.read_pairs(path, columns=(0, 1, 2))
+    if np.ptp(pairs.gold) == 0:
+        raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
     return lambda encoder: {
         "pairs_spearman": sts.score_pairs(encoder, {"pairs": pairs}, options.batch_size)["pairs"]["spearman"]
     }
 
 
-def _halves_scorer(options: EvalConfig, sentences: Iterable[str]) -> Callable[[Encoder], Scores]:
-    first, second = retrieval.halves(sentences, RETRIEVAL_PAIRS)
-    if len(first) < 2:
-        raise DataError(
-            f"eval.metric=halves_retrieval needs at least two training sentences of "
-            f"{retrieval.FEWEST_WORDS} words or more"
-        )
-    return _retrieval_scorer("halves_retrieval", first, second, options.batch_size)
+def _halves_scorer(config: Config, training_sentences: Callable[[], Iterable[str]]) -> Callable[[Encoder], Scores]:
+    for fewest_words in (6, 2):  # halves of short sentences say little: only where there are no others
+        first, second = retrieval.halves(training_sentences(), RETRIEVAL_PAIRS, fewest_words)
+        if len(first) >= 2:
+            return _retrieval_scorer("halves_retrieval", first, second, config.eval.batch_size)
+    raise DataError(
+        f"data.train_file={config.data.train_file} has too few sentences: the dev metric halves_retrieval needs two "
+        "different ones of at least two words"
+    )
 
 
 def _retrieval_scorer(
@@ -124,10 +130,10 @@ def _unscored_pairs(options: EvalConfig) -> tuple[list[str], list[str]]:
 
 def _read_unscored_pairs(path: Path) -> list[tuple[str, str]]:
     rows = []
-    for number, fields in sts.tab_separated(path):
+    for number, fields in sts.pair_rows(path):
         if len(fields) != 2:
             raise DataError(f"{path}, line {number}: expected two tab-separated sentences, found {len(fields)} columns")
         rows.append((fields[0], fields[1]))
-    if not rows:
-        raise DataError(f"{path}: no sentence pairs")
+    if len(rows) < 2:
+        raise DataError(f"{path}: eval.metric=pairs_retrieval needs at least two sentence pairs")
     return rows

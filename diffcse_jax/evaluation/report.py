@@ -1,10 +1,12 @@
 """Evaluation results: what `results.json` holds, and the table for people."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import expand_groups
 
 Results = dict[str, Any]
@@ -31,10 +33,28 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     return means
 
 
+def check_writable(path: Path) -> None:
+    """Tries whether `write` will be able to, before hours are spent on results; changes no file.
+
+    Raises:
+        ConfigError: it will not.
+    """
+    with _naming_output(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
 def write(results: Results, path: Path) -> None:
-    """Writes `results.json`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rounded(results), indent=2) + "\n", encoding="utf-8")
+    """Writes `results.json`.
+
+    Raises:
+        ConfigError: the path cannot be written.
+    """
+    with _naming_output(path):
+        path.write_text(json.dumps(rounded(results), indent=2) + "\n", encoding="utf-8")
 
 
 def rounded(value: Any) -> Any:
@@ -60,6 +80,14 @@ def table(results: Results) -> str:
     ]
     lines += [f"{name:<18} missing: {reason}" for name, reason in results["missing"].items()]
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _naming_output(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--output: cannot write {path}: {error}") from error
 
 
 def _sts_section(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:

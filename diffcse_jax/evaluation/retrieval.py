@@ -8,7 +8,6 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.encoder import normalized
 
 BLOCK = 1024  # queries whose similarities are held at once
-FEWEST_WORDS = 6
 
 
 def retrieval_scores(
@@ -44,15 +43,15 @@ def ranks_among(
     return (similarities > own).sum(axis=1) + ((similarities == own).sum(axis=1) + 1) / 2
 
 
-def halves(sentences: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
-    """First and second halves, by words, of the first `limit` distinct sentences that have at least six words."""
+def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> tuple[list[str], list[str]]:
+    """First and second halves, by words, of the first `limit` distinct sentences of at least `fewest_words`."""
     first, second = [], []
     seen = set()
     for sentence in sentences:
         if len(first) == limit:
             break
         words = sentence.split()
-        if len(words) < FEWEST_WORDS or sentence in seen:
+        if len(words) < fewest_words or sentence in seen:
             continue
         seen.add(sentence)
         first.append(" ".join(words[: len(words) // 2]))

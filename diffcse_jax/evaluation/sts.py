@@ -194,7 +194,7 @@ def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool =
         DataError: the file cannot be read, a row has too few columns or no number for a score, or there is no row.
     """
     scores, first, second = [], [], []
-    for number, fields in tab_separated(path):
+    for number, fields in pair_rows(path):
         if skip_header and number == 1:
             continue
         if len(fields) <= max(columns):
@@ -211,14 +211,22 @@ def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool =
     return ScoredPairs(first, second, np.array(scores))
 
 
-def tab_separated(path: Path) -> list[tuple[int, list[str]]]:
+def pair_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """`tab_separated` without what editors leave in a file: a byte-order mark, and blank lines at the end."""
+    rows = tab_separated(path, encoding="utf-8-sig")
+    while rows and rows[-1][1] == [""]:
+        rows.pop()
+    return rows
+
+
+def tab_separated(path: Path, encoding: str = "utf-8") -> list[tuple[int, list[str]]]:
     """Line numbers, from 1, and fields of a UTF-8 file.
 
     Raises:
         DataError: the file cannot be read.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=encoding) as file:
             return [(number, line.strip().split("\t")) for number, line in enumerate(file, start=1)]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
     """Cosine similarity of every row of `a` with every row of `b`. Zero vectors have similarity 0."""
-    return unit(a) @ unit(b).T
+    # Full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
+    return jnp.matmul(unit(a), unit(b).T, precision="highest")
 
 
 def unit(vectors: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:
@@ -42,7 +43,7 @@ def info_nce(
         hard_logits = cosine_similarity(z1, hard_negatives) / temperature
         hard_logits += jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=hard_logits.dtype)
         logits = jnp.concatenate([logits, hard_logits], axis=1)
-    # log_softmax subtracts the maximum before it sums: logsumexp - positive would lose digits twice, value and gradient.
+    # log_softmax subtracts the maximum before it sums; logsumexp - positive would lose digits, in the gradient too.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
 

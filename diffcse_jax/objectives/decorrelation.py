@@ -19,11 +19,11 @@ def dimension_contrast(
     Args:
         form: `code` or `paper`.
     """
-    batch = len(z1)
     if form == "code":
-        correlation = _standardised(z1, ddof=0, epsilon=1e-5).T @ _standardised(z2, ddof=0, epsilon=1e-5) / batch
+        z1, z2 = (_standardised(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     else:
-        correlation = _standardised(z1, ddof=1, epsilon=0.0).T @ _standardised(z2, ddof=1, epsilon=0.0)
+        z1, z2 = (_standardised(z, ddof=1, epsilon=0.0) for z in (z1, z2))
+    correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
     logits = correlation / temperature
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 

@@ -7,7 +7,7 @@ hundred steps give a generator whose guesses are plausible enough to be worth de
 import dataclasses
 import json
 import math
-import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.batches import Batch, BatchSource, make_batches
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.edits import Vocabulary, mask_tokens
 from diffcse_jax.models import parameters
@@ -31,6 +31,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives.difference import masked_language_model
+from diffcse_jax.training.metrics import report
 from diffcse_jax.training.sharding import replicated, shard_batch
 
 HELD_OUT_BATCHES = 8
@@ -41,20 +42,17 @@ def own_generator(
 ) -> Pretrained:
     """The frozen encoder with a masked-LM head: the head in the workdir, else one trained now and kept there."""
     folder = workdir / "generator"
-    weights, report = folder / "mlm_head.safetensors", folder / "report.json"
-    if report.is_file():
-        print(
-            f"generator: own masked-LM head found in {folder} ({_summary(json.loads(report.read_text()))})",
-            file=sys.stderr,
-        )
+    weights, record = folder / "mlm_head.safetensors", folder / "report.json"
+    if record.is_file():
+        report(f"generator: own masked-LM head found in {folder} ({_summary(json.loads(record.read_text()))})")
         return dataclasses.replace(encoder, mlm_head=load_file(weights))
-    print(f"generator: training a masked-LM head for {config.generator.head_steps} steps", file=sys.stderr)
+    report(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
-    print(f"generator: own masked-LM head trained, {_summary(scores)}", file=sys.stderr)
+    report(f"generator: own masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(head, weights)
-        report.write_text(json.dumps(scores, indent=2) + "\n")  # written last: its presence says the head is whole
+        record.write_text(json.dumps(scores, indent=2) + "\n")  # written last: its presence says the head is whole
     return dataclasses.replace(encoder, mlm_head=head)
 
 
@@ -142,7 +140,14 @@ def _positions_of(
     return rows, positions, weights
 
 
-def _held_out_scores(loss, head: Params, frozen: Params, batches, mesh: Mesh, seed: int) -> dict[str, float]:
+def _held_out_scores(
+    loss: Callable[..., tuple[jax.Array, jax.Array]],
+    head: Params,
+    frozen: Params,
+    batches: Iterable[Batch],
+    mesh: Mesh,
+    seed: int,
+) -> dict[str, float]:
     results = [
         loss(head, frozen, shard_batch(batch, mesh), jax.random.fold_in(jax.random.key(seed + 1), index))
         for index, batch in enumerate(batches)

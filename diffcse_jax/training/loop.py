@@ -1,32 +1,36 @@
 """The training loop: from a configuration to a trained, evaluated, checkpointed workdir."""
 
+import dataclasses
 import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Protocol
 
 import grain
 import jax
+import numpy as np
 import tqdm
+from jax.experimental import multihost_utils
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, batches_per_epoch, make_batches
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.batches import Batch, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.corpus import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder, load_tokenizer
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
-from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.training import networks
 from diffcse_jax.training.checkpoint import Checkpoints, start_workdir
 from diffcse_jax.training.generator import own_generator
-from diffcse_jax.training.metrics import MetricsWriter
+from diffcse_jax.training.metrics import MetricsWriter, report
+from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
 from diffcse_jax.training.step import TrainState, initial_state, make_train_step
@@ -41,43 +45,49 @@ class DevEvaluation(Protocol):
         """Named scores, among them `metric`; higher is better."""
 
 
+BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]]], DevEvaluation]
+Write = Callable[[int, Mapping[str, float]], None]  # step, named values
+
+
 class Interrupted(UserError):
     """Training was asked to stop and has saved its state."""
 
     exit_code = 130  # as of a program ended by Ctrl-C
 
 
-def train(config: Config, workdir: Path, corpus: Corpus, evaluation: DevEvaluation) -> None:
+def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> None:
     """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
 
-    The start order: the pretrained networks; over them the workdir's last checkpoint, if there is one.
+    Args:
+        config: the run.
+        workdir: where it lives.
+        build_evaluation: makes the dev evaluation from the configuration and a pass over the training sentences.
 
     Raises:
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
-    # 1. What can be refused is refused before anything is computed.
+    # 1. What can be refused is refused before any text is read.
     mesh = make_mesh(config)
     encoder = pretrained.load(config.model.name_or_path)
     tokenizer = load_tokenizer(encoder.folder)
     networks.with_dropout(encoder.config, config)
-    vocabulary = networks.vocabulary_of(tokenizer, encoder.config.vocab_size)
-    named_generator = config.uses_difference and config.generator.name_or_path
-    generator = networks.load_generator(config, encoder) if named_generator else None
+    vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
+    named_generator = config.uses_difference and not config.trains_generator_head
+    generator = networks.load_generator(config, encoder, tokenizer) if named_generator else None
+    _check_max_length(config, encoder)
     start_workdir(workdir, config, encoder, tokenizer)
 
     # 2. Text to tokens, once.
-    store = build_or_open(corpus, tokenizer, _max_length(config, encoder), config.data.cache_dir)
-    if len(store.columns) == 3 and config.contrast.negatives != "dropout":
-        raise ConfigError(
-            f"contrast.negatives={config.contrast.negatives!r} has no form with hard negatives, but {corpus.name} has "
-            "three columns; use contrast.negatives='dropout', or name one or two of them in data.columns"
-        )
+    corpus = open_corpus(config.data)
+    store = build_or_open(corpus, tokenizer, config.data.max_length, config.data.cache_dir)
+    _check_columns(config, store, corpus.name)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(store), config.train.batch_size)
     batches = make_batches(_batch_source(config, store, total_steps, encoder.config.pad_token_id))
+    evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
-    if config.uses_difference and generator is None:
+    if config.trains_generator_head:
         generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
     definitions, params, batch_stats, frozen = networks.build(config, encoder, generator, vocabulary)
     optimizer = make_optimizer(config.optim, total_steps)
@@ -85,122 +95,153 @@ def train(config: Config, workdir: Path, corpus: Corpus, evaluation: DevEvaluati
     frozen = jax.device_put(frozen, replicated(mesh))
 
     # 4. Over them, where an earlier run of this workdir stopped.
-    checkpoints = Checkpoints(workdir, config, evaluation.metric)
+    checkpoints = Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name)
     if checkpoints.latest_step is not None:
         state, data_state = checkpoints.restore(state)
         batches.set_state(data_state)
-        print(f"resumed at step {int(state.step)} of {total_steps} from {workdir}", file=sys.stderr)
+        report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
 
-    run = _Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
+    train_step = make_train_step(definitions, config, optimizer, mesh)
+    run = Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
     try:
-        run.loop(make_train_step(definitions, config, optimizer, mesh), state, frozen, batches, mesh)
+        loop(run, lambda state, batch: train_step(state, frozen, shard_batch(batch, mesh)), state, batches)
     finally:
         checkpoints.close()
 
 
-class _Run:
-    """What the loop writes to and reads from beside the train state."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the loop reads and writes beside the train state."""
 
-    def __init__(
-        self,
-        config: Config,
-        workdir: Path,
-        total_steps: int,
-        evaluation: DevEvaluation,
-        checkpoints: Checkpoints,
-        sizes: TransformerConfig,
-        tokenizer: PreTrainedTokenizerFast,
-    ):
-        self.config = config
-        self.workdir = workdir
-        self.total_steps = total_steps
-        self.evaluation = evaluation
-        self.checkpoints = checkpoints
-        self.sizes = sizes
-        self.tokenizer = tokenizer
-        self.schedule = learning_rate_schedule(config.optim, total_steps)
+    config: Config
+    workdir: Path
+    total_steps: int
+    evaluation: DevEvaluation
+    checkpoints: Checkpoints
+    sizes: TransformerConfig
+    tokenizer: PreTrainedTokenizerFast
 
-    def loop(
-        self,
-        train_step: Any,
-        state: TrainState,
-        frozen: Params,
-        batches: grain.DatasetIterator,
-        mesh: jax.sharding.Mesh,
-    ) -> None:
-        step = int(state.step)
-        with (
-            _metrics_writer(self.workdir, step) as write,
-            _stop_requested() as stop,
-            tqdm.tqdm(
-                initial=step, total=self.total_steps, desc="training", unit=" steps", disable=_quiet(), mininterval=1.0
-            ) as progress,
-        ):
-            if step == 0:
-                self._evaluate(state, write)
-            since, last_step = time.perf_counter(), step
-            while step < self.total_steps:
-                state, metrics = train_step(state, frozen, shard_batch(next(batches), mesh))
-                step += 1
-                progress.update()
-                if self._logs_at(step):
-                    row = self._fetch(step, metrics)
-                    elapsed = time.perf_counter() - since
-                    row["sentences_per_second"] = (step - last_step) * self.config.train.batch_size / elapsed
-                    progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
-                    write(step, row)
-                    since, last_step = time.perf_counter(), step
-                if stop() and step < self.total_steps:
-                    self._save_and_stop(state, batches)
-                if self._evaluates_at(step):
-                    paused = time.perf_counter()
-                    dev = self._evaluate(state, write)
-                    self.checkpoints.save(state, batches.get_state(), dev)
-                    since += time.perf_counter() - paused
-
-    def _logs_at(self, step: int) -> bool:
+    def logs_at(self, step: int) -> bool:
+        """Whether a row of metrics is written behind this step."""
         return step in (1, self.total_steps) or step % self.config.train.log_every == 0
 
-    def _evaluates_at(self, step: int) -> bool:
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the encoder is evaluated and saved behind this step."""
         every = self.config.eval.every
         return step == self.total_steps or (every > 0 and step % every == 0)
 
-    def _evaluate(self, state: TrainState, write: Any) -> dict[str, float]:
-        """Dev scores of the present encoder, written and shown."""
-        encoder = SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
-            self.sizes,
-            parameters.subset(state.params, "encoder"),
-            self.tokenizer,
-            pooler=self.config.encoding_pooler,
-            pooler_head=parameters.subset(state.params, "projector"),
+
+def loop(
+    run: Run,
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    state: TrainState,
+    batches: grain.DatasetIterator,
+) -> None:
+    """Steps, and between them logs, dev evaluations and checkpoints, until the run is complete or asked to stop."""
+    step = int(state.step)
+    with (
+        _metrics_writer(run.workdir, step) as write,
+        _stop_requested() as stop,
+        tqdm.tqdm(
+            initial=step, total=run.total_steps, desc="training", unit=" steps", disable=_quiet(), mininterval=1.0
+        ) as progress,
+    ):
+        if step == 0:
+            evaluate(run, state, write)
+        clock = _Clock(step, run.config.train.batch_size)
+        while step < run.total_steps:
+            state, metrics = train_step(state, next(batches))
+            step += 1
+            progress.update()
+            logs, evaluates = run.logs_at(step), run.evaluates_at(step)
+            stops = _agreed(stop, at=logs) and step < run.total_steps
+            if logs or evaluates or stops:
+                row = _checked(metrics, step, run)  # nothing is evaluated or saved that is not a number
+            if logs:
+                row["learning_rate"] = float(learning_rate_schedule(run.config.optim, run.total_steps)(step - 1))
+                row["sentences_per_second"] = clock.rate(step)
+                progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
+                write(step, row)
+            if evaluates:
+                with clock.paused():
+                    run.checkpoints.save(state, batches.get_state(), evaluate(run, state, write))
+            if stops:
+                run.checkpoints.save(state, batches.get_state(), {})
+                run.checkpoints.wait()
+                raise Interrupted(f"stopped at step {step}; everything is saved: the same command goes on from there")
+
+
+def evaluate(run: Run, state: TrainState, write: Write) -> dict[str, float]:
+    """Dev scores of the present encoder, written and shown."""
+    encoder = SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
+        run.sizes,
+        parameters.subset(state.params, "encoder"),
+        run.tokenizer,
+        pooler=run.config.encoding_pooler,
+        pooler_head=parameters.subset(state.params, "projector"),
+    )
+    dev = run.evaluation(encoder)
+    write(int(state.step), {f"dev/{name}": score for name, score in dev.items()})
+    report(f"step {int(state.step)}: " + ", ".join(f"{name} {score:.2f}" for name, score in dev.items()))
+    return dev
+
+
+class _Clock:
+    """Sentences per second since the last reading, without pauses."""
+
+    def __init__(self, step: int, batch_size: int):
+        self._step, self._since, self._batch_size = step, time.perf_counter(), batch_size
+
+    def rate(self, step: int) -> float:
+        now = time.perf_counter()
+        rate = (step - self._step) * self._batch_size / (now - self._since)
+        self._step, self._since = step, now
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - start
+
+
+def _checked(metrics: Metrics, step: int, run: Run) -> dict[str, float]:
+    """The step's metrics as numbers.
+
+    Raises:
+        UserError: the loss is not a number, with what can be done.
+    """
+    row = {name: float(value) for name, value in metrics.items()}
+    if not math.isfinite(row["loss"] + row["grad_norm"]):
+        raise UserError(
+            f"loss {row['loss']} and gradient norm {row['grad_norm']} at step {step}; the last checkpoint, of step "
+            f"{run.checkpoints.latest_step}, is kept in {run.workdir}. A lower optim.learning_rate or "
+            "precision=float32 usually helps"
         )
-        dev = self.evaluation(encoder)
-        write(int(state.step), {f"dev/{name}": score for name, score in dev.items()})
-        scores = ", ".join(f"{name} {score:.2f}" for name, score in dev.items())
-        tqdm.tqdm.write(f"step {int(state.step)}: {scores}", file=sys.stderr)
-        return dev
+    return row
 
-    def _fetch(self, step: int, metrics: dict[str, jax.Array]) -> dict[str, float]:
-        """The step's metrics as numbers.
 
-        Raises:
-            UserError: the loss is not a number, with what can be done.
-        """
-        row = {name: float(value) for name, value in metrics.items()}
-        if not math.isfinite(row["loss"]):
-            raise UserError(
-                f"the loss became {row['loss']} by step {step}; the last checkpoint, of step "
-                f"{self.checkpoints.latest_step}, is kept in {self.workdir}. A lower optim.learning_rate or "
-                "precision=float32 usually helps"
-            )
-        return row | {"learning_rate": float(self.schedule(step - 1))}
-
-    def _save_and_stop(self, state: TrainState, batches: grain.DatasetIterator) -> None:
-        self.checkpoints.save(state, batches.get_state(), {})
-        self.checkpoints.wait()
-        raise Interrupted(
-            f"stopped at step {int(state.step)}; everything is saved: the same command goes on from there"
+def _check_max_length(config: Config, encoder: pretrained.Pretrained) -> None:
+    if config.data.max_length > encoder.config.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} is more than the {encoder.config.max_length} positions of "
+            f"{config.model.name_or_path}"
         )
+
+
+def _check_columns(config: Config, store: TokenStore, corpus_name: str) -> None:
+    if len(store.columns) == 3 and config.contrast.negatives != "dropout":
+        raise ConfigError(
+            f"contrast.negatives={config.contrast.negatives!r} has no form with hard negatives, but {corpus_name} has "
+            "three columns; use contrast.negatives='dropout', or name one or two of them in data.columns"
+        )
+
+
+def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
+    """Whether to stop. Several hosts ask one another, at logged steps only, so that all stop at the same one."""
+    if jax.process_count() == 1:
+        return stop()
+    return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
 
 
 def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: int) -> BatchSource:
@@ -215,22 +256,13 @@ def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: i
     )
 
 
-def _max_length(config: Config, encoder: pretrained.Pretrained) -> int:
-    if config.data.max_length > encoder.config.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than the {encoder.config.max_length} positions of "
-            f"{config.model.name_or_path}"
-        )
-    return config.data.max_length
-
-
 def _quiet() -> bool | None:
     """Hosts but the first draw no bar; None lets tqdm decide by whether there is a terminal."""
     return True if jax.process_index() else None
 
 
 @contextmanager
-def _metrics_writer(workdir: Path, resumed_at: int) -> Iterator[Any]:
+def _metrics_writer(workdir: Path, resumed_at: int) -> Iterator[Write]:
     """A function that writes rows; on hosts but the first it does nothing."""
     if jax.process_index():
         yield lambda step, values: None
@@ -243,15 +275,15 @@ def _metrics_writer(workdir: Path, resumed_at: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _stop_requested() -> Iterator[Any]:
+def _stop_requested() -> Iterator[Callable[[], bool]]:
     """A function that tells whether SIGINT or SIGTERM has come; a second Ctrl-C stops at once."""
     received = []
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
-        print("\nstopping after this step; saving first", file=sys.stderr)
+        print("\nstopping soon; saving first", file=sys.stderr)
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,9 +1,12 @@
-"""Metrics on disk: `metrics.jsonl` and TensorBoard events."""
+"""What a run tells: `metrics.jsonl`, TensorBoard events, lines on the terminal."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+import tqdm
 from tensorboardX import SummaryWriter
 
 
@@ -32,6 +35,12 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes the events."""
         self._events.close()
+
+
+def report(message: str) -> None:
+    """A line for the person at the terminal, above any progress bar; from the first host alone."""
+    if jax.process_index() == 0:
+        tqdm.tqdm.write(message, file=sys.stderr)
 
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:

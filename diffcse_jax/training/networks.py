@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Vocabulary
+from diffcse_jax.encoder import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import BatchNormProjector, MaskedLMHead, MlpProjector, token_classifier
@@ -116,31 +117,42 @@ def with_dropout(sizes: TransformerConfig, config: Config) -> TransformerConfig:
         raise ConfigError(f"model.hidden_dropout / model.attention_dropout: {error}") from error
 
 
-def load_generator(config: Config, encoder: Pretrained) -> Pretrained:
+def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
     """The named frozen masked LM, which must read and write the encoder's token ids.
 
     Raises:
-        CheckpointError: no masked-LM head, or another vocabulary size than the encoder's.
+        CheckpointError: no masked-LM head, or another vocabulary than the encoder's. A generator's folder without a
+            tokenizer is compared by the number of tokens.
     """
     generator = load(config.generator.name_or_path, needs_mlm_head=True)
+    difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
+        difference = f"{generator.config.vocab_size} tokens against {encoder.config.vocab_size}"
+    elif (generator.folder / "tokenizer.json").is_file():
+        theirs, ours = load_tokenizer(generator.folder).get_vocab(), tokenizer.get_vocab()
+        unlike = sum(theirs.get(token) != index for token, index in ours.items())
+        difference = f"{unlike} of {len(ours)} tokens have other ids" if unlike else ""
+    if difference:
         raise CheckpointError(
-            f"generator.name_or_path={config.generator.name_or_path!r} has {generator.config.vocab_size} tokens, "
-            f"model.name_or_path={config.model.name_or_path!r} {encoder.config.vocab_size}: the discriminator reads "
-            "the generator's token ids, so both need one vocabulary (BERT: distilbert-base-uncased; RoBERTa: "
-            "distilroberta-base)"
+            f"generator.name_or_path={config.generator.name_or_path!r} and "
+            f"model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}): the "
+            "discriminator reads the generator's token ids, so both need the same one (BERT: distilbert-base-uncased; "
+            "RoBERTa: distilroberta-base)"
         )
     return generator
 
 
-def vocabulary_of(tokenizer: PreTrainedTokenizerFast, size: int) -> Vocabulary:
+def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, size: int) -> Vocabulary:
     """What masking needs of a tokenizer whose model has `size` rows of word embeddings.
 
     Raises:
-        ConfigError: more tokens than embeddings, or no mask token.
+        ConfigError: more tokens than embeddings, or no mask token where an objective needs one.
     """
     if len(tokenizer) > size:
         raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {size} word embeddings")
-    if tokenizer.mask_token_id is None:
-        raise ConfigError("the tokenizer has no mask token, which masked-language-model objectives need")
+    if tokenizer.mask_token_id is None and {"difference", "mlm"} & config.weights.keys():
+        raise ConfigError(
+            f"the tokenizer of {config.model.name_or_path} has no mask token, which the objectives difference and mlm "
+            "need"
+        )
     return Vocabulary(size, tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))

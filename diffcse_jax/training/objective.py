@@ -205,7 +205,9 @@ def _replaced_token_detection(
     logits = networks.bind("token_classifier", params)(states).astype(jnp.float32)
     per_token = difference.replaced_token_detection(logits, edited.replaced)
     real = views.attention_mask > 0
-    loss = per_token.mean() if config.difference.loss_positions == "all" else _mean_where(per_token, real)
+    # Authors' batches end with their longest sentence; ours may be padded further, to a static length.
+    counted = real if config.difference.loss_positions == "real" else real.any(axis=0, keepdims=True)
+    loss = _mean_where(per_token, jnp.broadcast_to(counted, real.shape))
     right = (logits[..., 1] > logits[..., 0]) == edited.replaced
     return loss, {
         "rtd_accuracy": _mean_where(right, real),

@@ -18,10 +18,10 @@ def make_mesh(config: Config) -> Mesh:
     count = config.mesh.data or len(available)
     if count > len(available):
         raise ConfigError(f"mesh.data={count}, but there are {len(available)} devices")
-    for key, size in (
-        ("train.batch_size", config.train.batch_size),
-        ("generator.head_batch_size", config.generator.head_batch_size),
-    ):
+    sizes = {"train.batch_size": config.train.batch_size}
+    if config.trains_generator_head:
+        sizes["generator.head_batch_size"] = config.generator.head_batch_size
+    for key, size in sizes.items():
         if size % count:
             raise ConfigError(f"{key}={size} is not divisible by the {count} devices of the mesh")
     # Auto: under Explicit axes the in-batch similarity matrix is a type error.

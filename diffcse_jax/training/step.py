@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from diffcse_jax.config import Config
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.training.networks import Networks
+from diffcse_jax.training.networks import Networks, compute_dtype
 from diffcse_jax.training.objective import Metrics, as_views, corrupt, objective
 from diffcse_jax.training.sharding import replicated
 
@@ -57,4 +57,7 @@ def make_train_step(
         metrics["grad_norm"] = optax.tree.norm(grads)
         return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
 
+    if compute_dtype(config.precision) == jnp.float32:
+        # Accelerators multiply float32 matrices in less precision unless told otherwise.
+        train_step = jax.default_matmul_precision("highest")(train_step)
     return jax.jit(train_step, donate_argnums=0, out_shardings=replicated(mesh))
