@@ -136,7 +136,9 @@ class DataConfig:
         "of the hub) or `docstrings` (English of the installed Python packages)",
     )
     columns: tuple[str, ...] = option(
-        (), "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negative]]; empty: all of them"
+        (),
+        "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negative]]; empty: the only one, or "
+        "those named sentence, positive, hard_negative or sent0, sent1, hard_neg",
     )
     max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
     on_bad_line: str = option(

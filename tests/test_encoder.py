@@ -220,9 +220,10 @@ def test_only_numbers_are_checkpoints(tmp_path):
 def test_a_diverged_model_gives_no_vectors(tiny):
     params = random_params(Transformer, tiny.config)
     name = next(name for name in params if name.endswith("scale"))
-    diverged = with_weights(tiny, params | {name: np.full_like(params[name], np.nan)})
-    with jax.debug_nans(False), pytest.raises(CheckpointError, match="gives vectors that are not finite"):
-        diverged.encode(SENTENCES)
+    with jax.debug_nans(False):
+        diverged = with_weights(tiny, params | {name: np.full_like(params[name], np.nan)})
+        with pytest.raises(CheckpointError, match="gives vectors that are not finite"):
+            diverged.encode(SENTENCES)
 
 
 def test_the_tokenizers_own_settings_stay(tiny_dir):

@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -102,20 +104,36 @@ def test_compute_dtype_on_cpu(precision, expected):
     assert networks.compute_dtype(precision) == jnp.dtype(expected)
 
 
-def test_a_generator_with_another_vocabulary_is_refused(monkeypatch):
+def test_a_generator_with_another_number_of_tokens_is_refused(monkeypatch, minilm_dir):
     small = dataclasses.replace(SIZES, vocab_size=59)
     monkeypatch.setattr(networks, "load", lambda *_, **__: dataclasses.replace(GENERATOR, config=small))
-    with pytest.raises(CheckpointError, match=r"59 tokens, model\.name_or_path='bert-base-uncased' 60"):
-        networks.load_generator(Config(), ENCODER)
+    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 tokens against 60\\)"):
+        networks.load_generator(Config(), ENCODER, load_tokenizer(minilm_dir))
+
+
+def test_a_generator_with_other_ids_for_the_same_number_of_tokens_is_refused(monkeypatch, minilm_dir, tmp_path):
+    tokenizer = load_tokenizer(minilm_dir)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    vocab["dog"], vocab["cat"] = vocab["cat"], vocab["dog"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    shutil.copy(minilm_dir / "tokenizer_config.json", tmp_path)
+    shutil.copy(minilm_dir / "config.json", tmp_path)
+    monkeypatch.setattr(networks, "load", lambda *_, **__: dataclasses.replace(GENERATOR, folder=tmp_path))
+    with pytest.raises(CheckpointError, match="2 of 30522 tokens have other ids"):
+        networks.load_generator(Config(), ENCODER, tokenizer)
+    shutil.copy(minilm_dir / "tokenizer.json", tmp_path)
+    assert networks.load_generator(Config(), ENCODER, tokenizer).folder == tmp_path
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):
     tokenizer = load_tokenizer(minilm_dir)
-    vocabulary = networks.vocabulary_of(tokenizer, 30522)
+    vocabulary = networks.vocabulary_of(Config(), tokenizer, 30522)
     assert (vocabulary.size, vocabulary.mask_id) == (30522, 103)
     assert vocabulary.special_ids == (0, 100, 101, 102, 103)  # [PAD] [UNK] [CLS] [SEP] [MASK]
     with pytest.raises(ConfigError, match="30522 tokens, the model only 30521"):
-        networks.vocabulary_of(tokenizer, 30521)
+        networks.vocabulary_of(Config(), tokenizer, 30521)
     tokenizer.mask_token = None
     with pytest.raises(ConfigError, match="no mask token"):
-        networks.vocabulary_of(tokenizer, 30522)
+        networks.vocabulary_of(Config(), tokenizer, 30522)
+    assert networks.vocabulary_of(config_of(SIMCSE), tokenizer, 30522).mask_id is None

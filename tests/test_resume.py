@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,47 @@ def test_finished_run_is_not_trained_again(command: list[str], uninterrupted: Pa
     before = (uninterrupted / "metrics.jsonl").read_text()
     assert f"resumed at step {STEPS} of {STEPS}" in run(command, uninterrupted)
     assert (uninterrupted / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
+def test_another_text_is_refused_in_the_same_workdir(command: list[str], uninterrupted: Path, tmp_path: Path):
+    text = tmp_path / "other.txt"
+    text.write_text("".join(f"Another sentence, number {i} of them.\n" for i in range(60)))
+    original = next(argument for argument in command if argument.startswith("--config.data.train_file="))
+    path = Path(original.partition("=")[2])
+    kept = path.read_text()
+    path.write_text(text.read_text())
+    try:
+        process = start(command, uninterrupted)
+        output = process.communicate(timeout=120)[0]
+    finally:
+        path.write_text(kept)
+    assert process.returncode == 2
+    assert "is not the one that the run in" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named(command: list[str], uninterrupted: Path, tmp_path: Path):
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints" / str(STEPS) / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:10])
+    process = start(command, tmp_path / "run")
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert f"cannot read the checkpoint {tmp_path}/run/checkpoints/{STEPS}" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[str], tmp_path: Path):
+    overrides = ["--config.optim.learning_rate=1e30", "--config.optim.clip_norm=0.0", "--config.train.log_every=1000"]
+    process = start([*command, *overrides], tmp_path)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert f"at step {EVERY}; the last checkpoint, of step None, is kept" in output
+    assert not any(row["step"] for row in read_metrics(tmp_path) if "dev/halves_retrieval" in row)
 
 
 @pytest.mark.slow

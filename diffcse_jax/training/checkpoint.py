@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
+from diffcse_jax.encoder import workdir_of
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
@@ -197,7 +198,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     Raises:
         CheckpointError: nothing there to read.
     """
-    workdir = path.parent.parent if path.parent.name == "checkpoints" else path
+    workdir = workdir_of(path) or path
     config = read_config(workdir)
     with ocp.CheckpointManager(
         (workdir / "checkpoints").absolute(),
