@@ -25,6 +25,10 @@ def main() -> int:
         results = evaluate(options)
         print(report.table(results))
         report.write(results, options.output)
+        if geometry := results["tasks"].get("geometry"):
+            from diffcse_jax.evaluation.geometry import draw
+
+            print("pictures:", *draw(geometry, options.output.parent / "report"))
     return 3 if results["missing"] and not options.allow_missing else 0
 
 
@@ -62,7 +66,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--allow_missing", action="store_true", help="exit with 0 even if the data of a task is missing"
     )
-    parser.add_argument("--output", type=Path, default=Path("results.json"), help="default: results.json")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("results.json"),
+        help="default: results.json; pictures go to report/ beside it",
+    )
     return parser.parse_args()
 
 

@@ -87,6 +87,31 @@ def test_the_average_is_of_rounded_scores(run, senteval):
     assert "average sts" in printed.out
 
 
+def test_geometry_and_retrieval_are_told_and_drawn(run, tmp_path):
+    code, results, printed = run("--tasks", "geometry,retrieval", "--pooler", "avg")
+    assert code == 0
+    assert results["tasks"]["geometry"]["n"] == 4
+    assert results["tasks"]["retrieval"]["n"] == 2
+    for line in ("alignment", "similarity", "recall"):
+        assert line in printed.out
+    assert sorted(path.name for path in (tmp_path / "out/report").iterdir()) == [
+        "similarity_by_rating.png",
+        "singular_values.png",
+    ]
+
+
+def test_transfer_tasks_have_their_own_columns_and_average(run, senteval):
+    (senteval / "CR").mkdir()
+    for name, words in (("pos", "good fine great"), ("neg", "bad poor awful")):
+        reviews = [f"the camera is {word} for {i} days" for i in range(10) for word in words.split()]
+        (senteval / f"CR/custrev.{name}").write_text("\n".join(reviews) + "\n")
+    code, results, printed = run("--tasks", "CR", "--mode", "fasttest", "--pooler", "avg")
+    assert code == 0
+    assert 0 <= results["tasks"]["CR"]["acc"] <= 100
+    assert "dev accuracy" in printed.out
+    assert results["averages"]["transfer"] is None
+
+
 def test_dev_mode_needs_no_test_data(run, senteval):
     (senteval / "STS/STSBenchmark/sts-test.csv").unlink()
     code, results, _ = run("--mode", "dev", "--tasks", "STSBenchmark", "--pooler", "avg")

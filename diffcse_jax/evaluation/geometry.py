@@ -119,7 +119,7 @@ def similarity_by_rating(
     return groups
 
 
-def singular_values(vectors: Float32[np.ndarray, "n dimension"]) -> Float[np.ndarray, " dimension"]:
+def singular_values(vectors: Float32[np.ndarray, "n dimension"]) -> Float[np.ndarray, " rank"]:
     """Singular values of the sentence matrix, the largest scaled to 1."""
     values = np.linalg.svd(vectors, compute_uv=False)
     return values / values[0]
