@@ -12,9 +12,9 @@ from configs import diffcse_minilm
 
 def get_config() -> ConfigDict:
     config = diffcse_minilm.get_config()
-    config.generator.head_steps = 100
+    config.generator.head_steps = 80
     config.data.train_file = "docstrings"
-    config.train.steps = 60
+    config.train.steps = 45
     config.eval.every = 15
     config.eval.metric = "pairs_retrieval"
     config.eval.pairs_file = "docstrings"

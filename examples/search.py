@@ -7,6 +7,7 @@ The documents are docstrings of functions that `docstrings` (diffcse_jax/data/do
 
 import argparse
 import textwrap
+import warnings
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.data.docstrings import docstring_pairs
@@ -30,7 +31,8 @@ def main() -> None:
     options = parser.parse_args()
     with reported_to_user():
         after = SentenceEncoder.from_pretrained(options.after)
-        before = SentenceEncoder.from_pretrained(options.before, pooler=after.pooler)
+        with warnings.catch_warnings(action="ignore"):  # another pooler than its own, on purpose
+            before = SentenceEncoder.from_pretrained(options.before, pooler=after.pooler)
     documents = [" ".join(pair) for pair in docstring_pairs()]
     print(f"\nbest of {len(documents)} held-out docstrings, sentence vector `{after.pooler}`\n")
     hits = {}
