@@ -1,6 +1,9 @@
 """DiffCSE, SimCSE and SimCSE++ sentence embeddings in JAX and Flax NNX."""
 
+import os
 from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it found no PyTorch is no news here
 
 __version__ = "0.1.0"
 
