@@ -1,7 +1,6 @@
 """Sentences to vectors with a trained encoder."""
 
 import functools
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.workdir import SavedEncoder, read_encoder, workdir_of
 
 SHORTEST_BUCKET = 16
 
@@ -106,8 +106,6 @@ class SentenceEncoder:
         """
         path = Path(path_or_id).expanduser()
         if workdir_of(path):
-            from diffcse_jax.training.checkpoint import read_encoder  # reading weights alone needs no Orbax
-
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype)
         model = pretrained.load(str(path_or_id))
         record = pooling_modules.read(model.folder)
@@ -122,8 +120,10 @@ class SentenceEncoder:
         )
 
     @classmethod
-    def from_saved(cls, saved: Any, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32) -> "SentenceEncoder":
-        """The encoder of a `diffcse_jax.training.checkpoint.SavedEncoder`."""
+    def from_saved(
+        cls, saved: SavedEncoder, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32
+    ) -> "SentenceEncoder":
+        """The encoder of a `diffcse_jax.workdir.SavedEncoder`."""
         return cls(
             saved.transformer_config,
             saved.transformer,
@@ -264,24 +264,6 @@ class SentenceEncoder:
             return jnp.asarray(array)
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def workdir_of(path: Path) -> Path | None:
-    """The training workdir that the path is, or that holds it as `checkpoints/STEP`; None if it is neither."""
-    if _is_workdir(path):
-        return path
-    is_step = path.parent.name == "checkpoints" and path.name.isdecimal()
-    return path.parent.parent if is_step and _is_workdir(path.parent.parent) else None
-
-
-def _is_workdir(folder: Path) -> bool:
-    """Whether its `config.json` is a run's: models of Hugging Face have a file of this name as well."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    model = config.get("model") if isinstance(config, dict) else None
-    return isinstance(model, dict) and "name_or_path" in model
 
 
 def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:

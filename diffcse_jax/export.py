@@ -27,7 +27,7 @@ from diffcse_jax.encoder import SentenceEncoder, load_tokenizer, unlimited_token
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.models import pretrained
 from diffcse_jax.pooling_modules import write_json
-from diffcse_jax.training.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.workdir import SavedEncoder, read_encoder
 
 TOLERANCE = 1e-4
 CHECK_FILE = "export_check.json"

@@ -14,13 +14,12 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import POOLERS, Config
-from diffcse_jax.encoder import workdir_of
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.training import checkpoint
+from diffcse_jax.workdir import SavedEncoder, workdir_of
 
 SENTENCES = [
     "a dog runs in the park",
@@ -183,11 +182,11 @@ def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, mon
     (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
     base = pretrained.load(str(tiny_dir))
     head = random_params(MlpProjector, base.config, seed=3)
-    saved = checkpoint.SavedEncoder(
+    saved = SavedEncoder(
         Config(), base.hf_config, base.folder, base.config, base.transformer, head, "cls", 7, {}, "stsb_spearman"
     )
     asked = []
-    monkeypatch.setattr(checkpoint, "read_encoder", lambda path: asked.append(path) or saved)
+    monkeypatch.setattr("diffcse_jax.encoder.read_encoder", lambda path: asked.append(path) or saved)
     vectors = SentenceEncoder.from_pretrained(tmp_path / inside).encode(SENTENCES)
     position_0 = SentenceEncoder.from_pretrained(tiny_dir, pooler="cls_before_pooler").encode(SENTENCES)
     np.testing.assert_allclose(vectors, np.tanh(position_0 @ head["dense.kernel"] + head["dense.bias"]), atol=1e-5)

@@ -15,7 +15,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.training.checkpoint import SavedEncoder
+from diffcse_jax.workdir import SavedEncoder
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

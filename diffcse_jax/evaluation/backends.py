@@ -13,10 +13,10 @@ from diffcse_jax.encoder import (
     choose_pooler,
     load_tokenizer,
     require_finite,
-    workdir_of,
 )
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import pretrained
+from diffcse_jax.workdir import workdir_of
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None) -> Encoder:

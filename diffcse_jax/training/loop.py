@@ -27,13 +27,14 @@ from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.training import networks
-from diffcse_jax.training.checkpoint import Checkpoints, start_workdir
+from diffcse_jax.training.checkpoint import Checkpoints
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, report
 from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
 from diffcse_jax.training.step import TrainState, initial_state, make_train_step
+from diffcse_jax.workdir import start_workdir
 
 
 class DevEvaluation(Protocol):
