@@ -55,7 +55,10 @@ def test_devices_change_nothing_but_rounding(devices):
     ("parts", "message"),
     [
         ({"train": {"batch_size": 12}}, r"train\.batch_size=12 is not divisible by the 8 devices"),
-        ({"generator": {"head_batch_size": 4}}, r"generator\.head_batch_size=4 is not divisible by the 8 devices"),
+        (
+            {"generator": {"name_or_path": "", "head_batch_size": 4}},
+            r"generator\.head_batch_size=4 is not divisible by the 8 devices",
+        ),
         ({"mesh": {"data": 9}}, r"mesh\.data=9, but there are 8 devices"),
     ],
 )

@@ -167,14 +167,20 @@ def test_padding_changes_no_contrast():
 
 
 @pytest.mark.slow
-def test_padding_dilutes_the_codes_difference_loss_but_not_that_over_real_tokens():
-    short = random_batch(length=12)
-    # With a mask ratio of 0 both lengths have the same edits.
-    long = {name: np.pad(rows, ((0, 0), (0, 0), (0, 4))) for name, rows in short.items()}
-    for positions, equal in (("real", True), ("all", False)):
+def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
+    tight = random_batch(length=12)
+    longest = int(tight["attention_mask"].sum(axis=-1).max())
+    tight = {name: rows[..., :longest] for name, rows in tight.items()}
+    padded = {name: np.pad(rows, ((0, 0), (0, 0), (0, 4))) for name, rows in tight.items()}
+    losses = {}
+    for positions in ("real", "all"):
+        # With a mask ratio of 0 both lengths have the same edits.
         difference = {"difference": {"loss_positions": positions, "mask_ratio": 0.0}}
-        losses = [evaluate(NO_DROPOUT, difference, batch=batch)[0]["loss_difference"] for batch in (short, long)]
-        assert np.allclose(*losses, rtol=1e-5) == equal
+        values = [evaluate(NO_DROPOUT, difference, batch=batch)[0]["loss_difference"] for batch in (tight, padded)]
+        np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+        losses[positions] = values[0]
+    assert tight["attention_mask"].min() == 0
+    assert not np.allclose(losses["all"], losses["real"], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
