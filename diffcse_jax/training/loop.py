@@ -37,7 +37,7 @@ from diffcse_jax.training.step import TrainState, initial_state, make_train_step
 from diffcse_jax.workdir import start_workdir
 
 
-class DevEvaluation(Protocol):
+class Evaluation(Protocol):
     """What chooses the best checkpoint."""
 
     metric: str
@@ -46,7 +46,7 @@ class DevEvaluation(Protocol):
         """Named scores, among them `metric`; higher is better."""
 
 
-BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]]], DevEvaluation]
+BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]]], Evaluation]
 Write = Callable[[int, Mapping[str, float]], None]  # step, named values
 
 
@@ -117,7 +117,7 @@ class Run:
     config: Config
     workdir: Path
     total_steps: int
-    evaluation: DevEvaluation
+    evaluation: Evaluation
     checkpoints: Checkpoints
     sizes: TransformerConfig
     tokenizer: PreTrainedTokenizerFast
