@@ -77,6 +77,7 @@ def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     assert "found" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_loss_at_gathered_positions_is_the_masked_mean():
     head = random_params(MaskedLMHead, SIZES)
     batch = {name: jnp.asarray(rows) for name, rows in random_batch(size=16).items()}

@@ -98,6 +98,7 @@ def test_negatives_from_the_mean_of_both_views():
     np.testing.assert_allclose(metrics["loss"], expected.mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_objectives_at_once():
     weights = {"contrast": 0.5, "dcl": 0.1, "difference": 0.3, "mlm": 0.7}
     metrics, grads = evaluate({name: {"weight": weight} for name, weight in weights.items()})
@@ -137,6 +138,7 @@ def test_simcse_costs_a_fraction_of_diffcse():
     assert flops(SIMCSE) < 0.5 * flops()
 
 
+@pytest.mark.slow
 def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
     contrast = {"contrast": {"weight": 1.0}}
     grads = {weight: evaluate(NO_DROPOUT, contrast, {"difference": {"weight": weight}})[1] for weight in (0.0, 0.5)}
