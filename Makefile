@@ -37,6 +37,6 @@ $(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt pyproject.toml |
 	@touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { \
-		echo "error: $(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4))" || { \
+		echo "error: $(PYTHON) is missing or older than Python 3.11.4; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)

@@ -13,13 +13,14 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.errors import ConfigError
 
-POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last")
+if TYPE_CHECKING:
+    import ml_collections
+
+POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
 
 
@@ -36,7 +37,8 @@ class ModelConfig:
     pooler: str = option(
         "cls",
         "sentence vector: `cls` and `cls_before_pooler` take position 0 of the last layer, `avg` the mean over real "
-        "tokens, `avg_top2` and `avg_first_last` that mean over two layers (first = embedding output)",
+        "tokens, the others that mean over two layers: the last two, or the last with the embedding output "
+        "(`avg_first_last`, DiffCSE code) or with the first block's (`avg_first_block_last`, SimCSE code of 2022)",
         choices=POOLERS,
     )
     projector: str = option(
@@ -264,8 +266,10 @@ class Config:
         return "cls_before_pooler" if self.model.pooler == "cls" and not keeps_head else self.model.pooler
 
 
-def default_config() -> ml_collections.ConfigDict:
+def default_config() -> "ml_collections.ConfigDict":
     """The defaults as a ConfigDict, for files under `configs/`."""
+    import ml_collections  # here, because training from Python needs no more than the dataclasses
+
     return ml_collections.ConfigDict(Config().to_dict())
 
 

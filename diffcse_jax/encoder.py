@@ -230,13 +230,8 @@ class SentenceEncoder:
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
         self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
         encodings = self._backend.encode_batch_fast(sentences)
-        cut = sum(bool(encoding.overflowing) for encoding in encodings)
-        if cut and (max_length is None or max_length > self.config.max_length):
-            warnings.warn(
-                f"{cut} of {len(sentences)} sentences are longer than the model's {self.config.max_length} "
-                "tokens and were cut",
-                stacklevel=4,
-            )
+        if max_length is None or max_length > self.config.max_length:
+            warn_of_cut(sum(bool(encoding.overflowing) for encoding in encodings), self.config.max_length)
         return [encoding.ids for encoding in encodings]
 
     def _rows_per_batch(self, count: int, batch_size: int) -> int:
@@ -281,6 +276,14 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
             stacklevel=3,
         )
     return explicit or recorded
+
+
+def warn_of_cut(sentences: int, max_length: int) -> None:
+    """Warns where sentences exceeded the positions of a model."""
+    if sentences:
+        warnings.warn(
+            f"{sentences} sentences are longer than the model's {max_length} tokens and were cut", stacklevel=5
+        )
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:

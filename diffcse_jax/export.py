@@ -115,7 +115,7 @@ def write_folder(saved: SavedEncoder, folder: Path) -> None:
     sizes = saved.transformer_config
     hf_config = dict(saved.hf_config) | {"architectures": [_ARCHITECTURES[sizes.family]], "dtype": "float32"}
     hf_config.pop("torch_dtype", None)
-    if saved.pooler in ("avg_top2", "avg_first_last"):
+    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
 

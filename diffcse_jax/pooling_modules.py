@@ -15,9 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling import AVERAGED_LAYERS
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 _TANH = "torch.nn.modules.activation.Tanh"
+
+TWO_LAYER_POOLERS = tuple(pooler for pooler, layers in AVERAGED_LAYERS.items() if len(layers) == 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,7 @@ def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head:
         head: parameters of the dense + tanh head; needed for the pooler `cls`, ignored for others.
     """
     modules = ["Transformer"]
-    if pooler in ("avg_top2", "avg_first_last"):
+    if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
         weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
         _write_module(folder, modules, "WeightedLayerPooling", config, weights)
@@ -91,7 +94,7 @@ def read(folder: Path) -> Record | None:
 def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
     """The weight of the embedding output and of each block's output."""
     weights = np.zeros(num_blocks + 1, np.float32)
-    weights[[-2, -1] if pooler == "avg_top2" else [0, -1]] = 1
+    weights[list(AVERAGED_LAYERS[pooler])] = 1
     return weights
 
 
@@ -99,7 +102,7 @@ def _layer_pooler(module: Path) -> str:
     config = _read_json(module / "config.json")
     if config["layer_start"] == 0:
         weights = load_file(module / "model.safetensors")["layer_weights"]
-        for pooler in ("avg_top2", "avg_first_last"):
+        for pooler in TWO_LAYER_POOLERS:
             if np.array_equal(weights, _layer_weights(pooler, config["num_hidden_layers"])):
                 return pooler
     raise CheckpointError(f"{module}: layer weights that no pooler here has")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from test_sts import write_stsb
-from tiny_model import write_tiny_model
+from tiny_model import MAX_LENGTH, write_tiny_model
 
+from diffcse_jax import pooling_modules
 from diffcse_jax.config import Config
 
 EVAL = Path(__file__).parents[1] / "eval.py"
@@ -32,7 +33,8 @@ def run(tmp_path, minilm_dir, senteval, monkeypatch, capsys):
 
     def run(*arguments):
         output = tmp_path / "out/results.json"
-        argv = ["eval.py", "--model", str(model), "--data_dir", str(senteval), "--output", str(output), *arguments]
+        models = [] if "--model" in arguments else ["--model", str(model)]
+        argv = ["eval.py", *models, "--data_dir", str(senteval), "--output", str(output), *arguments]
         monkeypatch.setattr(sys, "argv", argv)
         try:
             code = command.main()
@@ -46,7 +48,7 @@ def run(tmp_path, minilm_dir, senteval, monkeypatch, capsys):
 def test_results_hold_what_scripts_rely_on(run):
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "avg")
     assert code == 0
-    assert list(results) == ["model", "pooler", "backend", "mode", "aggregation", "tasks", "averages", "missing"]
+    assert {"model", "pooler", "backend", "mode", "aggregation", "tasks", "averages", "missing"} <= set(results)
     assert (results["pooler"], results["backend"], results["mode"]) == ("avg", "jax", "test")
     assert results["aggregation"] == "all"
     assert set(results["tasks"]["STSBenchmark"]) == {"spearman", "pearson", "n", "dev"}
@@ -55,6 +57,83 @@ def test_results_hold_what_scripts_rely_on(run):
     assert results["averages"] == {"sts": None, "transfer": None}
     assert results["missing"] == {}
     assert f"{results['tasks']['STSBenchmark']['spearman']:.2f}" in printed.out
+
+
+def test_several_models_are_compared(run, tmp_path, minilm_dir):
+    other = write_tiny_model(tmp_path / "other", minilm_dir, family="roberta")
+    models = [str(tmp_path / "model"), str(other)]
+    arguments = ("--model", *models, "--tasks", "STSBenchmark,geometry", "--pooler", "avg", "--published")
+    code, results, printed = run(*arguments)
+    assert code == 0
+    assert [model["model"] for model in results["models"]] == models
+    lines = printed.out.splitlines()
+    for model in results["models"]:
+        score = f"{model['tasks']['STSBenchmark']['spearman']:.2f}"
+        assert any(line.startswith(model["model"]) and line.endswith(score) for line in lines)
+    assert any(line.startswith("SimCSE-BERT-base (published)") for line in lines)
+    _, _, printed = run(*arguments, "--format", "markdown")
+    assert printed.out.startswith("| model ")
+
+
+def test_a_similarity_other_than_cosine_is_told(run):
+    cosine, dot = (
+        run("--tasks", "STSBenchmark", "--pooler", "avg", "--similarity", name) for name in ("cosine", "dot")
+    )
+    assert dot[1]["similarity"] == "dot"
+    assert "dot similarity" in dot[2].out
+    assert dot[1]["tasks"]["STSBenchmark"]["pearson"] != cosine[1]["tasks"]["STSBenchmark"]["pearson"]
+
+
+def test_a_pooler_against_the_record_is_obeyed_warned_of_and_noted(run, tmp_path):
+    model = tmp_path / "model"
+    pooling_modules.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
+    code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
+    assert code == 0
+    assert results["pooler"] == "cls_before_pooler"
+    (warning,) = results["warnings"]
+    assert "was trained for the pooler 'avg' and is used with 'cls_before_pooler'" in warning
+    assert f"warning: {warning}" in printed.err
+    assert run("--tasks", "STSBenchmark")[1]["warnings"] == []
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_sentences_beyond_the_last_position_are_noted(backend, run, senteval):
+    write_stsb(senteval, "dev", [*ROWS, f"-\t-\t-\t-\t5\t{'long ' * 60}\ta dog\n"])
+    _, results, _ = run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", backend)
+    assert results["warnings"] == [f"1 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
+
+
+def test_vectors_are_post_processed(run, tmp_path):
+    words = ["dog", "cat", "man", "market", "runs", "sings", "fell", "bird", "tree", "house"]
+    (tmp_path / "text.txt").write_text("\n".join(f"the {a} {b}" for a in words for b in words) + "\n")
+    post = f"whitening:{tmp_path}/text.txt"
+    arguments = ("--tasks", "STSBenchmark", "--pooler", "avg", "--post", post, "--post_dimension", "4")
+    code, results, printed = run(*arguments)
+    assert code == 0
+    assert (results["post"], results["post_dimension"]) == (post, 4)
+    assert f"{post} to 4 dimensions" in printed.out
+
+
+def test_queries_are_answered_from_the_split(run, tmp_path):
+    (tmp_path / "queries.txt").write_text("a dog runs\n\nmarkets\n")
+    queries = ("--queries", str(tmp_path / "queries.txt"), "--top_k", "2")
+    code, results, printed = run("--tasks", "retrieval", "--pooler", "avg", *queries)
+    assert code == 0
+    examples = results["tasks"]["retrieval"]["examples"]
+    assert [example["query"] for example in examples] == ["a dog runs", "markets"]
+    assert [len(example["hits"]) for example in examples] == [2, 2]
+    assert examples[0]["hits"][0] == ["a dog runs", 1.0]
+    assert "  markets" in printed.out
+
+
+def test_what_was_scored_before_an_error_is_kept(run, senteval):
+    path = senteval / "SICK/SICK_trial.txt"
+    path.parent.mkdir()
+    path.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\thigh\n")
+    code, results, printed = run("--mode", "dev", "--tasks", "STSBenchmark,SICKRelatedness", "--pooler", "avg")
+    assert code == 2
+    assert "SICK_trial.txt, line 2: expected a number as score, found 'high'" in printed.err
+    assert results["tasks"]["STSBenchmark"]["n"] == 3
 
 
 def test_backends_agree(run):
@@ -128,6 +207,10 @@ def test_dev_mode_needs_no_test_data(run, senteval):
         (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
         (["--pooler", "max"], "invalid choice"),
+        (["--post", "flow:x.txt", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE"),
+        (["--post_dimension", "8", "--pooler", "avg"], "error: --post_dimension needs --post whitening:FILE"),
+        (["--queries", "q.txt", "--pooler", "avg"], "error: --queries are searched by the task retrieval"),
+        (["--queries", "/nowhere", "--tasks", "retrieval"], "error: --queries: cannot read /nowhere"),
     ],
 )
 def test_mistakes_exit_with_2_and_a_reason(arguments, message, run):

@@ -83,5 +83,5 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
 def test_pictures_are_drawn(tmp_path, vectors):
     write_stsb(tmp_path, "dev", ROWS)
     results = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "dev")
-    for path in geometry.draw(results, tmp_path / "report"):
+    for path in geometry.draw([{"model": "a", "tasks": {"geometry": results}}] * 2, tmp_path / "report"):
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -33,6 +33,7 @@ EXPECTED = {
     "avg": mean_over_tokens(STATES[-1]),
     "avg_top2": mean_over_tokens(STATES[-1], STATES[-2]),
     "avg_first_last": mean_over_tokens(STATES[0], STATES[-1]),
+    "avg_first_block_last": mean_over_tokens(STATES[1], STATES[-1]),
 }
 
 
@@ -82,6 +83,7 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
         ("avg", "avg.diffcse_code"),
         ("avg_top2", "avg_top2.diffcse_code"),
         ("avg_first_last", "avg_first_last.diffcse_code"),
+        ("avg_first_block_last", "avg_first_last.simcse_code"),
     ],
 )
 def test_sentence_vectors_are_those_of_the_authors_code(reference_dir, reference_states, pooler, key):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import expand_groups, missing_files, senteval_folder, sts
+from diffcse_jax.evaluation import build_task, expand_groups, missing_files, sts
 from diffcse_jax.evaluation.backends import TorchEncoder
 
 STSB_ROWS = [
@@ -132,22 +132,11 @@ def test_groups_expand_once():
         expand_groups(["STSB"], "test")
 
 
-def test_the_data_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeypatch):
-    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
-    with pytest.raises(DataError, match="set DIFFCSE_DATA_DIR"):
-        senteval_folder("")
-    monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
-    with pytest.raises(DataError, match=r"there is no folder .*senteval"):
-        senteval_folder("")
-    (tmp_path / "senteval").mkdir()
-    assert senteval_folder("") == tmp_path / "senteval"
-    assert senteval_folder(str(tmp_path)) == tmp_path
-
-
 def test_missing_files_are_those_of_the_mode(tmp_path):
     dev = write_stsb(tmp_path, "dev", STSB_ROWS)
-    assert missing_files("STSBenchmark", tmp_path, "dev") == []
-    assert missing_files("STSBenchmark", tmp_path, "test") == [dev.with_name("sts-test.csv")]
+    task = build_task("STSBenchmark", tmp_path)
+    assert missing_files(task, "dev") == []
+    assert missing_files(task, "test") == [dev.with_name("sts-test.csv")]
 
 
 # Published for the mean pooler; the others were computed with SentEval's own code.

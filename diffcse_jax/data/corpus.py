@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
-
 from diffcse_jax.config import DataConfig
+from diffcse_jax.data.cache import hub_file
 from diffcse_jax.errors import DataError
 
 Row = tuple[str, ...]
 
-WIKI1M_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 MAX_COLUMNS = 3
 COLUMN_NAMES = (("sentence", "positive", "hard_negative"), ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
@@ -110,7 +108,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
     if data.train_file == "wiki1m":
-        return _file_corpus("wiki1m", _wiki1m_file(), data)
+        path = hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
+        return _file_corpus("wiki1m", path, data)
     path = Path(data.train_file).expanduser()
     if path.is_dir():
         return _array_record_corpus(path, data)
@@ -201,22 +200,6 @@ def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
         functools.partial(_sha256, prepared.files),
         data.on_bad_line,
     )
-
-
-def _wiki1m_file() -> Path:
-    """SimCSE's 10^6 Wikipedia sentences, from the hub's cache or the hub."""
-    download = functools.partial(huggingface_hub.hf_hub_download, WIKI1M_REPOSITORY, WIKI1M_FILE, repo_type="dataset")
-    try:
-        return Path(download(local_files_only=True))
-    except OSError:
-        pass
-    try:
-        return Path(download())
-    except Exception as error:  # the hub client passes on whatever its transport raises
-        raise DataError(
-            f"wiki1m could not be downloaded ({type(error).__name__}): fetch {WIKI1M_FILE} from "
-            f"https://huggingface.co/datasets/{WIKI1M_REPOSITORY} and set data.train_file=/path/{WIKI1M_FILE}"
-        ) from error
 
 
 def _nearest_name(path: Path) -> str:

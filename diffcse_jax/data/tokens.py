@@ -7,7 +7,6 @@ A store is a folder: `token_ids.npy` (all sentences, one after the other), `offs
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import sys
 import uuid
@@ -20,6 +19,7 @@ import tqdm
 import transformers
 from jaxtyping import Int, Integer
 
+from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
 
 FORMAT_VERSION = 1
@@ -93,7 +93,7 @@ def build_or_open(
         DataError: the corpus cannot be read.
     """
     encoder = _encoder(tokenizer, max_length)
-    folder = (Path(cache_dir).expanduser() if cache_dir else _default_cache_dir()) / _store_name(corpus, encoder)
+    folder = (Path(cache_dir).expanduser() if cache_dir else cache_folder("tokens")) / _store_name(corpus, encoder)
     if folder.exists():
         store = TokenStore(folder)
         _report(f"token store found: {_describe(corpus, store)} in {folder}")
@@ -102,10 +102,6 @@ def build_or_open(
     store = TokenStore(folder)
     _report(f"token store built: {_describe(corpus, store)} in {folder}")
     return store
-
-
-def _default_cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffcse_jax" / "tokens"
 
 
 def _encoder(tokenizer: transformers.PreTrainedTokenizerFast, max_length: int) -> tokenizers.Tokenizer:

@@ -1,18 +1,19 @@
-"""Evaluation tasks and where their data is."""
+"""Evaluation tasks."""
 
-import os
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from diffcse_jax.encoder import Encoder
-from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import sts, transfer
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.evaluation import regression, sts, transfer
 from diffcse_jax.evaluation.geometry import Geometry, Retrieval
 
 
+@runtime_checkable
 class Task(Protocol):
-    """What a task is to its callers: built on SentEval's `downstream` folder, run on an encoder."""
+    """What a task is to its callers: built on SentEval's `downstream` folder by `build_task`, run on an encoder."""
 
     name: str
     modes: tuple[str, ...]  # of `test`, `fasttest` and `dev`
@@ -34,8 +35,9 @@ TRANSFER_TASKS = (
     transfer.TREC,
     transfer.MRPC,
 )
+REGRESSION_TASKS = (regression.STSBenchmarkRegression, regression.SICKRelatednessRegression)
 SINGLE_TASKS = (transfer.SST5, transfer.SICKEntailment, Geometry, Retrieval)  # in no group of the published tables
-TASKS = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *SINGLE_TASKS)}
+TASKS = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *REGRESSION_TASKS, *SINGLE_TASKS)}
 GROUPS = {
     "sts": tuple(task.name for task in STS_TASKS),
     "transfer": tuple(task.name for task in TRANSFER_TASKS),
@@ -59,23 +61,19 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
     return list(dict.fromkeys(tasks))
 
 
-def senteval_folder(data_dir: str) -> Path:
-    """SentEval's `downstream` folder: the one named, else `$DIFFCSE_DATA_DIR/senteval`.
+def build_task(name: str, folder: Path, **options: Any) -> Task:
+    """The task on its data.
 
-    Raises:
-        DataError: neither is given, or there is no such folder.
+    Args:
+        name: one of `TASKS`.
+        folder: SentEval's `downstream` folder.
+        options: fields of tasks, such as `similarity`; a task takes those that it has.
     """
-    if not data_dir and "DIFFCSE_DATA_DIR" not in os.environ:
-        raise DataError(
-            "no evaluation data: name SentEval's `downstream` folder, or set DIFFCSE_DATA_DIR to the folder "
-            "that holds it as `senteval`"
-        )
-    folder = Path(data_dir).expanduser() if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
-    if not folder.is_dir():
-        raise DataError(f"no evaluation data: there is no folder {folder}")
-    return folder
+    task = TASKS[name]
+    fields = {field.name for field in dataclasses.fields(task)}
+    return task(folder, **{option: value for option, value in options.items() if option in fields})
 
 
-def missing_files(name: str, folder: Path, mode: str) -> list[Path]:
+def missing_files(task: Task, mode: str) -> list[Path]:
     """The files that a task would read and that are not there."""
-    return [path for path in TASKS[name](folder).files(mode) if not path.is_file()]
+    return [path for path in task.files(mode) if not path.is_file()]

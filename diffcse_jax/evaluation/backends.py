@@ -13,6 +13,7 @@ from diffcse_jax.encoder import (
     choose_pooler,
     load_tokenizer,
     require_finite,
+    warn_of_cut,
 )
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import pretrained
@@ -80,6 +81,8 @@ class TorchEncoder:
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
         """Vectors of sentences, (sentences, dimension); longer ones than the model has positions are cut."""
         distinct = sorted(set(sentences), key=len)
+        lengths = map(len, self._tokenizer(distinct, verbose=False)["input_ids"])
+        warn_of_cut(sum(length > self._max_length for length in lengths), self._max_length)
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
         rows = {sentence: row for row, sentence in enumerate(distinct)}
@@ -98,8 +101,13 @@ class TorchEncoder:
             elif self.pooler == "cls_before_pooler":
                 pooled = outputs.last_hidden_state[:, 0]
             else:
-                chosen = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1]}[self.pooler]
-                states = torch.stack([outputs.hidden_states[layer] for layer in chosen]).mean(dim=0)
+                layers = {
+                    "avg": [-1],
+                    "avg_top2": [-2, -1],
+                    "avg_first_last": [0, -1],
+                    "avg_first_block_last": [1, -1],
+                }[self.pooler]
+                states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
                 mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
                 pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
         return pooled.cpu().numpy()

@@ -10,7 +10,8 @@ import numpy as np
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import TASKS, missing_files, retrieval, senteval_folder, sts
+from diffcse_jax.evaluation import build_task, missing_files, retrieval, sts
+from diffcse_jax.evaluation.suite import senteval_folder
 
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
 RETRIEVAL_PAIRS = 1000
@@ -65,13 +66,13 @@ def _missing_sts_data(options: EvalConfig) -> str:
         folder = senteval_folder(options.data_dir)
     except DataError as error:
         return f"{error} (eval.data_dir)"
-    missing = [path for task in options.tasks for path in missing_files(task, folder, "dev")]
+    missing = [path for task in options.tasks for path in missing_files(build_task(task, folder), "dev")]
     return f"not found: {', '.join(map(str, missing))}" if missing else ""
 
 
 def _sts_scorer(options: EvalConfig) -> Callable[[Encoder], Scores]:
     folder = senteval_folder(options.data_dir)
-    sets = {SHORT_NAMES[task]: TASKS[task](folder).load("dev") for task in options.tasks}
+    sets = {SHORT_NAMES[task]: build_task(task, folder).load("dev") for task in options.tasks}
 
     def score(encoder: Encoder) -> Scores:
         by_set = sts.score_pairs(encoder, sets, options.batch_size)

@@ -4,6 +4,7 @@ Definitions of SimCSE (Section 5) and DiffCSE (Section 5, appendix); vectors are
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from jaxtyping import Float, Float32
 from matplotlib.figure import Figure
 
 from diffcse_jax.encoder import Encoder, normalized
+from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.retrieval import ranks_among
 from diffcse_jax.evaluation.sts import ScoredPairs, STSBenchmark
 
@@ -65,30 +67,58 @@ class Geometry(StsbProbe):
         }
 
 
+@dataclasses.dataclass(frozen=True)
 class Retrieval(StsbProbe):
-    """Finding the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE Table 5)."""
+    """Finding the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE Table 5).
+
+    Attributes:
+        folder: SentEval's `downstream` folder.
+        queries: sentences whose best hits are told; empty: those of the first pairs.
+        top_k: how many hits.
+    """
+
+    queries: tuple[str, ...] = ()
+    top_k: int = 3
 
     name = "retrieval"
-    shown = 5  # queries whose best hits are told
-    top_k = 3
+    shown = 5  # of the pairs' queries
 
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
-        """Recall at 1, 5 and 10, x 100, and the best hits of a few queries."""
+        """Recall at 1, 5 and 10, x 100, and the best hits of some queries.
+
+        Raises:
+            DataError: no pair is rated 5.0.
+        """
         pairs, first, second = self.encoded(encoder, mode, batch_size)
         queries = np.flatnonzero(pairs.gold == 5.0)
-        similarities = normalized(first[queries]) @ normalized(np.concatenate([first, second])).T
+        if not len(queries):
+            raise DataError(f"{self.files(mode)[0]}: no pair is rated 5.0, so there is nothing to retrieve")
+        sentences = normalized(np.concatenate([first, second]))
+        similarities = normalized(first[queries]) @ sentences.T
         similarities[np.arange(len(queries)), queries] = -np.inf  # not itself
         ranks = ranks_among(similarities, targets=len(pairs.gold) + queries)
-        texts = pairs.first + pairs.second
-        hits = [
-            {
-                "query": pairs.first[query],
-                "hits": [(texts[hit], float(row[hit])) for hit in np.argsort(-row, kind="stable")[: self.top_k]],
-            }
-            for query, row in zip(queries[: self.shown], similarities, strict=False)
-        ]
         recalls = {f"recall@{k}": 100 * float(np.mean(ranks <= k)) for k in (1, 5, 10)}
+        told = [pairs.first[query] for query in queries[: self.shown]]
+        if self.queries:
+            told = list(self.queries)
+            similarities = normalized(encoder.encode(told, batch_size=batch_size)) @ sentences.T
+        hits = [
+            {"query": query, "hits": best_hits(row, pairs.first + pairs.second, self.top_k)}
+            for query, row in zip(told, similarities, strict=False)
+        ]
         return recalls | {"n": len(queries), "examples": hits}
+
+
+def best_hits(
+    similarities: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int
+) -> list[tuple[str, float]]:
+    """The most similar different sentences, with their similarities."""
+    hits = {}
+    for row in np.argsort(-similarities, kind="stable"):
+        if len(hits) == top_k:
+            break
+        hits.setdefault(texts[row], float(similarities[row]))
+    return list(hits.items())
 
 
 def _split_of(mode: str) -> str:
@@ -125,18 +155,28 @@ def singular_values(vectors: Float32[np.ndarray, "n dimension"]) -> Float[np.nda
     return values / values[0]
 
 
-def draw(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws `similarity_by_rating.png` and `singular_values.png` from the results of `Geometry`."""
-    densities, spectrum = (Figure(figsize=(5, 3.4), layout="constrained") for _ in range(2))
-    axes = densities.subplots()
+def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draws `similarity_by_rating.png` and `singular_values.png` of all models whose results have `geometry`."""
+    results = {model["model"]: model["tasks"]["geometry"] for model in models if "geometry" in model["tasks"]}
+    if not results:
+        return []
+    densities = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
     centres = (BINS[:-1] + BINS[1:]) / 2
-    for group in results["similarity_by_rating"]:
-        axes.plot(centres, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
-    axes.set(xlabel="cosine similarity", ylabel="density", title="STS-B pairs by human rating")
-    axes.legend(title="rating", fontsize="small")
+    panels = densities.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for axes, (model, geometry) in zip(panels, results.items(), strict=True):
+        for group in geometry["similarity_by_rating"]:
+            axes.plot(centres, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
+        axes.set(xlabel="cosine similarity", title=f"STS-B pairs by human rating\n{model}")
+        axes.legend(title="rating", fontsize="small")
+    panels[0].set_ylabel("density")
+
+    spectrum = Figure(figsize=(5, 3.4), layout="constrained")
     axes = spectrum.subplots()
-    axes.semilogy(np.arange(1, len(results["singular_values"]) + 1), results["singular_values"])
+    for model, geometry in results.items():
+        axes.semilogy(np.arange(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
     axes.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B sentence vectors")
+    axes.legend(fontsize="small")
+
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "similarity_by_rating.png", folder / "singular_values.png"]
     for figure, path in zip((densities, spectrum), paths, strict=True):

@@ -11,6 +11,8 @@ from diffcse_jax.evaluation import expand_groups
 
 Results = dict[str, Any]
 
+LABEL = 26  # width of the first column
+
 
 def with_aggregation(tasks: Mapping[str, Mapping[str, Any]], aggregation: str) -> dict[str, dict[str, Any]]:
     """The tasks with the coefficients of one aggregation in front, where they have subsets to aggregate."""
@@ -47,14 +49,16 @@ def check_writable(path: Path) -> None:
             path.unlink()
 
 
-def write(results: Results, path: Path) -> None:
-    """Writes `results.json`.
+def write(content: Results, path: Path) -> None:
+    """Writes `results.json`, at once: a reader never sees half of it.
 
     Raises:
         ConfigError: the path cannot be written.
     """
     with _naming_output(path):
-        path.write_text(json.dumps(rounded(results), indent=2) + "\n", encoding="utf-8")
+        partial = path.with_name(f"{path.name}.tmp")
+        partial.write_text(json.dumps(rounded(content), indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
 
 
 def rounded(value: Any) -> Any:
@@ -70,15 +74,15 @@ def rounded(value: Any) -> Any:
 
 def table(results: Results) -> str:
     """The scores for a reader at a terminal."""
-    lines = [f"{results['model']} | pooler {results['pooler']} | {results['mode']} | {results['backend']}"]
+    lines = [" | ".join(_heading(results))]
     for keys, draw_section in ((("spearman",), _sts_section), (("acc", "devacc"), _transfer_section)):
         section = {name: scores for name, scores in results["tasks"].items() if any(key in scores for key in keys)}
         lines += draw_section(section) if section else []
     lines += _probe_lines(results["tasks"])
     lines += [
-        f"{'average ' + group:<18}{mean:>8.2f}" for group, mean in results["averages"].items() if mean is not None
+        f"{'average ' + group:<{LABEL}}{mean:>8.2f}" for group, mean in results["averages"].items() if mean is not None
     ]
-    lines += [f"{name:<18} missing: {reason}" for name, reason in results["missing"].items()]
+    lines += [f"{name:<{LABEL}} missing: {reason}" for name, reason in results["missing"].items()]
     return "\n".join(lines)
 
 
@@ -90,32 +94,43 @@ def _naming_output(path: Path) -> Iterator[None]:
         raise ConfigError(f"--output: cannot write {path}: {error}") from error
 
 
+def _heading(results: Results) -> list[str]:
+    """What the scores depend on, defaults left out where they would go without saying."""
+    heading = [results["model"], f"pooler {results['pooler']}", results["mode"], results["backend"]]
+    if results["similarity"] != "cosine":
+        heading.append(f"{results['similarity']} similarity")
+    if results["post"]:
+        dimension = f" to {results['post_dimension']} dimensions" if results["post_dimension"] else ""
+        heading.append(f"{results['post']}{dimension}")
+    return heading
+
+
 def _sts_section(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = [f"{'task':<18}{'Spearman':>8}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}"]
+    lines = [f"{'task':<{LABEL}}{'Spearman':>8}{'Pearson':>10}{'pairs':>8}{'dev Spearman':>14}"]
     for name, scores in tasks.items():
         dev = f"{scores['dev']['spearman']:>14.2f}" if "dev" in scores else ""
-        lines.append(f"{name:<18}{scores['spearman']:>8.2f}{scores['pearson']:>10.2f}{scores['n']:>8}{dev}")
+        lines.append(f"{name:<{LABEL}}{scores['spearman']:>8.2f}{scores['pearson']:>10.2f}{scores['n']:>8}{dev}")
     return lines
 
 
 def _transfer_section(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     columns = {"acc": "accuracy", "devacc": "dev accuracy", "f1": "F1"}
-    lines = [f"{'task':<18}" + "".join(f"{title:>14}" for title in columns.values())]
+    lines = [f"{'task':<{LABEL}}" + "".join(f"{title:>14}" for title in columns.values())]
     for name, scores in tasks.items():
         cells = (f"{scores[key]:>14.2f}" if key in scores else " " * 14 for key in columns)
-        lines.append(f"{name:<18}" + "".join(cells).rstrip())
+        lines.append(f"{name:<{LABEL}}" + "".join(cells).rstrip())
     return lines
 
 
 def _probe_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     if geometry := tasks.get("geometry"):
-        lines.append(f"{'alignment':<18}{geometry['alignment']:>8.3f}   uniformity {geometry['uniformity']:.3f}")
+        lines.append(f"{'alignment':<{LABEL}}{geometry['alignment']:>8.3f}   uniformity {geometry['uniformity']:.3f}")
         means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
-        lines.append(f"{'similarity':<18} by rating  {'   '.join(means)}")
+        lines.append(f"{'similarity':<{LABEL}} by rating  {'   '.join(means)}")
     if retrieval := tasks.get("retrieval"):
         recalls = "   ".join(f"@{k} {retrieval[f'recall@{k}']:.2f}" for k in (1, 5, 10))
-        lines.append(f"{'recall':<18} {recalls}   ({retrieval['n']} queries)")
+        lines.append(f"{'recall':<{LABEL}} {recalls}   ({retrieval['n']} queries)")
         for example in retrieval["examples"]:
             lines.append(f"  {example['query']}")
             lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]

@@ -1,4 +1,4 @@
-"""Semantic textual similarity as SentEval scores it: correlation of cosine similarity with human scores, no training.
+"""Semantic textual similarity as SentEval scores it: correlation of vector similarity with human scores, no training.
 
 File formats and formulas are those of SimCSE's copy of SentEval (evaluation modes `test` and `dev`).
 """
@@ -31,9 +31,11 @@ class StsTask:
 
     Attributes:
         folder: SentEval's `downstream` folder.
+        similarity: one of `SIMILARITIES`.
     """
 
     folder: Path
+    similarity: str = "cosine"
 
     name: ClassVar[str]
     modes: ClassVar = ("test", "fasttest", "dev")
@@ -56,7 +58,7 @@ class StsTask:
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
         """Scores of the mode's split, x 100, with those of the dev split under `dev`."""
         splits = {split: self.load(split) for split in _SPLITS_OF_MODE[mode]}
-        scores = score_pairs(encoder, splits, batch_size)
+        scores = score_pairs(encoder, splits, batch_size, self.similarity)
         return scores["dev" if mode == "dev" else "test"] | {"dev": scores["dev"]}
 
 
@@ -83,9 +85,11 @@ class StsYear:
 
     Attributes:
         folder: SentEval's `downstream` folder.
+        similarity: one of `SIMILARITIES`.
     """
 
     folder: Path
+    similarity: str = "cosine"
 
     name: ClassVar[str]
     modes: ClassVar = ("test", "fasttest")
@@ -105,7 +109,8 @@ class StsYear:
 
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
         """Scores of each subset, x 100, and of their aggregations."""
-        return aggregated({subset: self.load(subset) for subset in self.subsets}, encoder, batch_size)
+        sets = {subset: self.load(subset) for subset in self.subsets}
+        return aggregated(sets, encoder, batch_size, self.similarity)
 
     def _files_of(self, subset: str) -> tuple[Path, Path]:
         folder = self.folder / "STS" / f"{self.name}-en-test"
@@ -160,13 +165,15 @@ def read_parallel_pairs(sentences: Path, scores: Path) -> ScoredPairs:
     return ScoredPairs(list(first), list(second), np.array(gold))
 
 
-def aggregated(sets: dict[str, ScoredPairs], encoder: Encoder, batch_size: int) -> dict[str, Any]:
+def aggregated(
+    sets: dict[str, ScoredPairs], encoder: Encoder, batch_size: int, similarity: str = "cosine"
+) -> dict[str, Any]:
     """Scores of subsets, x 100, and one for all of them under each aggregation.
 
     `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
     coefficients, `wmean` weights them by pairs (BERT-flow, whitening).
     """
-    systems = similarities(encoder, sets, batch_size)
+    systems = similarities(encoder, sets, batch_size, similarity)
     subsets = {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
     sizes = np.array([len(pairs.gold) for pairs in sets.values()])
     together = correlations(np.concatenate(list(systems.values())), np.concatenate([s.gold for s in sets.values()]))
@@ -232,23 +239,25 @@ def tab_separated(path: Path, encoding: str = "utf-8") -> list[tuple[int, list[s
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def score_pairs(encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64) -> dict[str, dict[str, Any]]:
+def score_pairs(
+    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int = 64, similarity: str = "cosine"
+) -> dict[str, dict[str, Any]]:
     """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`.
 
     All sets are encoded in one go, so that what they share is computed once.
     """
-    systems = similarities(encoder, sets, batch_size)
+    systems = similarities(encoder, sets, batch_size, similarity)
     return {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
 
 
 def similarities(
-    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int
+    encoder: Encoder, sets: dict[str, ScoredPairs], batch_size: int, similarity: str = "cosine"
 ) -> dict[str, Float32[np.ndarray, " pairs"]]:
-    """Cosine similarities of each set's pairs."""
+    """Similarities of each set's pairs, by one of `SIMILARITIES`."""
     sentences = [side for pairs in sets.values() for side in (pairs.first, pairs.second)]
     vectors = encoder.encode([sentence for side in sentences for sentence in side], batch_size=batch_size)
     sides = iter(np.split(vectors, np.cumsum([len(side) for side in sentences])[:-1]))
-    return {name: cosine(next(sides), next(sides)) for name in sets}
+    return {name: SIMILARITIES[similarity](next(sides), next(sides)) for name in sets}
 
 
 def cosine(u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]) -> Float32[np.ndarray, " n"]:
@@ -256,6 +265,28 @@ def cosine(u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dime
     u, v = np.nan_to_num(u), np.nan_to_num(v)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.nan_to_num((u * v).sum(axis=1) / (np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)))
+
+
+def dot(u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]) -> Float32[np.ndarray, " n"]:
+    """Inner product row by row."""
+    return (u * v).sum(axis=1)
+
+
+def euclidean(
+    u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]
+) -> Float32[np.ndarray, " n"]:
+    """Negative Euclidean distance row by row."""
+    return -np.linalg.norm(u - v, axis=1)
+
+
+def manhattan(
+    u: Float32[np.ndarray, "n dimension"], v: Float32[np.ndarray, "n dimension"]
+) -> Float32[np.ndarray, " n"]:
+    """Negative Manhattan distance row by row."""
+    return -np.abs(u - v).sum(axis=1)
+
+
+SIMILARITIES = {"cosine": cosine, "dot": dot, "euclidean": euclidean, "manhattan": manhattan}
 
 
 def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Several models in one table: a row a model, a column a task; seeds of one configuration as mean and deviation."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.evaluation import GROUPS, published, report
+from diffcse_jax.evaluation.report import Results
+from diffcse_jax.workdir import workdir_of
+
+FORMATS = ("text", "markdown", "latex")
+SCORES = ("spearman", "acc", "devacc")  # what a task's column shows: the first of these that it has
+PROBES = {
+    "alignment": ("geometry", "alignment"),
+    "uniformity": ("geometry", "uniformity"),
+    "recall@1": ("retrieval", "recall@1"),
+    "recall@5": ("retrieval", "recall@5"),
+    "recall@10": ("retrieval", "recall@10"),
+}
+SHORT_NAMES = {
+    "STSBenchmark": "STS-B",
+    "SICKRelatedness": "SICK-R",
+    "average sts": "average",
+    "average transfer": "average",
+    "STSBenchmark-finetune": "STS-B regression",
+    "SICKRelatedness-finetune": "SICK-R regression",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A label, and what to print in each column that has a value."""
+
+    label: str
+    cells: dict[str, str]
+
+
+def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:
+    """What eval.py prints: as text, each model in detail; and a comparison, where there is something to compare."""
+    parts = [report.table(results) for results in models] if style == "text" else []
+    if len(models) > 1 or with_published or style != "text":
+        parts.append(compare(models, with_published=with_published, style=style))
+    return "\n\n".join(parts)
+
+
+def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
+    """The tables of the groups, and of other tasks, that these results hold.
+
+    Args:
+        models: results of models for the same tasks.
+        with_published: put the published rows of a group first.
+        style: one of `FORMATS`.
+    """
+    scores = [scores_by_column(results) for results in models]
+    measured = [Row(results["model"], _formatted(columns)) for results, columns in zip(models, scores, strict=True)]
+    measured += [
+        Row(f"mean of {len(group)} seeds", _summarised([scores[index] for index in group]))
+        for group in seed_groups([results["model"] for results in models])
+    ]
+    tables = []
+    for columns in _sections(scores):
+        rows = [
+            Row(f"{row.label} (published)", _formatted(row.scores))
+            for row in published.ROWS
+            if with_published and not row.scores.keys().isdisjoint(columns)
+        ]
+        tables.append(table(columns, rows + measured, style))
+    return "\n\n".join(tables)
+
+
+def document(models: Sequence[Results]) -> dict[str, Any]:
+    """What `results.json` holds: the results of one model, or those of several under `models`."""
+    return dict(models[0]) if len(models) == 1 else {"models": list(models), "seeds": seeds_of(models)}
+
+
+def seeds_of(models: Sequence[Results]) -> list[dict[str, Any]]:
+    """Mean and standard deviation of each column for the models that differ in their seed alone."""
+    scores = [scores_by_column(results) for results in models]
+    return [
+        {
+            "models": [models[index]["model"] for index in group],
+            "mean": {column: statistics.mean(values) for column, values in _by_column(scores, group).items()},
+            "std": {column: statistics.stdev(values) for column, values in _by_column(scores, group).items()},
+        }
+        for group in seed_groups([results["model"] for results in models])
+    ]
+
+
+def seed_groups(models: Sequence[str]) -> list[list[int]]:
+    """Positions of workdirs (or exports in them) whose configurations are the same but for `train.seed`."""
+    groups = {}
+    for index, model in enumerate(models):
+        if configuration := _configuration_but_seed(Path(model).expanduser()):
+            groups.setdefault(configuration, []).append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def scores_by_column(results: Results) -> dict[str, float]:
+    """The scores that have a column."""
+    tasks = results["tasks"]
+    columns = {
+        name: next(scores[key] for key in SCORES if key in scores)
+        for name, scores in tasks.items()
+        if any(key in scores for key in SCORES)
+    }
+    columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
+    return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
+
+
+def table(columns: Sequence[str], rows: Iterable[Row], style: str) -> str:
+    """The rows, with one line of titles, as text, Markdown or LaTeX (package booktabs)."""
+    titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
+    body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
+    if style == "latex":
+        return _latex(titles, body)
+    widths = [max(map(len, column)) for column in zip(titles, *body, strict=True)]
+    lines = [
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in (titles, *body)
+    ]
+    if style == "text":
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def _latex(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        escaped = (cell.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&") for cell in cells)
+        return " & ".join(cell.replace("±", r"$\pm$") for cell in escaped) + r" \\"
+
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}",
+            r"\toprule",
+            line(titles),
+            r"\midrule",
+            *map(line, body),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
+
+
+def _sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """The columns of each table: a group's tasks that were scored, with their average, and the tasks of no group."""
+    present = dict.fromkeys(column for columns in scores for column in columns)
+    groups = [[*GROUPS[group], f"average {group}"] for group in ("sts", "transfer")]
+    others = [column for column in present if not any(column in group for group in groups)]
+    sections = [[column for column in group if column in present] for group in groups]
+    return [section for section in (*sections, others) if section]
+
+
+def _formatted(scores: Mapping[str, float]) -> dict[str, str]:
+    return {column: f"{score:.{_decimals(column)}f}" for column, score in scores.items()}
+
+
+def _summarised(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    return {
+        column: f"{statistics.mean(values):.{_decimals(column)}f} ± {statistics.stdev(values):.{_decimals(column)}f}"
+        for column, values in _by_column(seeds, range(len(seeds))).items()
+    }
+
+
+def _by_column(scores: Sequence[Mapping[str, float]], group: Iterable[int]) -> dict[str, list[float]]:
+    """The values of those columns that all models of the group have."""
+    members = [scores[index] for index in group]
+    return {
+        column: [member[column] for member in members] for column in members[0] if all(column in m for m in members)
+    }
+
+
+def _decimals(column: str) -> int:
+    return 3 if column in ("alignment", "uniformity") else 2
+
+
+def _configuration_but_seed(path: Path) -> str | None:
+    """The configuration of the run that the path belongs to, as text; None if it belongs to none."""
+    workdir = workdir_of(path) or workdir_of(path.parent)
+    if workdir is None:
+        return None
+    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    config.get("train", {}).pop("seed", None)
+    return json.dumps(config, sort_keys=True)

@@ -1,0 +1,109 @@
+import json
+import statistics
+
+import pytest
+
+from diffcse_jax.config import Config
+from diffcse_jax.evaluation import GROUPS, comparison, published
+
+
+def results_of(model, **spearman):
+    return {
+        "model": model,
+        "pooler": "avg",
+        "backend": "jax",
+        "mode": "test",
+        "aggregation": "all",
+        "similarity": "cosine",
+        "post": None,
+        "post_dimension": None,
+        "tasks": {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()},
+        "averages": {"sts": None, "transfer": None},
+        "missing": {},
+        "warnings": [],
+    }
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """Makes workdirs by seed and learning rate."""
+
+    def make(name, seed, learning_rate=1e-5):
+        config = Config.from_dict({"train": {"seed": seed}, "optim": {"learning_rate": learning_rate}})
+        (tmp_path / name / "export").mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(config.to_dict()))
+        return str(tmp_path / name)
+
+    return make
+
+
+def test_a_table_has_a_row_a_model_and_a_column_a_task():
+    models = [results_of("a", STS12=70.123, STSBenchmark=80), results_of("longer_name", STS12=9.5)]
+    assert comparison.compare(models, with_published=False, style="text").splitlines() == [
+        "model        STS12  STS-B",
+        "a            70.12  80.00",
+        "longer_name   9.50      -",
+    ]
+    assert comparison.compare(models, with_published=False, style="markdown").splitlines() == [
+        "| model       | STS12 | STS-B |",
+        "| ----------- | ----: | ----: |",
+        "| a           | 70.12 | 80.00 |",
+        "| longer_name |  9.50 |     - |",
+    ]
+    assert comparison.compare(models, with_published=False, style="latex").splitlines() == [
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"model & STS12 & STS-B \\",
+        r"\midrule",
+        r"a & 70.12 & 80.00 \\",
+        r"longer\_name & 9.50 & - \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_groups_have_tables_of_their_own_with_averages():
+    model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}}
+    model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "SST5": {"devacc": 40.0}}
+    model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
+    tables = comparison.compare([model], with_published=False, style="text").split("\n\n")
+    assert [table.splitlines()[0].split() for table in tables] == [
+        ["model", "STS-B", "average"],
+        ["model", "CR", "average"],
+        ["model", "SST5", "alignment", "uniformity"],
+    ]
+    assert tables[1].splitlines()[1].split() == ["a", "85.00", "70.00"]
+    assert tables[2].splitlines()[1].split() == ["a", "40.00", "0.123", "-2.000"]
+
+
+def test_published_rows_come_first_and_only_where_they_have_a_column():
+    table = comparison.compare([results_of("mine", STSBenchmark=80)], with_published=True, style="text").splitlines()
+    assert table[-1].split() == ["mine", "80.00"]
+    (diffcse,) = [line for line in table if line.startswith("DiffCSE-BERT-base (published)")]
+    assert diffcse.split()[-1] == "80.59"
+    assert not any("with MLM" in line for line in table)
+
+
+@pytest.mark.parametrize("row", published.ROWS, ids=lambda row: row.label)
+def test_published_averages_are_those_of_their_row(row):
+    for group, names in GROUPS.items():
+        if f"average {group}" in row.scores:
+            mean = statistics.mean(row.scores[name] for name in names)
+            assert row.scores[f"average {group}"] == pytest.approx(mean, abs=0.011)
+
+
+def test_seeds_of_one_configuration_are_summarised(workdir):
+    seeds = [workdir("one", 1), workdir("two", 2) + "/export", workdir("three", 3)]
+    models = [results_of(path, STS12=score) for path, score in zip(seeds, (70.0, 71.0, 72.0), strict=True)]
+    models += [results_of(workdir("other", 1, learning_rate=1e-4), STS12=10.0), results_of("minilm", STS12=72.37)]
+    table = comparison.compare(models, with_published=False, style="text").splitlines()
+    assert table[-1].split() == ["mean", "of", "3", "seeds", "71.00", "±", "1.00"]
+    document = comparison.document(models)
+    assert document["models"] == models
+    assert document["seeds"] == [{"models": seeds, "mean": {"STS12": 71.0}, "std": {"STS12": 1.0}}]
+    assert r"71.00 $\pm$ 1.00" in comparison.compare(models, with_published=False, style="latex")
+
+
+def test_one_model_keeps_the_document_that_scripts_rely_on():
+    model = results_of("a", STS12=70.0)
+    assert comparison.document([model]) == model

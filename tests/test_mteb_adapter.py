@@ -1,0 +1,54 @@
+import datasets
+import mteb
+import numpy as np
+import pytest
+from mteb.abstasks.sts import AbsTaskSTS
+from mteb.abstasks.task_metadata import TaskMetadata
+from tiny_model import write_tiny_model
+
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.evaluation import sts
+from diffcse_jax.evaluation.mteb_adapter import MtebEncoder
+
+PAIRS = [
+    ("a dog runs", "a dog is running", 5.0),
+    ("a cat sleeps", "the market fell sharply", 0.5),
+    ("no one sings", "a man sings", 2.0),
+    ("the sun shines over the sea", "it is sunny at the sea", 4.0),
+    ("two plus two is four", "a bird", 0.0),
+]
+
+
+class TinySTS(AbsTaskSTS):
+    """A task whose data is at hand."""
+
+    metadata = TaskMetadata(
+        name="TinySTS",
+        description="Five pairs.",
+        dataset={"path": "tiny/sts", "revision": "1"},
+        type="STS",
+        category="t2t",
+        eval_splits=["test"],
+        eval_langs=["eng-Latn"],
+        main_score="cosine_spearman",
+        modalities=["text"],
+    )
+
+    def load_data(self, **_):
+        columns = dict(zip(("sentence1", "sentence2", "score"), map(list, zip(*PAIRS, strict=True)), strict=True))
+        self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(columns)})
+        self.data_loaded = True
+
+
+@pytest.mark.filterwarnings("ignore")  # of mteb and its dependencies
+def test_mteb_gives_the_correlations_of_our_own_evaluation(tmp_path, minilm_dir):
+    model = str(write_tiny_model(tmp_path / "model", minilm_dir))
+    results = mteb.evaluate(MtebEncoder(model, pooler="avg"), [TinySTS()], cache=None, co2_tracker=False)
+    (scores,) = results.task_results[0].scores["test"]
+    first, second, gold = zip(*PAIRS, strict=True)
+    encoder = SentenceEncoder.from_pretrained(model, pooler="avg")
+    similarity = sts.cosine(encoder.encode(first), encoder.encode(second))
+    expected = sts.correlations(similarity, np.array(gold))
+    assert 100 * scores["cosine_spearman"] == pytest.approx(expected["spearman"], abs=1e-4)
+    assert 100 * scores["cosine_pearson"] == pytest.approx(expected["pearson"], abs=1e-3)
+    assert scores["main_score"] == scores["cosine_spearman"]

@@ -1,0 +1,84 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_sts import TableEncoder
+
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.evaluation import postprocessing
+from diffcse_jax.objectives.decorrelation import dimension_contrast
+
+
+@pytest.fixture
+def vectors():
+    """Correlated dimensions of different scale, off centre."""
+    generator = np.random.default_rng(0)
+    mixing = generator.normal(size=(6, 6)) * np.array([5, 3, 2, 1, 0.5, 0.2])
+    return (generator.normal(size=(400, 6)) @ mixing.T + 3).astype(np.float32)
+
+
+def test_whitened_vectors_have_unit_covariance(vectors):
+    mean, matrix = postprocessing.whitening(vectors)
+    whitened = (vectors - mean) @ matrix
+    np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(whitened.T, bias=True), np.eye(6), atol=1e-3)
+
+
+def test_whitening_keeps_the_directions_of_largest_variance(vectors):
+    mean, matrix = postprocessing.whitening(vectors, 2)
+    assert matrix.shape == (6, 2)
+    _, _, principal = np.linalg.svd((vectors - mean).astype(np.float64), full_matrices=False)
+    for direction, axis in zip(matrix.T, principal[:2], strict=True):
+        assert abs(direction @ axis) / np.linalg.norm(direction) == pytest.approx(1, abs=1e-5)
+
+
+def test_decorrelated_dimensions_resemble_no_other(vectors):
+    """At temperature 0.05 the contrast minds what is nearly a copy; negative correlations it even rewards."""
+    vectors = np.c_[vectors, vectors[:, :3] + 0.3 * vectors[:, 3:]]
+    mean, matrix = postprocessing.decorrelation(vectors)
+    mapped = (vectors - mean) @ matrix
+    before, after = ((np.corrcoef(part.T) - np.eye(9)).max() for part in (vectors, mapped))
+    assert before > 0.9
+    assert after < 0.7
+    losses = (
+        dimension_contrast(*[jnp.asarray(part)] * 2, temperature=0.05, form="code").mean() for part in (vectors, mapped)
+    )
+    assert next(losses) > 100 * next(losses)
+    np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
+
+
+def test_too_little_text_is_refused(vectors):
+    with pytest.raises(ValueError, match="4 different sentences span 3 dimensions, not 6; give more text"):
+        postprocessing.whitening(vectors[:4])
+    assert postprocessing.whitening(vectors[:4], 3)[1].shape == (6, 3)
+    with pytest.raises(ValueError, match="7 dimensions asked for, the encoder has 6"):
+        postprocessing.whitening(vectors, 7)
+    with pytest.raises(ValueError, match="give more text"):
+        postprocessing.decorrelation(vectors[:1])
+
+
+@pytest.mark.parametrize("method", ["whitening", "dcl"])
+def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
+    text = [f"sentence {row}" for row in range(len(vectors))]
+    encoder = TableEncoder(dict(zip(text, vectors, strict=True)))
+    (tmp_path / "text.txt").write_text("\n".join([*text, text[0]]) + "\n")
+    fitted = postprocessing.post_process(encoder, f"{method}:{tmp_path}/text.txt", None)
+    assert encoder.asked == text
+    assert fitted.pooler == "avg"
+    mapped = fitted.encode(text)
+    assert mapped.dtype == np.float32
+    np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
+    np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("specification", "dimension", "error", "message"),
+    [
+        ("flow:text.txt", None, ConfigError, "expected whitening:FILE or dcl:FILE, got 'flow:text.txt'"),
+        ("whitening", None, ConfigError, "expected whitening:FILE"),
+        ("dcl:text.txt", 3, ConfigError, "--post_dimension is a setting of whitening"),
+        ("whitening:/nowhere.txt", None, DataError, "no file /nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_fitted_is_named(specification, dimension, error, message):
+    with pytest.raises(error, match=message):
+        postprocessing.post_process(TableEncoder({}), specification, dimension)
