@@ -1,8 +1,9 @@
 """Sentences to vectors with a trained encoder."""
 
+import collections
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ import numpy as np
 import tokenizers
 import tqdm
 import transformers
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
@@ -48,7 +49,8 @@ class SentenceEncoder:
 
     Args:
         config: sizes of the transformer.
-        transformer: its parameters; arrays on a device mesh spread every batch over that mesh.
+        transformer: its parameters. Batches are spread over the device mesh that they live on; other arrays are
+            copied to all devices of this host.
         tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
         pooler: one of `diffcse_jax.config.POOLERS`.
         pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
@@ -207,11 +209,13 @@ class SentenceEncoder:
 
     def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
         params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")
-        self._params = {
-            name: value if isinstance(value, jax.Array) else jnp.asarray(value) for name, value in params.items()
-        }
-        sharding = next(iter(self._params.values())).sharding
-        self._mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        sharding = getattr(next(iter(params.values())), "sharding", None)
+        if not isinstance(sharding, NamedSharding):
+            devices = jax.local_devices()
+            mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+            sharding = NamedSharding(mesh, PartitionSpec())
+            params = jax.device_put(params, sharding)
+        self._params, self._mesh = params, sharding.mesh
 
     def _encode_distinct(
         self, sentences: list[str], batch_size: int, show_progress: bool, max_length: int | None
@@ -221,31 +225,34 @@ class SentenceEncoder:
         rows_per_batch = self._rows_per_batch(len(sentences), batch_size)
         forward = _compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
         vectors = np.empty((len(sentences), self.dimension), np.float32)
-        for start in tqdm.trange(0, len(sentences), rows_per_batch, desc="encoding", disable=not show_progress):
-            rows = by_length[start : start + rows_per_batch]
-            batch = self._batch([token_ids[row] for row in rows], rows_per_batch)
-            vectors[rows] = np.asarray(forward(self._params, *batch))[: len(rows)]
+
+        def started() -> Iterator[tuple[list[int], jax.Array]]:
+            for start in tqdm.trange(0, len(sentences), rows_per_batch, desc="encoding", disable=not show_progress):
+                rows = by_length[start : start + rows_per_batch]
+                batch = self._batch([token_ids[row] for row in rows], rows_per_batch)
+                yield rows, forward(self._params, *batch)
+
+        for rows, computed in _ahead(started()):
+            vectors[rows] = np.asarray(computed)[: len(rows)]
         return vectors
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
         self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
         encodings = self._backend.encode_batch_fast(sentences)
         if max_length is None or max_length > self.config.max_length:
-            warn_of_cut(sum(bool(encoding.overflowing) for encoding in encodings), self.config.max_length)
+            warn_of_cut([bool(encoding.overflowing) for encoding in encodings], self.config.max_length)
         return [encoding.ids for encoding in encodings]
 
     def _rows_per_batch(self, count: int, batch_size: int) -> int:
         """The rows that all batches of a call have, so that few shapes are compiled; a multiple of the devices."""
-        devices = self._mesh.size if self._mesh else 1
         rows = min(batch_size, _power_of_two(count))
-        return -(-rows // devices) * devices
+        return -(-rows // self._mesh.size) * self._mesh.size
 
     def _batch(
         self, token_ids: list[list[int]], rows: int
     ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
         """Token ids and attention mask, padded to `rows` and to a bucket of lengths."""
-        longest = max(map(len, token_ids))
-        length = min(max(SHORTEST_BUCKET, _power_of_two(longest)), self.config.max_length)
+        length = min(_bucket(max(map(len, token_ids))), self.config.max_length)
         input_ids = np.full((rows, length), self.config.pad_token_id, np.int32)
         attention_mask = np.zeros((rows, length), np.int32)
         for row, ids in enumerate(token_ids):
@@ -254,9 +261,7 @@ class SentenceEncoder:
         return self._placed(input_ids), self._placed(attention_mask)
 
     def _placed(self, array: np.ndarray) -> jax.Array:
-        """The array on the default device, or its rows spread over the parameters' mesh (the same on every host)."""
-        if self._mesh is None:
-            return jnp.asarray(array)
+        """The array with its rows spread over the mesh; every host gives the same one."""
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -278,11 +283,12 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
     return explicit or recorded
 
 
-def warn_of_cut(sentences: int, max_length: int) -> None:
-    """Warns where sentences exceeded the positions of a model."""
-    if sentences:
+def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
+    """Warns if any of these sentences exceeds the positions of a model."""
+    if any(cut):
         warnings.warn(
-            f"{sentences} sentences are longer than the model's {max_length} tokens and were cut", stacklevel=5
+            f"{sum(cut)} of {len(cut)} sentences are longer than the model's {max_length} tokens and were cut",
+            stacklevel=5,
         )
 
 
@@ -331,7 +337,7 @@ def normalized(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarr
 
 @functools.lru_cache
 def _compiled_forward(
-    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh | None
+    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
     """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""
     transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
@@ -347,7 +353,23 @@ def _compiled_forward(
         return pooled.astype(jnp.float32)
 
     # Replicated, every host can read the whole result.
-    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()) if mesh else None)
+    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _bucket(length: int) -> int:
+    """The padded length: 16, 24, 32, 48, 64, 96, ... Few shapes are compiled, and little is padding."""
+    bucket = max(SHORTEST_BUCKET, _power_of_two(length))
+    return bucket * 3 // 4 if bucket > SHORTEST_BUCKET and length <= bucket * 3 // 4 else bucket
+
+
+def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[list[int], jax.Array]]:
+    """The same, drawn two ahead: the device computes while the host prepares the next batches."""
+    drawn = collections.deque()
+    for batch in batches:
+        drawn.append(batch)
+        if len(drawn) > 2:
+            yield drawn.popleft()
+    yield from drawn
 
 
 def _power_of_two(count: int) -> int:

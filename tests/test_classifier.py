@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-import reference_senteval
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import torch_senteval
 from diffcse_jax.evaluation import classifier
 from diffcse_jax.evaluation.classifier import ADAM, REGULARIZATIONS, RMSPROP, Fit, Recipe
 
@@ -13,7 +13,7 @@ OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
 
 @pytest.fixture(autouse=True)
 def _one_torch_thread():
-    with reference_senteval.one_thread():
+    with torch_senteval.one_thread():
         yield
 
 
@@ -54,7 +54,7 @@ def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, cla
     ours = classifier.train_classifiers(features, labels, classes, fits, recipe)
     for column, regularization in enumerate(REGULARIZATIONS):
         for row, fit in enumerate(fits):
-            theirs = reference_senteval.Classifier(
+            theirs = torch_senteval.Classifier(
                 dimension, classes, regularization, optimizer, batch_size, tenacity, passes
             )
             if fit.permuted:
@@ -89,7 +89,7 @@ def test_training_stops_after_the_last_pass():
     fit = Fit(np.arange(40), np.arange(40, 60))
     recipe = Recipe(RMSPROP, batch_size=32, tenacity=1000, passes_per_block=50)
     ours = classifier.train_classifiers(features, labels, 2, [fit], recipe)
-    theirs = reference_senteval.Classifier(5, 2, REGULARIZATIONS[0], "rmsprop", 32, 1000, 50)
+    theirs = torch_senteval.Classifier(5, 2, REGULARIZATIONS[0], "rmsprop", 32, 1000, 50)
     accuracy = theirs.fit(features[:40], labels[:40], dev=(features[40:], labels[40:]))
     assert ours.dev_accuracy[0, 0] == accuracy
     np.testing.assert_allclose(ours.weights[0, 0, :, :-1], theirs.model[0].weight.detach(), rtol=1e-4, atol=1e-5)

@@ -100,7 +100,7 @@ def test_a_pooler_against_the_record_is_obeyed_warned_of_and_noted(run, tmp_path
 def test_sentences_beyond_the_last_position_are_noted(backend, run, senteval):
     write_stsb(senteval, "dev", [*ROWS, f"-\t-\t-\t-\t5\t{'long ' * 60}\ta dog\n"])
     _, results, _ = run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", backend)
-    assert results["warnings"] == [f"1 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
+    assert results["warnings"] == [f"1 of 8 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
 
 
 def test_vectors_are_post_processed(run, tmp_path):

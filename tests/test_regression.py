@@ -2,10 +2,10 @@ import copy
 
 import numpy as np
 import pytest
-import reference_senteval
 import torch
 from test_transfer import BagOfWords
 
+from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation import regression
 from diffcse_jax.evaluation.sts import correlations
@@ -63,7 +63,7 @@ def test_the_fit_is_sentevals():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(200, 12)).astype(np.float32)
     y = np.clip(2.5 + x[:, :3].sum(axis=1) + generator.normal(size=200), 0, 5)
-    with reference_senteval.one_thread():
+    with torch_senteval.one_thread():
         model, pearson = fitted_by_torch(x[:150], y[:150], x[150:], y[150:])
     weights = regression.fit(x[:150], y[:150], x[150:], y[150:])
     expected = np.c_[model[0].weight.detach().numpy(), model[0].bias.detach().numpy()]
@@ -93,7 +93,7 @@ def test_a_task_is_trained_and_scored_on_its_splits(tmp_path):
         u, v = (BagOfWords().encode([pair[side] for pair in pairs]) for side in (0, 1))
         features[split] = np.c_[np.abs(u - v), u * v]
     golds = {split: np.array([pair[2] for pair in pairs]) for split, pairs in splits.items()}
-    with reference_senteval.one_thread():
+    with torch_senteval.one_thread():
         model, dev_pearson = fitted_by_torch(features["train"], golds["train"], features["dev"], golds["dev"])
     with torch.no_grad():
         predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS

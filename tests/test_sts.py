@@ -1,13 +1,18 @@
+import jax
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from diffcse_jax import SentenceEncoder
+from diffcse_jax import encoder as encoder_module
+from diffcse_jax.encoder import load_tokenizer
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import build_task, expand_groups, missing_files, sts
 from diffcse_jax.evaluation.backends import TorchEncoder
+from diffcse_jax.models import pretrained
 
 STSB_ROWS = [
     'main-news\tMSRpar\t2012\t0001\t5.000\ta  "quoted word\tsecond\u00a0one\n',
@@ -152,6 +157,22 @@ def test_minilm_on_stsb(pooler, test, dev, data_dir):
     )
     assert round(scores["spearman"], 2) == test
     assert round(scores["dev"]["spearman"], 2) == dev
+
+
+@pytest.mark.slow
+def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatch):
+    task = sts.STSBenchmark(data_dir / "senteval")
+    checkpoint = pretrained.load("minilm")
+    tokenizer = load_tokenizer(checkpoint.folder)
+    scores = []
+    for devices, batch_size, shortest_bucket in ((1, 64, 16), (8, 64, 16), (3, 50, 64)):
+        monkeypatch.setattr(encoder_module, "SHORTEST_BUCKET", shortest_bucket)
+        mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+        params = jax.device_put(checkpoint.transformer, NamedSharding(mesh, PartitionSpec()))
+        encoder = SentenceEncoder(checkpoint.config, params, tokenizer, pooler="avg")
+        scores.append(task.run(encoder, "dev", batch_size=batch_size))
+    for coefficient in ("spearman", "pearson"):
+        assert len({round(score[coefficient], 2) for score in scores}) == 1
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@ import zlib
 
 import numpy as np
 import pytest
-import reference_senteval
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold
 
+from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import transfer
@@ -25,7 +25,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def _one_torch_thread():
-    with reference_senteval.one_thread():
+    with torch_senteval.one_thread():
         yield
 
 
@@ -34,7 +34,7 @@ def settings(request, monkeypatch):
     """Replaces folds and training of all modes; gives the reference's classifiers for classes and a dimension."""
     monkeypatch.setattr(transfer, "SETTINGS", dict.fromkeys(("test", "fasttest", "dev"), SETTINGS[request.param]))
     return lambda classes, dimension: (
-        lambda regularization: reference_senteval.Classifier(dimension, classes, regularization, *TORCH[request.param])
+        lambda regularization: torch_senteval.Classifier(dimension, classes, regularization, *TORCH[request.param])
     )
 
 
@@ -82,7 +82,7 @@ def test_nested_cross_validation_is_sentevals(settings, tmp_path):
     write(tmp_path, "MR/rt-polarity.pos", sentences[1])
     write(tmp_path, "MR/rt-polarity.neg", sentences[0])
     x, y = vectors_and_labels([((text,), label) for label, texts in sentences.items() for text in texts])
-    devacc, acc, *_ = reference_senteval.nested_cross_validation(x, y, 3, settings(2, DIMENSION))
+    devacc, acc, *_ = torch_senteval.nested_cross_validation(x, y, 3, settings(2, DIMENSION))
     assert 60 < acc < 99.5
     task = transfer.MR(tmp_path)
     expected = {"acc": acc, "devacc": devacc, "ndev": 201, "ntest": 201}
@@ -99,7 +99,7 @@ def test_cross_validation_with_six_classes_is_sentevals(settings, tmp_path):
         splits[split] = [((sentence(generator, label),), label) for label in labels]
         write(tmp_path, f"TREC/{file}.label", [f"{names[label]}:fine {text}" for (text,), label in splits[split]])
     train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
-    devacc, acc, _ = reference_senteval.cross_validation(*train, *test, 3, settings(6, DIMENSION))
+    devacc, acc, _ = torch_senteval.cross_validation(*train, *test, 3, settings(6, DIMENSION))
     assert 30 < acc < 99.5
     task = transfer.TREC(tmp_path)
     assert task.run(BagOfWords(), "test") == {"acc": acc, "devacc": devacc, "ndev": 205, "ntest": 70}
@@ -118,7 +118,7 @@ def test_pairs_and_f1_are_sentevals(settings, tmp_path):
         lines = ["header", *(f"{label}\t-\t-\t{first}\t{second}" for (first, second), label in splits[split])]
         write(tmp_path, f"MRPC/msr_paraphrase_{split}.txt", lines)
     train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
-    devacc, acc, predicted = reference_senteval.cross_validation(*train, *test, 3, settings(2, 2 * DIMENSION))
+    devacc, acc, predicted = torch_senteval.cross_validation(*train, *test, 3, settings(2, 2 * DIMENSION))
     scores = transfer.MRPC(tmp_path).run(BagOfWords(), "test")
     f1 = round(100 * float(f1_score(test[1], predicted)), 2)
     assert scores == {"acc": acc, "devacc": devacc, "f1": f1, "ndev": 180, "ntest": 70}
@@ -132,7 +132,7 @@ def test_fixed_splits_are_sentevals(settings, tmp_path):
         splits[split] = [((sentence(generator, label),), label) for label in generator.integers(0, 5, rows)]
         write(tmp_path, f"SST/fine/sentiment-{split}", [f"{label} {text}" for (text,), label in splits[split]])
     train, dev, test = (vectors_and_labels(examples) for examples in splits.values())
-    devacc, acc = reference_senteval.fixed_splits(*train, dev, test, settings(5, DIMENSION))
+    devacc, acc = torch_senteval.fixed_splits(*train, dev, test, settings(5, DIMENSION))
     task = transfer.SST5(tmp_path)
     assert task.run(BagOfWords(), "fasttest") == {"acc": acc, "devacc": devacc, "ndev": 60, "ntest": 90}
     assert task.run(BagOfWords(), "dev") == {"devacc": devacc, "ndev": 60}
@@ -206,11 +206,11 @@ def test_minilm_on_trec_agrees_with_torch(data_dir):
     train, test = (
         (features.vectors[features.splits[split]], features.labels[features.splits[split]]) for split in splits
     )
-    devacc, acc, _ = reference_senteval.cross_validation(
+    devacc, acc, _ = torch_senteval.cross_validation(
         *train,
         *test,
         5,
-        lambda regularization: reference_senteval.Classifier(384, 6, regularization, "rmsprop", 128, 3, 2),
+        lambda regularization: torch_senteval.Classifier(384, 6, regularization, "rmsprop", 128, 3, 2),
     )
     ours = task.score(features, transfer.SETTINGS["fasttest"])
     assert ours["acc"] == pytest.approx(acc, abs=0.41)  # two of 500 questions

@@ -67,7 +67,11 @@ class Corpus:
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yields the usable rows, without surrounding white space.
+        """Yields the usable rows; what it raises is told at `numbered`."""
+        return (row for _, row in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, Row]]:
+        """Yields the usable rows with their line numbers, without surrounding white space.
 
         Raises:
             DataError: a bad line where `on_bad_line` is `error`; no usable line at all; a damaged archive.
@@ -78,7 +82,7 @@ class Corpus:
             row = record if isinstance(record, Fault) else _checked(record)
             if not isinstance(row, Fault):
                 found = True
-                yield row
+                yield line, row
             elif self.on_bad_line == "skip":
                 self.skipped[row] += 1
             else:

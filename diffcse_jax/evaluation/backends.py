@@ -82,7 +82,7 @@ class TorchEncoder:
         """Vectors of sentences, (sentences, dimension); longer ones than the model has positions are cut."""
         distinct = sorted(set(sentences), key=len)
         lengths = map(len, self._tokenizer(distinct, verbose=False)["input_ids"])
-        warn_of_cut(sum(length > self._max_length for length in lengths), self._max_length)
+        warn_of_cut([length > self._max_length for length in lengths], self._max_length)
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         vectors = np.concatenate([self._encode_batch(batch) for batch in batches])
         rows = {sentence: row for row, sentence in enumerate(distinct)}

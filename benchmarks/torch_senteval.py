@@ -1,12 +1,16 @@
-"""SentEval's transfer evaluation, one fit after the other in PyTorch and scikit-learn: what ours is held against."""
+"""SentEval's evaluation as it runs in PyTorch and scikit-learn, one fit after the other: what ours is held against."""
 
 import contextlib
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from sklearn.model_selection import StratifiedKFold
 
+ENCODING_BATCH_SIZE = 128
 REGULARIZATIONS = [10**exponent for exponent in range(-5, -1)]
 
 
@@ -19,7 +23,30 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+class Encoder:
+    """Mean over real tokens of the last layer: batches in the given order, each padded to its longest sentence."""
+
+    def __init__(self, folder: Path):
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.model = transformers.AutoModel.from_pretrained(folder).to(self.device).eval()
+
+    @torch.inference_mode()
+    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
+        """One vector per sentence."""
+        vectors = []
+        for start in range(0, len(sentences), ENCODING_BATCH_SIZE):
+            chunk = list(sentences[start : start + ENCODING_BATCH_SIZE])
+            batch = self.tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(self.device)
+            states = self.model(**batch).last_hidden_state
+            mask = batch["attention_mask"].unsqueeze(-1)
+            vectors.append(((states * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+        return np.concatenate(vectors)
+
+
 class Classifier:
+    """Logistic regression with early stopping, all seeds set before it is built."""
+
     def __init__(self, dimension, classes, regularization, optimizer, batch_size, tenacity, passes):
         np.random.seed(1111)
         torch.manual_seed(1111)
@@ -68,6 +95,7 @@ class Classifier:
 
 
 def folds(x, y, k):
+    """Rows of the training and of the held-out part, fold by fold."""
     return StratifiedKFold(n_splits=k, shuffle=True, random_state=1111).split(x, y)
 
 

@@ -1,0 +1,157 @@
+r"""SentEval's tasks by eval.py's code against the same procedure in PyTorch: wall time and scores.
+
+    python -m benchmarks.evaluation --tasks STS12,STS14,STSBenchmark,TREC,MR --mode test --data_dir DIR \
+        --output benchmarks/results/NAME.json
+
+PyTorch's side does what SentEval does: it encodes every split of a task and every occurrence of a sentence, in batches
+of 128, and fits one classifier after the other (`benchmarks.torch_senteval`). Ours runs before and after it.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure, torch_senteval
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.evaluation import build_task, sts, transfer
+from diffcse_jax.evaluation.regression import STSBenchmarkRegression
+from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.models import pretrained
+
+TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3, 2, 5)}
+
+
+class Stopwatch:
+    """Seconds by part of the work."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, part: str, function: Callable, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments)
+        self.seconds[part] = time.perf_counter() - start
+        return result
+
+
+def ours(task: Any, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Scores and seconds of our evaluation."""
+    watch = Stopwatch()
+    if not isinstance(task, transfer.TransferTask):
+        scores = watch("encoding", task.run, encoder, mode)
+        return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
+    splits = {split: task.load(split) for split in task.splits}
+    features = watch("encoding", transfer.embed, encoder, splits, task.classes)
+    scores = watch("classifiers", task.score, features, transfer.SETTINGS[mode])
+    return {name: scores[name] for name in ("acc", "devacc", "f1") if name in scores}, watch.seconds
+
+
+def theirs(task: Any, encoder: torch_senteval.Encoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Scores and seconds of the procedure in PyTorch."""
+    watch = Stopwatch()
+    if isinstance(task, transfer.TransferTask):
+        features = watch("encoding", torch_features, task, encoder)
+        with torch_senteval.one_thread():
+            return watch("classifiers", torch_accuracies, task, features, mode), watch.seconds
+    sets = torch_pairs(task)
+    vectors = watch(
+        "encoding", lambda: {name: (encoder(pairs.first), encoder(pairs.second)) for name, pairs in sets.items()}
+    )
+    scored = ["test"] if "test" in sets else list(sets)
+    system = np.concatenate([sts.cosine(*vectors[name]) for name in scored])
+    scores = sts.correlations(system, np.concatenate([sets[name].gold for name in scored]))
+    return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
+
+
+def torch_pairs(task: Any) -> dict[str, sts.ScoredPairs]:
+    """All pairs that SentEval encodes for a task."""
+    if isinstance(task, sts.StsYear):
+        return {subset: task.load(subset) for subset in task.subsets}
+    return {split: STSBenchmarkRegression(task.folder).load(split) for split in ("train", "dev", "test")}
+
+
+def torch_features(task: transfer.TransferTask, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
+    """Vectors and labels by split."""
+    features = {}
+    for split in task.splits:
+        examples = task.load(split)
+        first, *second = (
+            encoder([example.sentences[side] for example in examples]) for side in range(len(examples[0].sentences))
+        )
+        vectors = np.concatenate([np.abs(first - second[0]), first * second[0]], axis=1) if second else first
+        features[split] = vectors, np.array([example.label for example in examples])
+    return features
+
+
+def torch_accuracies(task: transfer.TransferTask, features: dict[str, tuple], mode: str) -> dict[str, float]:
+    """`acc` and `devacc`, with `f1` for MRPC."""
+    *recipe, folds = TORCH_SETTINGS[mode]
+    dimension = features["train"][0].shape[1]
+
+    def build(regularization: float) -> torch_senteval.Classifier:
+        return torch_senteval.Classifier(dimension, task.classes, regularization, *recipe)
+
+    if isinstance(task, transfer.NestedCrossValidation):
+        devacc, acc, *_ = torch_senteval.nested_cross_validation(*features["train"], folds, build)
+        return {"acc": float(acc), "devacc": float(devacc)}
+    if isinstance(task, transfer.FixedSplits):
+        devacc, acc = torch_senteval.fixed_splits(*features["train"], features["dev"], features["test"], build)
+        return {"acc": float(acc), "devacc": float(devacc)}
+    devacc, acc, predicted = torch_senteval.cross_validation(*features["train"], *features["test"], folds, build)
+    scores = {"acc": float(acc), "devacc": float(devacc)}
+    return scores | ({"f1": transfer.f1(predicted, features["test"][1])} if isinstance(task, transfer.MRPC) else {})
+
+
+def compare(task: Any, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
+    """Both sides' scores and seconds for one task; ours compiles anew each time, as a fresh command would."""
+    runs = []
+    import jax
+
+    def run_ours() -> dict[str, float]:
+        jax.clear_caches()
+        scores, seconds = ours(task, SentenceEncoder.from_pretrained(model), mode)
+        runs.append(seconds)
+        return scores
+
+    our_scores = run_ours()
+    their_scores, their_seconds = theirs(task, theirs_encoder, mode)
+    run_ours()
+    parts = {
+        part: {
+            "ours_seconds": [seconds[part] for seconds in runs],
+            "torch_seconds": their_seconds[part],
+            "ratio": their_seconds[part] / statistics.mean(seconds[part] for seconds in runs),
+        }
+        for part in their_seconds
+    }
+    return {"ours": our_scores, "torch": their_scores, "parts": parts}
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """The command; returns what it writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="minilm", help="folder with a recorded pooler (default: minilm)")
+    parser.add_argument("--tasks", default="STSBenchmark,TREC", help="separated by commas")
+    parser.add_argument("--mode", choices=("test", "fasttest"), default="test")
+    parser.add_argument("--data_dir", default="", help="as of eval.py")
+    parser.add_argument("--output", type=Path, help="JSON file (default: standard output)")
+    options = parser.parse_args(argv)
+
+    folder = senteval_folder(options.data_dir)
+    torch_encoder = torch_senteval.Encoder(pretrained.find_folder(options.model))
+    record: dict[str, Any] = {"model": options.model, "mode": options.mode, "tasks": {}}
+    for name in options.tasks.split(","):
+        record["tasks"][name] = compare(build_task(name, folder), options.mode, options.model, torch_encoder)
+        print(name, record["tasks"][name], file=sys.stderr)
+        written = measure.write_record(options.output, "benchmarks.evaluation", argv, record)
+    return written
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

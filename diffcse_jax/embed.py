@@ -1,0 +1,206 @@
+"""Embeds files of sentences, as many as there are, into Parquet.
+
+    python -m diffcse_jax.embed --model runs/diffcse_base --input 'shards/*.txt.gz' --output DIR
+
+Each output file holds a run of lines of one input file: `line` (its number there, from 1), `sentence` and `embedding`.
+It appears under its name when it is complete, so that the same command, started again after a crash, goes on with what
+is missing: nothing is embedded twice, nothing is left out.
+
+Several processes share the input files: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES, or `--distributed`, with
+which JAX finds out) takes every n-th one. They do not wait for one another, so that one that dies stops no other, and a
+restart may use another number of them. Each uses all devices of its host.
+"""
+
+import argparse
+import glob
+import itertools
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tqdm
+from jaxtyping import Float
+
+from diffcse_jax.config import POOLERS, DataConfig
+from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, DataError, reported_to_user
+
+SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
+Lines = list[tuple[int, str]]  # number and sentence
+
+
+def embed(
+    inputs: Sequence[Path], output: Path, encoder: SentenceEncoder, *, rows_per_file: int, batch_size: int, dtype: str
+) -> int:
+    """Embeds what is not embedded yet of these input files.
+
+    Args:
+        inputs: files that training reads; of several columns the first is embedded. Lines that hold no sentence are
+            left out.
+        output: the folder of Parquet files.
+        encoder: turns sentences into vectors.
+        rows_per_file: sentences in an output file; the last one of an input file may have fewer.
+        batch_size: sentences per call of the compiled function.
+        dtype: `float32` or `float16`, of the stored vectors.
+
+    Returns:
+        How many sentences this call has embedded.
+
+    Raises:
+        DataError: an input that cannot be read.
+    """
+    embedded = 0
+    with tqdm.tqdm(desc="embedding", unit=" sentences", disable=None) as progress:
+        for path in inputs:
+            done = output / f"_{path.name}.done"
+            if done.is_file():
+                continue
+            _remove_partials(output, path)
+            for index, lines in enumerate(_blocks(path, rows_per_file)):
+                part = output / f"{path.name}.{index:06d}.parquet"
+                if not part.is_file():
+                    numbers, sentences = zip(*lines, strict=True)
+                    vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
+                    _write(part, numbers, sentences, vectors)
+                    embedded += len(lines)
+                    progress.update(len(lines))
+            done.touch()
+    return embedded
+
+
+def start_output(output: Path, settings: dict[str, Any]) -> None:
+    """Makes the folder, or checks that it was made with the same settings.
+
+    Raises:
+        ConfigError: other settings, whose vectors would not go together; or a folder that cannot be written.
+    """
+    path = output / SETTINGS_FILE
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        partial = _partial(path)
+        partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        try:
+            os.link(partial, path)  # fails where another process, or an earlier start, was first
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--output {output}: {error}") from error
+    changed = [
+        f"{key}: {earlier.get(key)!r} then, {value!r} now"
+        for key, value in settings.items()
+        if earlier.get(key) != value
+    ]
+    if changed:
+        raise ConfigError(f"{output} was begun with other settings; give another --output, or: {'; '.join(changed)}")
+
+
+def find_inputs(patterns: Sequence[str]) -> list[Path]:
+    """The files that the patterns match, in order of their names.
+
+    Raises:
+        DataError: a pattern without a match, or two files of one name, which output files could not tell apart.
+    """
+    paths = set()
+    for pattern in patterns:
+        found = glob.glob(os.path.expanduser(pattern))
+        if not found:
+            raise DataError(f"--input: nothing matches {pattern}")
+        paths |= set(map(Path, found))
+    ordered = sorted(paths, key=lambda path: (path.name, path))
+    for first, second in itertools.pairwise(ordered):
+        if first.name == second.name:
+            raise DataError(f"--input: {first} and {second} have the same name; output files are named after it")
+    return ordered
+
+
+def process_of(distributed: bool) -> tuple[int, int]:
+    """The index of this process, and how many there are.
+
+    Raises:
+        ConfigError: JAX_PROCESS_ID and JAX_NUM_PROCESSES that are no such pair.
+    """
+    if distributed:
+        jax.distributed.initialize()
+        return jax.process_index(), jax.process_count()
+    index, count = (
+        os.environ.get(name, default) for name, default in (("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "1"))
+    )
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(
+            f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}: expected a number from 0 below the other"
+        )
+    return int(index), int(count)
+
+
+def _blocks(path: Path, rows: int) -> Iterator[Lines]:
+    lines = ((number, row[0]) for number, row in open_corpus(DataConfig(train_file=str(path))).numbered())
+    while block := list(itertools.islice(lines, rows)):
+        yield block
+
+
+def _write(
+    path: Path, numbers: Sequence[int], sentences: Sequence[str], vectors: Float[np.ndarray, "rows dimension"]
+) -> None:
+    """Writes a file under another name first, so that a reader, or a restart, never takes half of it for the whole."""
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    table = pa.table({"line": pa.array(numbers, pa.int64()), "sentence": pa.array(sentences), "embedding": embedding})
+    partial = _partial(path)
+    pq.write_table(table, partial, compression="zstd", use_dictionary=False)
+    partial.replace(path)
+
+
+def _remove_partials(output: Path, source: Path) -> None:
+    """Removes what a killed process left of the files of this input; no other process writes them."""
+    for leftover in output.glob(f".{glob.escape(source.name)}.*"):
+        leftover.unlink()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="what `SentenceEncoder.from_pretrained` takes")
+    parser.add_argument("--input", required=True, nargs="+", action="extend", help="files, or patterns in quotes")
+    parser.add_argument("--output", required=True, type=Path, help="folder of Parquet files")
+    parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
+    parser.add_argument("--rows_per_file", type=int, default=50_000, help="sentences per output file (default: 50,000)")
+    parser.add_argument("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
+    options = parser.parse_args(argv)
+    with reported_to_user():
+        inputs = find_inputs(options.input)
+        index, count = process_of(options.distributed)
+        encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler)
+        settings = {"model": options.model, "pooler": encoder.pooler, "dimension": encoder.dimension}
+        settings |= {"dtype": options.dtype, "rows_per_file": options.rows_per_file}
+        start_output(options.output, settings)
+        mine = inputs[index::count]
+        written = embed(
+            mine,
+            options.output,
+            encoder,
+            rows_per_file=options.rows_per_file,
+            batch_size=options.batch_size,
+            dtype=options.dtype,
+        )
+        print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

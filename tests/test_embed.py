@@ -1,0 +1,159 @@
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tiny_model import HIDDEN, write_tiny_model
+
+from diffcse_jax import SentenceEncoder, embed
+from diffcse_jax.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def shards(tmp_path) -> dict[str, list[str]]:
+    """Four files of different sizes; their sentences by name."""
+    files = {
+        f"shard-{index}.txt": [f"sentence {row} of file {index}" for row in range(rows)]
+        for index, rows in enumerate((7, 25, 1, 12))
+    }
+    (tmp_path / "shards").mkdir()
+    for name, sentences in files.items():
+        (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
+    return files
+
+
+@pytest.fixture
+def model(tmp_path, minilm_dir) -> str:
+    return str(write_tiny_model(tmp_path / "model", minilm_dir))
+
+
+def arguments(tmp_path, model, **changed):
+    options = {
+        "model": model,
+        "input": f"{tmp_path}/shards/shard-*",
+        "output": str(tmp_path / "out"),
+        "pooler": "avg",
+        "rows_per_file": "10",
+    } | changed
+    return [text for name, value in options.items() for text in (f"--{name}", value)]
+
+
+def read(output: Path) -> dict[str, list[dict]]:
+    """Rows by input file, from all its output files in order."""
+    rows = {}
+    for path in sorted(output.glob("*.parquet")):
+        rows.setdefault(path.name.rsplit(".", 2)[0], []).extend(pq.read_table(path).to_pylist())
+    return rows
+
+
+def check(output: Path, shards: dict[str, list[str]], model: str) -> None:
+    """Every sentence is there once, under its line, with its vector."""
+    rows = read(output)
+    assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards
+    encoder = SentenceEncoder.from_pretrained(model, pooler="avg")
+    for name, sentences in shards.items():
+        assert [row["line"] for row in rows[name]] == list(range(1, len(sentences) + 1))
+        vectors = np.array([row["embedding"] for row in rows[name]], np.float32)
+        np.testing.assert_allclose(vectors, encoder.encode(sentences), atol=1e-5)
+
+
+def test_every_sentence_is_embedded_once(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    check(tmp_path / "out", shards, model)
+    assert "process 0 of 1: 45 sentences of 4 files embedded" in capsys.readouterr().err
+    assert len(list((tmp_path / "out").glob("shard-1.txt.*.parquet"))) == 3
+    embed.main(arguments(tmp_path, model))
+    assert "process 0 of 1: 0 sentences" in capsys.readouterr().err
+
+
+def test_processes_share_the_files(tmp_path, shards, model, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    for index in range(3):
+        assert len(read(tmp_path / "out")) == (0, 2, 3)[index]
+        monkeypatch.setenv("JAX_PROCESS_ID", str(index))
+        embed.main(arguments(tmp_path, model))
+    check(tmp_path / "out", shards, model)
+
+
+def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model):
+    (tmp_path / "shards").mkdir()
+    with gzip.open(tmp_path / "shards/shard-0.txt.gz", "wb") as file:
+        file.write(b"one\n\n\xff\xfe\nfour\n")
+    embed.main(arguments(tmp_path, model, dtype="float16"))
+    (rows,) = read(tmp_path / "out").values()
+    assert [(row["line"], row["sentence"]) for row in rows] == [(1, "one"), (4, "four")]
+    schema = pq.read_schema(next((tmp_path / "out").glob("*.parquet")))
+    assert str(schema.field("embedding").type) == f"fixed_size_list<element: halffloat>[{HIDDEN}]"
+
+
+def test_half_written_files_are_written_again(tmp_path, shards, model):
+    embed.main(arguments(tmp_path, model))
+    out = tmp_path / "out"
+    (out / "_shard-1.txt.done").unlink()
+    part = out / "shard-1.txt.000001.parquet"
+    part.rename(out / f".{part.name}.0123")  # as a killed process leaves it
+    kept = (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns
+    embed.main(arguments(tmp_path, model))
+    check(out, shards, model)
+    assert (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns == kept
+    assert not list(out.glob(".*"))
+
+
+def test_other_settings_are_refused(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    assert json.loads((tmp_path / "out/_embed.json").read_text())["pooler"] == "avg"
+    with pytest.raises(SystemExit) as stopped:
+        embed.main(arguments(tmp_path, model, pooler="cls_before_pooler"))
+    assert stopped.value.code == 2
+    assert "pooler: 'avg' then, 'cls_before_pooler' now" in capsys.readouterr().err
+
+
+def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"nothing matches .*none-\*"):
+        embed.find_inputs([f"{tmp_path}/none-*"])
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.txt").write_text("x\n")
+    with pytest.raises(DataError, match="have the same name"):
+        embed.find_inputs([f"{tmp_path}/*/same.txt"])
+    assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
+
+
+def test_a_process_number_out_of_range_is_refused(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    with pytest.raises(ConfigError, match="JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2"):
+        embed.process_of(distributed=False)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
+    """Two processes, one killed in the middle; then one process finishes the work of both."""
+    shards = {f"shard-{index}.txt": [f"sentence {row} of file {index}" for row in range(3000)] for index in range(2)}
+    (tmp_path / "shards").mkdir()
+    for name, sentences in shards.items():
+        (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
+    command = [sys.executable, "-m", "diffcse_jax.embed", *arguments(tmp_path, model, rows_per_file="20")]
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_NUM_PROCESSES": "2"}
+    first, second = (
+        subprocess.Popen(command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.DEVNULL)
+        for index in range(2)
+    )
+    while len(list((tmp_path / "out").glob("shard-1.txt.*.parquet"))) < 5:
+        assert second.poll() is None
+        time.sleep(0.01)
+    second.send_signal(signal.SIGKILL)
+    second.wait()
+    assert first.wait(timeout=120) == 0
+    assert (tmp_path / "out/_shard-0.txt.done").is_file()
+    assert not (tmp_path / "out/_shard-1.txt.done").exists()
+    subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, check=True, stderr=subprocess.DEVNULL)
+    rows = read(tmp_path / "out")
+    assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards
