@@ -1,7 +1,9 @@
 """What is fetched or made once per machine: the package's cache folder, and SimCSE's data set on the hub."""
 
 import functools
+import logging
 import os
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -31,6 +33,8 @@ def hub_file(name: str, instead: str) -> Path:
         return Path(download(local_files_only=True))
     except OSError:
         pass
+    print(f"fetching {name} from the hub", file=sys.stderr)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry; the error below suffices
     try:
         return Path(download())
     except Exception as error:  # the hub client passes on whatever its transport raises
