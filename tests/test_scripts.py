@@ -1,0 +1,59 @@
+"""The launch examples hand on what they were given; the cluster's commands are stand-ins."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+OVERRIDE = "--config.model.hidden_dropout=(0.1, 0.2)"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Runs a script with stand-ins on the PATH; gives what the stand-in `python` was started with, line by line."""
+    calls = tmp_path / "calls"
+    stand_ins = {
+        "python": f'printf "%s\\n" "${{JAX_PROCESS_ID-}}/${{JAX_NUM_PROCESSES-}}" "$@" >> {calls}',
+        "srun": 'while [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=1 SLURM_NTASKS=4 "$@"',
+        "gcloud": 'for last; do :; done\n[[ $last == --command=*python* ]] || exit 0\neval "${last#--command=}"',
+        "pip": "",
+    }
+    for name, body in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "diffcse_jax").mkdir()
+
+    def launch(script, *arguments, **environment):
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        subprocess.run(
+            [SCRIPTS / script, *arguments], env=os.environ | {"PATH": path} | environment, cwd=tmp_path, check=True
+        )
+        return calls.read_text().splitlines()
+
+    return launch
+
+
+def test_one_host(launch):
+    expected = ["/", "train.py", "--config", "configs/simcse_base.py", OVERRIDE]
+    assert launch("multi_gpu.sh", "configs/simcse_base.py", OVERRIDE) == expected
+
+
+def test_slurm(launch):
+    expected = ["/", "train.py", "--config", "configs/simcse_base.py", "--config.distributed=True", OVERRIDE]
+    assert launch("slurm.sh", "configs/simcse_base.py", OVERRIDE) == expected
+
+
+def test_embedding_under_slurm(launch):
+    arguments = ["--model", "m", "--input", "shards/*.txt", "--output", "out"]
+    assert launch("slurm_embed.sh", *arguments) == ["1/4", "-m", "diffcse_jax.embed", *arguments]
+
+
+def test_tpu_vm(launch):
+    called = launch("tpu_vm.sh", "configs/simcse_base.py", OVERRIDE, TPU="slice", ZONE="zone", BUCKET="gs://bucket")
+    workdir = os.path.expanduser("~/runs/simcse_base")
+    assert called[1:] == [
+        *("train.py", "--config", "configs/simcse_base.py", "--workdir", workdir, "--config.distributed=True"),
+        OVERRIDE,
+    ]
