@@ -1,0 +1,138 @@
+"""Encoding, tokenisation included, against sentence-transformers on the same folder and the same sentences.
+
+    python -m benchmarks.encode --text FILE --sentences 2000 --output benchmarks/results/NAME.json
+
+The model is the packaged MiniLM unless `--model` names another folder. Without `--text` the sentences are random words
+of its vocabulary, of the lengths that `benchmarks.workload` states.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure, workload
+from benchmarks.measure import Implementation
+from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.models import pretrained
+
+
+def ours(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+    """`SentenceEncoder.encode`."""
+    import jax
+
+    from diffcse_jax import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(folder)
+    facts = {"device": jax.devices()[0].device_kind}
+    return _implementation(lambda: encoder.encode(sentences, batch_size=batch_size), facts)
+
+
+def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+    """`SentenceTransformer.encode`, without the Normalize module that the folder may end with."""
+    import sentence_transformers as library
+
+    transformer, pooling, *_ = library.SentenceTransformer(str(folder))
+    model = library.SentenceTransformer(modules=[transformer, pooling])
+    sizes = pretrained.transformer_config(pretrained.read_hf_config(folder), source=str(folder))
+    model.max_seq_length = sizes.max_length  # the folder's own limit cuts sentences that ours does not
+    return _implementation(lambda: model.encode(sentences, batch_size=batch_size, show_progress_bar=False), {})
+
+
+def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
+    """`AutoModel` as its model card shows it: batches in the given order, mean over real tokens."""
+    import torch
+    import transformers
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(folder)
+    model = transformers.AutoModel.from_pretrained(folder).to(device).eval()
+
+    @torch.inference_mode()
+    def encode() -> np.ndarray:
+        vectors = []
+        for start in range(0, len(sentences), batch_size):
+            chunk = sentences[start : start + batch_size]
+            batch = tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(device)
+            states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
+            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu().numpy())
+        return np.concatenate(vectors)
+
+    return _implementation(encode, {})
+
+
+OTHERS = {"sentence-transformers": sentence_transformers, "transformers": plain_transformers}
+
+
+def _implementation(encode: Callable[[], np.ndarray], facts: dict[str, Any]) -> Implementation:
+    vectors = np.empty(0)
+
+    def step() -> None:
+        nonlocal vectors
+        vectors = encode()
+
+    return Implementation(step, lambda: None, lambda: facts | {"vectors": vectors})
+
+
+def synthetic_sentences(folder: Path, count: int, seed: int = 0) -> list[str]:
+    """Sentences of random whole words of the folder's vocabulary."""
+    words = sorted(word for word in load_tokenizer(folder).get_vocab() if word.isascii() and word.isalpha())
+    rng = np.random.default_rng(seed)
+    lengths = workload.synthetic_lengths(rng, count, longest=32)
+    return [" ".join(rng.choice(words, length - 2)) for length in lengths]
+
+
+def measured(folder: Path, sentences: list[str], against: list[str], *, batch_size: int, rounds: int) -> dict[str, Any]:
+    """The record of a comparison: every turn encodes all sentences once."""
+    with contextlib.ExitStack() as stack:
+        workers = {"ours": stack.enter_context(measure.worker(ours, folder, sentences, batch_size))}
+        for name in against:
+            workers[name] = stack.enter_context(measure.worker(OTHERS[name], folder, sentences, batch_size))
+        seconds = measure.alternate(workers, steps=rounds, block=1)
+        sides = {
+            name: measure.summary(seconds[name], side.first_call, len(sentences)) | side.finish()
+            for name, side in workers.items()
+        }
+    vectors = {name: side.pop("vectors") for name, side in sides.items()}
+    return {
+        "device": sides["ours"].pop("device"),
+        "settings": {"model": folder.name, "sentences": len(sentences), "batch_size": batch_size},
+        "implementations": sides,
+        "max_abs_difference": {name: float(np.abs(vectors[name] - vectors["ours"]).max()) for name in against},
+        "ratios": measure.ratios(sides),
+    }
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="minilm", help="a sentence-transformers folder that pools by the mean")
+    parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
+    parser.add_argument("--sentences", type=int, default=2000, help="how many (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5, help="timed passes of each side (default: %(default)s)")
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=["sentence-transformers"])
+    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measures what the command line says and writes the record, which is also returned."""
+    args = parse(argv)
+    measure.use_cores(args.threads)
+    folder = pretrained.find_folder(args.model)
+    if args.text:
+        sentences = workload.read_sentences(args.text, args.sentences)
+    else:
+        sentences = synthetic_sentences(folder, args.sentences)
+    record = measured(folder, sentences, args.against, batch_size=args.batch_size, rounds=args.rounds)
+    return measure.write_record(args.output, "benchmarks.encode", argv, record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

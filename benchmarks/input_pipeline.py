@@ -1,0 +1,136 @@
+"""The way in: tokenising text once, and batches from the token store, on one core.
+
+    python -m benchmarks.input_pipeline --sentences 100000 1000000 10000000 --output benchmarks/results/NAME.json
+
+Needs grain, which the pipeline is made of. The token stores of the batch measurements are written directly, with random
+tokens of the lengths that `benchmarks.workload` states; what is tokenised is text of MiniLM's words, in files.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure, workload
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.models import pretrained
+
+LENGTH = 32
+BLOCK = 1_000_000  # sentences written at a time
+
+
+def write_store(folder: Path, sentences: int, seed: int = 0) -> TokenStore:
+    """A token store of random sentences, written block by block."""
+    rng = np.random.default_rng(seed)
+    lengths = workload.synthetic_lengths(rng, sentences, LENGTH)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    folder.mkdir()
+    np.save(folder / "offsets.npy", offsets)
+    token_ids = np.lib.format.open_memmap(folder / "token_ids.npy", "w+", np.uint16, (int(offsets[-1]),))
+    for first in range(0, sentences, BLOCK):
+        start, end = offsets[first], offsets[min(first + BLOCK, sentences)]
+        token_ids[start:end] = rng.integers(workload.FIRST_WORD, 30522, end - start, dtype=np.uint16)
+    token_ids[offsets[:-1]] = workload.CLS
+    token_ids[offsets[1:] - 1] = workload.SEP
+    token_ids.flush()
+    (folder / "meta.json").write_text(json.dumps({"columns": ["text"], "max_length": LENGTH, "note": ""}))
+    return TokenStore(folder)
+
+
+def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: float) -> dict[str, Any]:
+    """Batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
+    start = time.perf_counter()
+    store = write_store(folder, sentences)
+    built = time.perf_counter()
+    source = BatchSource(store, batch_size=batch_size, steps=10**9, seed=0, pad_token_id=workload.PAD)
+    batches = make_batches(source)
+    next(batches)  # draws the epoch's order
+    shuffled = time.perf_counter()
+    before = _anonymous_bytes()
+    drawn = elapsed = 0
+    while elapsed < seconds:
+        next(batches)
+        drawn += 1
+        elapsed = time.perf_counter() - shuffled
+    return {
+        "sentences": sentences,
+        "build_seconds": built - start,
+        "shuffle_seconds": shuffled - built,
+        "batches": drawn,
+        "sentences_per_second": drawn * batch_size / elapsed,
+        "rss_growth_bytes": _anonymous_bytes() - before,
+    }
+
+
+def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
+    """Text to token store, reading and writing included, on all cores of this process."""
+    tokenizer = load_tokenizer(pretrained.find_folder("minilm"))
+    words = np.array(sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha()))
+    rng = np.random.default_rng(0)
+    text = folder / f"{sentences}.txt"
+    with text.open("w") as lines:
+        for length in workload.synthetic_lengths(rng, sentences, LENGTH):
+            lines.write(" ".join(words[rng.integers(0, len(words), length - 2)]) + "\n")
+    corpus = open_corpus(DataConfig(train_file=str(text)))
+    start = time.perf_counter()
+    store = build_or_open(corpus, tokenizer, LENGTH, folder / "stores")
+    elapsed = time.perf_counter() - start
+    return {
+        "sentences": sentences,
+        "seconds": elapsed,
+        "sentences_per_second": sentences / elapsed,
+        "tokens": store.token_count,
+    }
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory of this process but for mapped files, whose pages the system takes back when it needs them."""
+    status = Path("/proc/self/status")
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines["RssAnon"].split()[0]) * 1024
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the stores")
+    parser.add_argument("--tokenize", type=int, nargs="*", default=[100_000], help="sizes of the texts to tokenise")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time to draw batches for, per store")
+    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measures what the command line says and writes the record, which is also returned."""
+    args = parse(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        tokenizing = [measure_tokenizing(folder, sentences) for sentences in args.tokenize]
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(everywhere)})  # threads started from here on share one core
+        batches = [
+            measure_batches(folder / str(sentences), sentences, args.batch_size, args.seconds)
+            for sentences in args.sentences
+        ]
+        os.sched_setaffinity(0, everywhere)
+    record = {
+        "settings": {"batch_size": args.batch_size, "length": LENGTH},
+        "batches": batches,
+        "tokenizing": tokenizing,
+    }
+    return measure.write_record(args.output, "benchmarks.input_pipeline", argv, record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

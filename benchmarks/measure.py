@@ -1,0 +1,203 @@
+"""Timing side by side: workers that take turns, the machine they ran on, the record they leave.
+
+Implementations are compared by turns: a block of steps of one, a block of the other, again and again, so that whatever
+else the machine does falls on all of them. Each lives in a process of its own, with its own threads and memory; while
+one works the others wait on a pipe and use no processor.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "sentence-transformers", "numpy")
+
+# Dense matrix products per second that vendors state. Float32 is without TF32, which neither side uses here.
+PEAK_FLOPS = {
+    "H100 80GB HBM3": {"bfloat16": 989e12, "float32": 67e12},
+    "H200": {"bfloat16": 989e12, "float32": 67e12},
+    "A100": {"bfloat16": 312e12, "float32": 19.5e12},
+    "TPU v5 lite": {"bfloat16": 197e12},
+}
+
+
+class Implementation(NamedTuple):
+    """One of the sides of a comparison, inside its worker."""
+
+    step: Callable[[], object]  # starts one step; may return before it is done
+    wait: Callable[[], object]  # returns when all started steps are done
+    facts: Callable[[], dict[str, Any]]  # what else to record, asked at the end
+
+
+class Worker(NamedTuple):
+    """A running implementation, seen from the process that measures."""
+
+    first_call: float  # seconds of the first step, compilation included
+    run: Callable[[int], float]  # runs so many steps and returns the seconds per step
+    finish: Callable[[], dict[str, Any]]  # ends the worker and returns its facts
+
+
+@contextlib.contextmanager
+def worker(build: Callable[..., Implementation], *arguments: object) -> Iterator[Worker]:
+    """Starts `build(*arguments)` in a process of its own and runs its first step.
+
+    Raises:
+        RuntimeError: the process ended; its own error is on stderr.
+    """
+    # JAX would take three quarters of a GPU's memory at once, and the other side needs some.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.45")
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, build, arguments), daemon=True)
+    process.start()
+    there.close()
+
+    def receive() -> Any:
+        try:
+            return here.recv()
+        except EOFError:
+            raise RuntimeError(f"the worker of {build.__name__} ended; its error is above") from None
+
+    def run(steps: int) -> float:
+        here.send(steps)
+        return receive()
+
+    def finish() -> dict[str, Any]:
+        here.send(0)
+        return receive()
+
+    try:
+        yield Worker(receive(), run, finish)
+    finally:
+        here.close()
+        process.join(timeout=10)
+        process.kill()
+
+
+def _serve(connection: Any, build: Callable[..., Implementation], arguments: tuple) -> None:
+    implementation = build(*arguments)
+    connection.send(_seconds_per_step(implementation, 1))
+    _reset_peak_rss()
+    with contextlib.suppress(EOFError):  # the measuring process was interrupted
+        while steps := connection.recv():
+            connection.send(_seconds_per_step(implementation, steps))
+        connection.send(implementation.facts() | {"peak_rss_bytes": _peak_rss()})
+
+
+def _seconds_per_step(implementation: Implementation, steps: int) -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+        implementation.step()
+    implementation.wait()
+    return (time.perf_counter() - start) / steps
+
+
+def _reset_peak_rss() -> None:
+    """Forgets the peak of resident memory so far, which is the compiler's (Linux only)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_rss() -> int:
+    status = Path("/proc/self/status")
+    if status.is_file():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def alternate(workers: Mapping[str, Worker], *, steps: int, block: int) -> dict[str, list[float]]:
+    """Seconds per step of every block, the implementations taking turns.
+
+    Args:
+        steps: steps of each implementation, rounded up to whole blocks.
+        block: steps per turn. The step before each turn, which may find cold caches, is not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(-(-steps // block)):
+        for name, side in workers.items():
+            side.run(1)
+            seconds[name].append(side.run(block))
+    return seconds
+
+
+def summary(seconds: list[float], first_call: float, items: int) -> dict[str, Any]:
+    """What a record says of one implementation's times.
+
+    Args:
+        seconds: seconds per step, one for each block.
+        first_call: seconds of the first step.
+        items: sentences per step.
+    """
+    median = statistics.median(seconds)
+    return {
+        "step_seconds": {"median": median, "min": min(seconds), "blocks": seconds},
+        "sentences_per_second": items / median,
+        "compile_seconds": max(first_call - median, 0.0),
+    }
+
+
+def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str = "ours") -> dict[str, float]:
+    """How many times longer each other side takes than ours, by medians."""
+    medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
+    return {name: median / medians[ours] for name, median in medians.items() if name != ours}
+
+
+def share_of_peak(flops_per_second: float, device: str, precision: str) -> float | None:
+    """The share of what the device could do; None where its peak is not known."""
+    peaks = [peak.get(precision) for name, peak in PEAK_FLOPS.items() if name in device]
+    return flops_per_second / peaks[0] if peaks and peaks[0] else None
+
+
+def use_cores(count: int) -> None:
+    """Ties this process and the workers it starts to `count` cores (0: all); both thread pools follow it (Linux)."""
+    if count:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its usable cores and the memory."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": cores,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Python's version and those of the packages that matter; None where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def write_record(path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Completes a record with command, machine and versions, and writes it as JSON, or prints it where path is None."""
+    command = shlex.join(["python", "-m", module, *argv])
+    complete = {"command": command, "machine": machine(), "versions": versions(), **record}
+    text = json.dumps(complete, indent=1)
+    if path is None:
+        print(text)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return complete

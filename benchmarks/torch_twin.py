@@ -1,0 +1,181 @@
+"""The same train step in PyTorch, on the modules of transformers: what the JAX step is measured against.
+
+It follows the authors' code in what is computed, not in how: attention is PyTorch's fused one, similarities are one
+matrix product, AdamW is fused. It reads the same `Config` as the JAX step, for single sentences and the defaults of the
+published code.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from diffcse_jax.config import Config
+from diffcse_jax.edits import Vocabulary
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+class Twin(nn.Module):
+    """Encoder, projector, discriminator and frozen generator, and the sum of their losses."""
+
+    def __init__(
+        self, config: Config, encoder: Mapping[str, Any], generator: Mapping[str, Any], vocabulary: Vocabulary
+    ):
+        super().__init__()
+        self.config, self.vocabulary = config, vocabulary
+        self.encoder = _encoder(encoder)
+        hidden = encoder["hidden_size"]
+        self.projector = PROJECTORS[config.model.projector](hidden)
+        if config.uses_difference:
+            self.discriminator = _encoder(encoder)
+            self.discriminator.load_state_dict(self.encoder.state_dict())
+            self.token_classifier = nn.Linear(hidden, 2)
+            self.generator = transformers.AutoModelForMaskedLM.from_config(
+                _hf_config(generator), attn_implementation="sdpa"
+            ).requires_grad_(False)
+            self.register_buffer("special_ids", torch.tensor(vocabulary.special_ids))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The loss of a batch of sentences, (batch, length); each is its own second view."""
+        input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
+        projected = self.embed(input_ids, attention_mask)
+        loss = self.contrast(projected, input_ids, attention_mask)
+        if self.config.uses_difference:
+            edited, replaced = self.edit(input_ids, attention_mask)
+            difference = self.replaced_token_detection(edited, replaced, attention_mask, projected)
+            loss = loss + self.config.difference.weight * difference
+        return loss
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Projected vectors of position 0, float32."""
+        states = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.projector(states[:, 0]).float()
+
+    def contrast(self, projected: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """InfoNCE, with negatives of a pass without dropout where configured, and dimension-wise contrast."""
+        options, dcl = self.config.contrast, self.config.dcl
+        off_dropout = None
+        if options.negatives == "off_dropout":
+            self.encoder.eval()
+            off_dropout = self.embed(input_ids[::2], attention_mask[::2])
+            self.encoder.train()
+        with torch.autocast(projected.device.type, enabled=False):
+            z1, z2 = projected[::2], projected[1::2]
+            if off_dropout is None:
+                logits = F.normalize(z1) @ F.normalize(z2).T / options.temperature
+                loss = F.cross_entropy(logits, torch.arange(len(z1), device=z1.device))
+            else:
+                loss = off_dropout_info_nce(z1, z2, off_dropout, options.temperature, options.negative_ratio)
+            if dcl.weight:
+                loss = loss + dcl.weight * dimension_contrast(z1, z2, dcl.temperature)
+        return loss
+
+    @torch.no_grad()
+    def edit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Sentences by the generator, its dropout on, and where they differ."""
+        masked = self.mask_tokens(input_ids)
+        filled = self.generator(masked, attention_mask=attention_mask).logits.argmax(-1)
+        return restore(filled, input_ids, attention_mask)
+
+    def mask_tokens(self, input_ids: Tensor) -> Tensor:
+        """Of the selected tokens 80 % become [MASK], 10 % a random one, 10 % stay."""
+        ordinary = ~torch.isin(input_ids, self.special_ids)
+        selected = ordinary & (torch.rand(input_ids.shape, device=input_ids.device) < self.config.difference.mask_ratio)
+        draw = torch.rand(input_ids.shape, device=input_ids.device)
+        masked = torch.where(selected & (draw < 0.8), self.vocabulary.mask_id, input_ids)
+        random_ids = torch.randint_like(input_ids, self.vocabulary.size)
+        return torch.where(selected & (draw >= 0.8) & (draw < 0.9), random_ids, masked)
+
+    def replaced_token_detection(
+        self, edited: Tensor, replaced: Tensor, attention_mask: Tensor, condition: Tensor
+    ) -> Tensor:
+        """Mean cross-entropy over all positions, with the sentence vector in place of position 0's embedding."""
+        embedded = self.discriminator.embeddings(edited)
+        states = torch.cat([condition.to(embedded.dtype)[:, None], embedded[:, 1:]], dim=1)
+        length = attention_mask.shape[1]
+        attends = attention_mask[:, None, None, :].bool().expand(-1, 1, length, -1)
+        states = self.discriminator.encoder(states, attention_mask=attends).last_hidden_state
+        logits = self.token_classifier(states).float()
+        return F.cross_entropy(logits.flatten(0, 1), replaced.long().flatten())
+
+
+def restore(filled: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The generator's tokens with position 0 as it was and padding 0, and where they differ from the sentence."""
+    filled[:, 0] = input_ids[:, 0]
+    filled = filled * attention_mask
+    return filled, (filled != input_ids) & (attention_mask > 0)
+
+
+def off_dropout_info_nce(z1: Tensor, z2: Tensor, z: Tensor, temperature: float, ratio: float) -> Tensor:
+    """Negatives among vectors without dropout; the ratio multiplies the positive logit (SimCSE++'s code)."""
+    positive = ratio * F.cosine_similarity(z1, z2) / temperature
+    unit = F.normalize(z)
+    others = (unit @ unit.T / temperature).fill_diagonal_(-torch.inf)
+    return (torch.logsumexp(torch.cat([positive[:, None], others], dim=1), dim=1) - positive).mean()
+
+
+def dimension_contrast(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
+    """DCL: each dimension of one view finds itself in the other's."""
+    z1, z2 = (F.batch_norm(z, None, None, training=True) for z in (z1, z2))
+    correlation = z1.T @ z2 / len(z1) / temperature
+    return F.cross_entropy(correlation, torch.arange(len(correlation), device=z1.device))
+
+
+def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -> Step:
+    """`(input_ids, attention_mask) -> loss`, with clipping, fused AdamW and linear decay; bfloat16 by autocast.
+
+    Args:
+        compiled: forward and backward through `torch.compile`.
+    """
+    trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    options = config.optim
+    optimizer = torch.optim.AdamW(trained, options.learning_rate, weight_decay=options.weight_decay, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total_steps, 0.0))
+    forward = torch.compile(twin) if compiled else twin
+    device_type = trained[0].device.type
+    twin.train()
+
+    def step(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        with torch.autocast(device_type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = forward(input_ids, attention_mask)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, options.clip_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def mlp_projector(hidden: int) -> nn.Module:
+    """SimCSE's head."""
+    return nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh())
+
+
+def batchnorm_projector(hidden: int) -> nn.Module:
+    """DiffCSE's head."""
+    return nn.Sequential(
+        nn.Linear(hidden, 2 * hidden, bias=False),
+        nn.BatchNorm1d(2 * hidden),
+        nn.ReLU(),
+        nn.Linear(2 * hidden, hidden, bias=False),
+        nn.BatchNorm1d(hidden, affine=False),
+    )
+
+
+PROJECTORS = {"mlp": mlp_projector, "batchnorm": batchnorm_projector}
+
+
+def _encoder(hf_config: Mapping[str, Any]) -> nn.Module:
+    return transformers.BertModel._from_config(
+        _hf_config(hf_config), attn_implementation="sdpa", add_pooling_layer=False
+    )
+
+
+def _hf_config(values: Mapping[str, Any]) -> transformers.PreTrainedConfig:
+    return transformers.AutoConfig.for_model(**values)

@@ -1,0 +1,227 @@
+"""The train step against its PyTorch twin.
+
+    python -m benchmarks.train_step --objective simcse --torch eager compile --output benchmarks/results/NAME.json
+
+Random weights, synthetic sentences: nothing is read but this repository. `--text FILE` takes real sentences, in
+MiniLM's tokens.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import measure, workload
+from benchmarks.flops import step_flops
+from benchmarks.measure import Implementation
+from diffcse_jax.config import Config
+from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.training.networks import build
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
+from diffcse_jax.training.step import initial_state, make_train_step
+
+SCHEDULE_STEPS = 10_000  # of the learning rate; any number does
+
+SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
+OBJECTIVES: dict[str, dict[str, dict[str, Any]]] = {
+    "simcse": SIMCSE,
+    "simcsepp": {
+        **SIMCSE,
+        "contrast": {"negatives": "off_dropout", "negative_ratio": 0.9},
+        "dcl": {"weight": 0.1, "temperature": 5.0},
+    },
+    "diffcse": {},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is measured; all that a worker needs to build its side."""
+
+    size: str
+    objective: str
+    length: int
+    batch_size: int
+    precision: str
+    chunk_size: int = 0
+    text: Path | None = None
+    distinct_batches: int = 8
+
+    def config(self) -> Config:
+        """The configuration that both sides read."""
+        train = {"batch_size": self.batch_size} | ({"chunk_size": self.chunk_size} if self.chunk_size else {})
+        return Config.from_dict(
+            {**OBJECTIVES[self.objective], "train": train, "mesh": {"data": 1}, "precision": self.precision}
+        )
+
+    def batches(self) -> list[workload.Batch]:
+        """The batches that both sides step through, again and again."""
+        shape = (self.distinct_batches, self.batch_size, self.length)
+        return workload.text_batches(self.text, *shape) if self.text else workload.synthetic_batches(self.size, *shape)
+
+
+def ours(settings: Settings) -> Implementation:
+    """The JAX step. Moving the batch to the device is part of it, as in training."""
+    config = settings.config()
+    mesh = make_mesh(config)
+    encoder = workload.random_checkpoint(workload.ENCODERS[settings.size], seed=0)
+    generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
+    networks, params, batch_stats, frozen = build(config, encoder, generator, workload.vocabulary(settings.size))
+    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
+    state = initial_state(params, batch_stats, optimizer, mesh)
+    frozen = jax.device_put(frozen, replicated(mesh))
+    train_step = make_train_step(networks, config, optimizer, mesh)
+    batches = itertools.cycle(settings.batches())
+    compiled = metrics = None
+
+    def step() -> None:
+        nonlocal state, metrics, compiled
+        batch = shard_batch(next(batches), mesh)
+        if compiled is None:
+            compiled = train_step.lower(state, frozen, batch).compile()
+        state, metrics = compiled(state, frozen, batch)
+
+    def facts() -> dict[str, Any]:
+        device = mesh.devices.flat[0]
+        plan = compiled.memory_analysis()
+        results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return {
+            "device": device.device_kind,
+            "loss": float(metrics["loss"]),
+            "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
+            "planned_memory_bytes": plan.argument_size_in_bytes + results + plan.temp_size_in_bytes,
+        }
+
+    return Implementation(step, lambda: jax.block_until_ready((state, metrics)), facts)
+
+
+def twin(settings: Settings, compiled: bool) -> Implementation:
+    """The PyTorch step, under the same conditions."""
+    import torch
+
+    from benchmarks import torch_twin
+
+    torch.manual_seed(0)
+    config = settings.config()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    networks = torch_twin.Twin(
+        config,
+        workload.ENCODERS[settings.size],
+        workload.GENERATORS[settings.size],
+        workload.vocabulary(settings.size),
+    ).to(device)
+    train_step = torch_twin.make_step(networks, config, SCHEDULE_STEPS, compiled=compiled)
+    batches = itertools.cycle(settings.batches())
+    loss = torch.zeros(())
+
+    def step() -> None:
+        nonlocal loss
+        batch = next(batches)
+        rows = (torch.from_numpy(batch[name][:, 0]).to(device).long() for name in ("input_ids", "attention_mask"))
+        loss = train_step(*rows)
+
+    on_gpu = device.type == "cuda"
+    return Implementation(
+        step,
+        torch.cuda.synchronize if on_gpu else lambda: None,
+        lambda: {
+            "loss": loss.item(),
+            "threads": torch.get_num_threads(),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        },
+    )
+
+
+def measured(settings: Settings, against: list[str], *, steps: int, block: int) -> dict[str, Any]:
+    """The record of a comparison.
+
+    Args:
+        settings: what is measured.
+        against: PyTorch variants, `eager` or `compile`.
+        steps: timed steps of each side.
+        block: steps per turn.
+    """
+    config = settings.config()
+    tokens = [batch["attention_mask"].sum(axis=-1) for batch in settings.batches()]
+    mean_tokens = float(np.mean(tokens))
+    flops = step_flops(
+        config,
+        transformer_config(workload.ENCODERS[settings.size], source=settings.size),
+        transformer_config(workload.GENERATORS[settings.size], source=settings.size),
+        batch_size=settings.batch_size,
+        length=settings.length,
+        mean_tokens=mean_tokens,
+    )
+    with contextlib.ExitStack() as stack:
+        workers = {"ours": stack.enter_context(measure.worker(ours, settings))}
+        for variant in against:
+            workers[f"torch_{variant}"] = stack.enter_context(measure.worker(twin, settings, variant == "compile"))
+        seconds = measure.alternate(workers, steps=steps, block=block)
+        sides = {
+            name: measure.summary(seconds[name], side.first_call, settings.batch_size) | side.finish()
+            for name, side in workers.items()
+        }
+    device = sides["ours"].pop("device")
+    for side in sides.values():
+        side["flops_per_second"] = flops / side["step_seconds"]["median"]
+        side["share_of_peak"] = measure.share_of_peak(side["flops_per_second"], device, settings.precision)
+    return {
+        "device": device,
+        "settings": dataclasses.asdict(settings) | {"text": settings.text and settings.text.name},
+        "mean_tokens": mean_tokens,
+        "step_flops": flops,
+        "implementations": sides,
+        "ratios": measure.ratios(sides),
+    }
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=workload.ENCODERS, default="minilm")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="simcse")
+    parser.add_argument("--length", type=int, default=32, help="positions per sentence (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences per step (default: %(default)s)")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--chunk_size", type=int, default=0, help="train.chunk_size of our side; 0: the plain step")
+    parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of each side (default: %(default)s)")
+    parser.add_argument("--block", type=int, default=2, help="steps per turn (default: %(default)s)")
+    parser.add_argument(
+        "--torch", nargs="+", choices=("eager", "compile", "none"), default=["eager"], help="what to compare with"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    args = parser.parse_args(argv)
+    if args.text and args.size == "tiny":
+        parser.error("--text gives tokens of BERT's vocabulary, which --size tiny does not have")
+    return args
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measures what the command line says and writes the record, which is also returned."""
+    args = parse(argv)
+    measure.use_cores(args.threads)
+    settings = Settings(
+        size=args.size,
+        objective=args.objective,
+        length=args.length,
+        batch_size=args.batch_size,
+        precision=args.precision,
+        chunk_size=args.chunk_size,
+        text=args.text,
+    )
+    against = [variant for variant in args.torch if variant != "none"]
+    record = measured(settings, against, steps=args.steps, block=args.block)
+    return measure.write_record(args.output, "benchmarks.train_step", argv, record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,122 @@
+"""What is computed: encoder sizes, random weights, and batches of synthetic or real sentences."""
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from diffcse_jax.edits import Vocabulary
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.transformer import Transformer
+
+PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103  # of BERT's vocabulary
+FIRST_WORD = 110
+
+Batch = dict[str, Int[np.ndarray, "batch 1 length"]]
+
+
+def _bert(hidden: int, blocks: int, heads: int, vocabulary: int = 30522) -> dict[str, Any]:
+    return {
+        "model_type": "bert", "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": blocks,
+        "num_attention_heads": heads, "intermediate_size": 4 * hidden, "hidden_act": "gelu",
+        "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1, "pad_token_id": PAD,
+    }  # fmt: skip
+
+
+_DISTIL = {
+    "model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
+    "max_position_embeddings": 512, "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1,
+    "pad_token_id": PAD,
+}  # fmt: skip
+
+# Hugging Face's config.json of each size: the encoder (and the discriminator, which starts as its copy).
+ENCODERS = {
+    "tiny": _bert(16, 2, 2, vocabulary=200),
+    "minilm": _bert(384, 6, 12),
+    "base": _bert(768, 12, 12),
+    "large": _bert(1024, 24, 16),
+}
+# The frozen masked LM. There is none of MiniLM's size with its own weights, so its own encoder takes the part.
+GENERATORS = {"tiny": ENCODERS["tiny"], "minilm": ENCODERS["minilm"], "base": _DISTIL, "large": _DISTIL}
+
+
+def vocabulary(size: str) -> Vocabulary:
+    """What masking must know of the tokenizer."""
+    return Vocabulary(ENCODERS[size]["vocab_size"], mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
+
+
+def random_checkpoint(hf_config: dict[str, Any], seed: int) -> pretrained.Pretrained:
+    """An encoder with a masked-LM head, with the weights that training from scratch starts from."""
+    sizes = pretrained.transformer_config(hf_config, source="benchmark")
+    transformer_key, head_key = jax.random.split(jax.random.key(seed))
+    transformer, _ = parameters.initial(partial(Transformer, sizes), transformer_key)
+    mlm_head, _ = parameters.initial(partial(MaskedLMHead, sizes), head_key)
+    return pretrained.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
+
+
+def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int[np.ndarray, " count"]:
+    """Tokens per sentence, [CLS] and [SEP] included.
+
+    Log-normal with median 25.3 and sigma 0.5, cut at 32: on average 24.2 tokens, a third of the sentences cut, as
+    Wikipedia sentences in word pieces. For another longest length the same shape, scaled, so that the share of padding
+    stays: at 64 on average 48.4, at 128 96.8.
+    """
+    lengths = rng.lognormal(3.23, 0.5, count) * (longest / 32)
+    return np.clip(np.rint(lengths), 3, longest).astype(np.int64)
+
+
+def synthetic_batches(size: str, count: int, batch_size: int, length: int, seed: int = 0) -> list[Batch]:
+    """Batches of random words with `synthetic_lengths`, all padded to `length`."""
+    rng = np.random.default_rng(seed)
+    sentences = []
+    for sentence_length in synthetic_lengths(rng, count * batch_size, length):
+        words = rng.integers(FIRST_WORD, ENCODERS[size]["vocab_size"], sentence_length - 2)
+        sentences.append([CLS, *words, SEP])
+    return _batches(sentences, batch_size, length)
+
+
+def text_batches(path: Path, count: int, batch_size: int, length: int) -> list[Batch]:
+    """Batches of the first sentences of a file, in MiniLM's tokens (those of BERT), all padded to `length`.
+
+    Raises:
+        ValueError: the file has too few lines.
+    """
+    from diffcse_jax.encoder import load_tokenizer
+
+    sentences = read_sentences(path, count * batch_size)
+    backend = load_tokenizer(pretrained.find_folder("minilm")).backend_tokenizer
+    backend.no_padding()
+    backend.enable_truncation(length)
+    return _batches([encoding.ids for encoding in backend.encode_batch_fast(sentences)], batch_size, length)
+
+
+def read_sentences(path: Path, count: int) -> list[str]:
+    """The first `count` lines of a text file.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    with path.open(encoding="utf-8") as lines:
+        sentences = [line.rstrip("\n") for line in itertools.islice(lines, count)]
+    if len(sentences) < count:
+        raise ValueError(f"{path} has {len(sentences)} lines, {count} are needed")
+    return sentences
+
+
+def _batches(sentences: list[list[int]], batch_size: int, length: int) -> list[Batch]:
+    input_ids = np.full((len(sentences), 1, length), PAD, np.int32)
+    for row, ids in zip(input_ids, sentences, strict=True):
+        row[0, : len(ids)] = ids
+    lengths = np.array([len(ids) for ids in sentences])[:, None, None]
+    attention_mask = (np.arange(length) < lengths).astype(np.int32)
+    batches = range(0, len(sentences), batch_size)
+    return [
+        {"input_ids": input_ids[i : i + batch_size], "attention_mask": attention_mask[i : i + batch_size]}
+        for i in batches
+    ]
