@@ -154,6 +154,12 @@ class DataConfig:
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     batch_size: int = option(64, "sentences per step over all devices and hosts", low=2)
+    chunk_size: int = option(
+        0,
+        "sentences per chunk of the exact chunked step: the networks see that many at a time (over all devices), which "
+        "saves memory, at the cost of a second forward pass; loss and gradients stay those of the whole batch; 0: off",
+        low=0,
+    )
     epochs: int = option(2, "passes over the data; the rest of an epoch smaller than a batch is left out", low=1)
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(42, "seed of initial heads, data order, masks and dropout", low=0)
@@ -360,6 +366,10 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError(
             "difference.weight > 0 needs a generator: name a masked LM in generator.name_or_path, or train an own head "
             "with generator.head_steps > 0, or set difference.weight=0"
+        )
+    if config.train.chunk_size and config.train.batch_size % config.train.chunk_size:
+        raise ConfigError(
+            f"train.batch_size={config.train.batch_size} is not divisible by train.chunk_size={config.train.chunk_size}"
         )
     if not config.weights:
         raise ConfigError("nothing to train: contrast, dcl, difference and mlm all have weight 0")

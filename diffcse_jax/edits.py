@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,35 +50,51 @@ def mask_tokens(
     return jnp.where(selected, edited, input_ids), selected
 
 
-def replace_tokens(
-    logits: Float[Array, "batch length vocab"],
-    input_ids: Int[Array, "batch length"],
-    selected: Bool[Array, "batch length"],
-    attention_mask: Int[Array, "batch length"],
-    *,
-    decode: str,
-    positions: str,
-    key: PRNGKeyArray,
-) -> tuple[Int[Array, "batch length"], Bool[Array, "batch length"]]:
-    """Fills in the generator's tokens.
-
-    Position 0 keeps its token and padding becomes id 0, as in the authors' code; [SEP] is not spared.
+def filled_positions(
+    selected: Bool[Array, "batch length"], attention_mask: Int[Array, "batch length"], *, positions: str
+) -> Bool[Array, "batch length"]:
+    """Where the generator's token is used: never at position 0 or in padding, as in the authors' code.
 
     Args:
-        logits: the generator's output for the masked sentences.
-        input_ids: the original sentences.
         selected: the positions that were masked.
         attention_mask: 1 for real tokens.
+        positions: `all` of the others ([SEP] is not spared), or only the `masked` ones.
+    """
+    real = (attention_mask > 0).at[:, 0].set(False)
+    return real & selected if positions == "masked" else real
+
+
+def choose_tokens(
+    logits: Float[Array, "tokens vocab"], *, decode: str, keys: Key[Array, " tokens"] | None = None
+) -> Int[Array, " tokens"]:
+    """The generator's tokens.
+
+    Args:
+        logits: the generator's output.
         decode: `argmax` or `sample`.
-        positions: use the generator's token at `all` positions, or only at `masked` ones.
-        key: for sampling.
+        keys: for sampling, one for each token.
+    """
+    if decode == "argmax":
+        return jnp.argmax(logits, axis=-1)
+    return jax.vmap(jax.random.categorical)(keys, logits)
+
+
+def replace_tokens(
+    tokens: Int[Array, "batch length"],
+    input_ids: Int[Array, "batch length"],
+    filled: Bool[Array, "batch length"],
+    attention_mask: Int[Array, "batch length"],
+) -> tuple[Int[Array, "batch length"], Bool[Array, "batch length"]]:
+    """Fills in the generator's tokens; padding becomes id 0, as in the authors' code.
+
+    Args:
+        tokens: the generator's.
+        input_ids: the original sentences.
+        filled: where the generator's token is used.
+        attention_mask: 1 for real tokens.
 
     Returns:
         The edited ids, and where they differ from the original (real tokens only).
     """
-    filled = jnp.argmax(logits, axis=-1) if decode == "argmax" else jax.random.categorical(key, logits)
-    filled = filled.astype(input_ids.dtype)
-    if positions == "masked":
-        filled = jnp.where(selected, filled, input_ids)
-    filled = filled.at[:, 0].set(input_ids[:, 0]) * attention_mask.astype(input_ids.dtype)
-    return filled, (filled != input_ids) & (attention_mask > 0)
+    edited = jnp.where(filled, tokens.astype(input_ids.dtype), input_ids) * attention_mask.astype(input_ids.dtype)
+    return edited, (edited != input_ids) & (attention_mask > 0)

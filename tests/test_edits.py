@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from diffcse_jax.edits import Vocabulary, mask_tokens, replace_tokens
+from diffcse_jax.edits import Vocabulary, choose_tokens, filled_positions, mask_tokens, replace_tokens
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -26,18 +26,22 @@ def masked(ids: np.ndarray, seed: int, ratio: float = 0.3, style: str = "bert") 
 
 
 def replaced(
-    logits: np.ndarray, ids: np.ndarray, selected: np.ndarray, sentence_lengths: np.ndarray, seed: int = 0, **options
+    logits: np.ndarray,
+    ids: np.ndarray,
+    selected: np.ndarray,
+    sentence_lengths: np.ndarray,
+    seed: int = 0,
+    *,
+    decode: str = "argmax",
+    positions: str = "all",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The edited ids, the labels, and which tokens are real."""
     real = np.arange(ids.shape[1]) < sentence_lengths[:, None]
-    edited, labels = replace_tokens(
-        jnp.array(logits),
-        jnp.array(ids),
-        jnp.array(selected),
-        jnp.array(real, jnp.int32),
-        **{"decode": "argmax", "positions": "all"} | options,
-        key=jax.random.key(seed),
-    )
+    attention_mask = jnp.array(real, jnp.int32)
+    keys = jax.random.split(jax.random.key(seed), ids.size)
+    tokens = choose_tokens(jnp.array(logits).reshape(ids.size, -1), decode=decode, keys=keys).reshape(ids.shape)
+    filled = filled_positions(jnp.array(selected), attention_mask, positions=positions)
+    edited, labels = replace_tokens(tokens, jnp.array(ids), filled, attention_mask)
     return np.asarray(edited), np.asarray(labels), real
 
 

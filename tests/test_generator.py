@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from tiny_model import random_params
 from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch
 
@@ -96,12 +93,3 @@ def test_the_loss_at_gathered_positions_is_the_masked_mean():
     logits = parameters.bind(definitions[0], arrays_on_device[0])(states, word_embeddings)
     np.testing.assert_allclose(loss, np.mean(masked_language_model(logits, ids)[selected]), rtol=1e-5)
     np.testing.assert_allclose(accuracy, np.mean((logits.argmax(-1) == ids)[selected]), rtol=1e-5)
-
-
-@given(arrays.arrays(np.bool_, (4, 9)), st.sampled_from([0.3, 1.0]))
-def test_gathered_positions_are_the_selected_ones(selected, ratio):
-    rows, positions, weights = generator._positions_of(jnp.array(selected), ratio)
-    count = min(int(selected.sum()), len(weights))
-    np.testing.assert_array_equal(weights, np.arange(len(weights)) < count)
-    expected = np.argwhere(selected)[:count]
-    np.testing.assert_array_equal(np.stack([rows, positions], axis=1)[:count], expected)

@@ -126,6 +126,14 @@ def test_what_has_weight_0_is_neither_computed_nor_reported(parts, extra):
     assert set(metrics) == ALWAYS | extra
 
 
+def test_the_masked_lm_alone_embeds_nothing():
+    config = config_of(SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 0.1}})
+    definitions, params, batch_stats, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    run = functools.partial(grad_of_objective, definitions, config)
+    _, (metrics, _) = jax.eval_shape(run, params, batch_stats, frozen, random_batch(), jax.random.key(0))
+    assert set(metrics) == {"loss", "loss_mlm"}
+
+
 def test_simcse_costs_a_fraction_of_diffcse():
     def flops(*parts) -> float:
         config = config_of({"model": {"projector": "mlp"}}, *parts)

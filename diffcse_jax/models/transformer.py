@@ -206,11 +206,17 @@ class SelfAttention(nnx.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: PRNGKeyArray | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and rescales the rest; the identity without a key."""
+    """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without a key.
+
+    An element takes 16 random bits, half of what `jax.random.bernoulli` draws, which takes half the time.
+    """
     if key is None or rate == 0.0:
         return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), 0.0)
+    kept = round((1.0 - rate) * 2**16)  # of 2^16 draws
+    pairs = -(-x.shape[-1] // 2)
+    words = jax.random.bits(key, (*x.shape[:-1], pairs), jnp.uint32)
+    draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], 2 * pairs)[..., : x.shape[-1]]
+    return jnp.where(draws < kept, x / (kept / 2**16), 0.0)
 
 
 def dense(inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:

@@ -18,8 +18,8 @@ def replaced_token_detection(
 
 
 def masked_language_model(
-    logits: Float[Array, "batch length vocab"], input_ids: Int[Array, "batch length"]
-) -> Float[Array, "batch length"]:
-    """Cross-entropy of the original token at every position; the caller averages over the masked ones."""
+    logits: Float[Array, "*tokens vocab"], input_ids: Int[Array, "*tokens"]
+) -> Float[Array, "*tokens"]:
+    """Cross-entropy of the original token, per token; the caller averages over the masked ones."""
     target_logits = jnp.take_along_axis(logits, input_ids[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - target_logits

@@ -18,7 +18,7 @@ import optax
 import tqdm
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.config import Config
@@ -32,6 +32,7 @@ from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives.difference import masked_language_model
 from diffcse_jax.training.metrics import report
+from diffcse_jax.training.rows import FEW, at_positions, mean_where
 from diffcse_jax.training.sharding import replicated, shard_batch
 
 HELD_OUT_BATCHES = 8
@@ -115,29 +116,14 @@ def _head_loss(
     input_ids, attention_mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
     masked_ids, selected = mask_tokens(key, input_ids, vocabulary=vocabulary, ratio=mask_ratio, style="bert")
     states = parameters.bind(body_definition, frozen)(masked_ids, attention_mask)["last_hidden_state"]
-    rows, positions, weights = _positions_of(selected, mask_ratio)
-    word_embeddings = frozen["embeddings.word.embedding"]
-    logits = parameters.bind(head_definition, head)(states[rows, positions][None], word_embeddings)
-    targets = input_ids[rows, positions][None]
-    losses = masked_language_model(logits, targets)[0]
-    right = (jnp.argmax(logits, axis=-1) == targets)[0].astype(jnp.float32)
-    total = jnp.maximum(weights.sum(), 1.0)
-    return jnp.sum(losses * weights) / total, jnp.sum(right * weights) / total
+    head, word_embeddings = parameters.bind(head_definition, head), frozen["embeddings.word.embedding"]
 
+    def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = head(states, word_embeddings)
+        return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
 
-def _positions_of(
-    selected: Bool[Array, "batch length"], ratio: float
-) -> tuple[Int[Array, " capacity"], Int[Array, " capacity"], Float[Array, " capacity"]]:
-    """Rows, columns and weights (1, or 0 for filling) of the selected positions.
-
-    The vocabulary is large, so logits are computed at these positions only. Their number is static: the expected one
-    of full-length sentences and four standard deviations; what little exceeds it is left out.
-    """
-    expected = selected.size * ratio
-    capacity = min(selected.size, math.ceil(expected + 4 * math.sqrt(expected)))
-    rows, positions = jnp.nonzero(selected, size=capacity)
-    weights = (jnp.arange(capacity) < selected.sum()).astype(jnp.float32)
-    return rows, positions, weights
+    losses, right = at_positions(at_tokens, selected, states, input_ids, shares=FEW)
+    return mean_where(losses, selected), mean_where(right, selected)
 
 
 def _held_out_scores(

@@ -3,6 +3,7 @@
 SimCSE, SimCSE++, DiffCSE and their sums are this one function under other weights. What has weight 0 is not computed.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from diffcse_jax.config import Config
-from diffcse_jax.edits import mask_tokens, replace_tokens
+from diffcse_jax.edits import choose_tokens, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool
 from diffcse_jax.objectives import contrastive, decorrelation, difference
 from diffcse_jax.training.networks import Networks
+from diffcse_jax.training.rows import FEW, MOST, at_positions, hidden_states, in_chunks, mean_where, row_keys
 
 Metrics = dict[str, jax.Array]
 
@@ -49,6 +51,14 @@ class Corruptions(NamedTuple):
     masked: Masked | None  # of the auxiliary masked LM
 
 
+class Vectors(NamedTuple):
+    """The encoder's sentence vectors, float32."""
+
+    pooled: Float[Array, "rows hidden"]
+    projected: Float[Array, "rows hidden"]  # behind the projector, where there is one
+    off_dropout: Float[Array, "batch hidden"] | None  # the first views, projected, in a pass without dropout
+
+
 def as_views(batch: dict[str, Int[Array, "batch columns length"]]) -> Views:
     """The rows of a batch; a single sentence is its own second view, which dropout tells apart.
 
@@ -65,24 +75,14 @@ def as_views(batch: dict[str, Int[Array, "batch columns length"]]) -> Views:
 def corrupt(networks: Networks, config: Config, frozen: Params, views: Views, key: PRNGKeyArray) -> Corruptions:
     """Masks every row anew and lets the frozen generator fill the gaps, where an objective needs it."""
     mask_key, generator_key, mlm_key = jax.random.split(key, 3)
+    mask = partial(mask_tokens, input_ids=views.input_ids, vocabulary=networks.vocabulary)
     edited = masked = None
     if config.uses_difference:
-        masked_rows = Masked(
-            *mask_tokens(
-                mask_key,
-                views.input_ids,
-                vocabulary=networks.vocabulary,
-                ratio=config.difference.mask_ratio,
-                style=config.difference.mask_style,
-            )
-        )
-        edited = generate(networks, config, frozen, views, masked_rows, generator_key)
+        options = config.difference
+        gaps = Masked(*mask(mask_key, ratio=options.mask_ratio, style=options.mask_style))
+        edited = generate(networks, config, frozen, views, gaps, generator_key)
     if "mlm" in config.weights:
-        masked = Masked(
-            *mask_tokens(
-                mlm_key, views.input_ids, vocabulary=networks.vocabulary, ratio=config.mlm.mask_ratio, style="bert"
-            )
-        )
+        masked = Masked(*mask(mlm_key, ratio=config.mlm.mask_ratio, style="bert"))
     return Corruptions(edited, masked)
 
 
@@ -90,21 +90,23 @@ def generate(
     networks: Networks, config: Config, frozen: Params, views: Views, masked: Masked, key: PRNGKeyArray
 ) -> Edited:
     """The generator's sentences for masked rows."""
-    dropout_key, decode_key = jax.random.split(key)
-    generator = networks.bind("generator", frozen)
-    hidden_states = generator(masked.input_ids, views.attention_mask, key=dropout_key)["last_hidden_state"]
-    logits = networks.bind("generator_head", frozen)(hidden_states, frozen["generator.embeddings.word.embedding"])
-    return Edited(
-        *replace_tokens(
-            logits,
-            views.input_ids,
-            masked.selected,
-            views.attention_mask,
-            decode=config.generator.decode,
-            positions=config.generator.positions,
-            key=decode_key,
-        )
-    )
+    generator, head = networks.bind("generator", frozen), networks.bind("generator_head", frozen)
+    word_embeddings = frozen["generator.embeddings.word.embedding"]
+    options, shares = config.generator, FEW if config.generator.positions == "masked" else MOST
+
+    def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return choose_tokens(head(states, word_embeddings), decode=options.decode, keys=keys)
+
+    def tokens_of(input_ids, attention_mask, filled, dropout_keys, decode_keys):
+        states = hidden_states(generator, input_ids, attention_mask, dropout_keys)[-1]
+        return at_positions(choose, filled, states, decode_keys, shares=shares)
+
+    dropout_keys, decode_keys = (row_keys(part, len(views.input_ids)) for part in jax.random.split(key))
+    decode_keys = _token_keys(decode_keys, views.input_ids.shape[1]) if options.decode == "sample" else None
+    filled = filled_positions(masked.selected, views.attention_mask, positions=options.positions)
+    rows = masked.input_ids, views.attention_mask, filled, dropout_keys, decode_keys
+    tokens = in_chunks(tokens_of, _chunks(config, views), *rows)
+    return Edited(*replace_tokens(tokens, views.input_ids, filled, views.attention_mask))
 
 
 def objective(
@@ -128,44 +130,50 @@ def objective(
         The loss, and (named metrics, new batch statistics).
     """
     encoder_key, discriminator_key, mlm_key = jax.random.split(key, 3)
-    encoder = networks.bind("encoder", params)
-    projector = networks.bind("projector", params, batch_stats) if networks.projector else None
-
-    def embed(rows: slice, key: PRNGKeyArray | None) -> tuple[jax.Array, jax.Array]:
-        attention_mask = views.attention_mask[rows]
-        states = encoder(views.input_ids[rows], attention_mask, key=key)["hidden_states"]
-        pooled = pool(states, attention_mask, config.model.pooler)
-        projected = projector(pooled) if projector else pooled
-        return pooled.astype(jnp.float32), projected.astype(jnp.float32)
-
-    pooled, projected = embed(slice(None), encoder_key)
-    if projector:
-        batch_stats = parameters.prefixed(parameters.batch_stats_of(projector), "projector")
-    z1, z2, *hard = jnp.moveaxis(projected.reshape(-1, views.count, projected.shape[-1]), 1, 0)
-
-    losses, metrics = {}, _similarity_metrics(z1, z2)
+    losses, metrics = {}, {}
+    if config.weights.keys() - {"mlm"}:  # all others are about sentence vectors
+        vectors, batch_stats = embed(params, batch_stats, networks, config, views, encoder_key)
+        z1, z2, *hard = jnp.moveaxis(vectors.projected.reshape(-1, views.count, vectors.projected.shape[-1]), 1, 0)
+        metrics |= _similarity_metrics(z1, z2)
     if "contrast" in config.weights:
-        off_dropout = None
-        if config.contrast.negatives == "off_dropout":
-            off_dropout = embed(slice(None, None, views.count), None)[1]
-        losses["contrast"] = _contrast(config, z1, z2, hard, off_dropout)
+        losses["contrast"] = _contrast(config, z1, z2, hard, vectors.off_dropout)
     if "dcl" in config.weights:
-        per_dimension = decorrelation.dimension_contrast(
-            z1, z2, temperature=config.dcl.temperature, form=config.dcl.form
-        )
-        losses["dcl"] = per_dimension.mean() if config.dcl.form == "code" else per_dimension.sum()
+        losses["dcl"] = _dimension_contrast(config, z1, z2)
     if config.uses_difference:
-        condition = projected if config.difference.condition == "projected" else pooled
+        condition = vectors.projected if config.difference.condition == "projected" else vectors.pooled
         losses["difference"], rtd_metrics = _replaced_token_detection(
             params, networks, config, views, corruptions.edited, condition, discriminator_key
         )
         metrics |= rtd_metrics
     if "mlm" in config.weights:
-        losses["mlm"] = _masked_language_model(params, networks, views, corruptions.masked, mlm_key)
+        losses["mlm"] = _masked_language_model(params, networks, config, views, corruptions.masked, mlm_key)
 
     loss = sum(config.weights[name] * value for name, value in losses.items())
     metrics |= {f"loss_{name}": value for name, value in losses.items()} | {"loss": loss}
     return loss, (metrics, batch_stats)
+
+
+def embed(
+    params: Params, batch_stats: Params, networks: Networks, config: Config, views: Views, key: PRNGKeyArray
+) -> tuple[Vectors, Params]:
+    """The sentence vectors of all rows, and the batch statistics behind them."""
+    encoder = networks.bind("encoder", params)
+    projector = networks.bind("projector", params, batch_stats) if networks.projector else lambda pooled: pooled
+
+    def pooled_of(input_ids, attention_mask, keys):
+        return pool(hidden_states(encoder, input_ids, attention_mask, keys), attention_mask, config.model.pooler)
+
+    rows, chunks = (views.input_ids, views.attention_mask), _chunks(config, views)
+    pooled = in_chunks(pooled_of, chunks, *rows, row_keys(key, len(views.input_ids)))
+    projected = projector(pooled)
+    if networks.projector:  # read before another pass counts as a batch
+        batch_stats = parameters.prefixed(parameters.batch_stats_of(projector), "projector")
+    off_dropout = None
+    if "contrast" in config.weights and config.contrast.negatives == "off_dropout":
+        first_views = (values[:: views.count] for values in rows)
+        off_dropout = projector(in_chunks(pooled_of, chunks, *first_views, None))
+    vectors = jax.tree.map(lambda rows: rows.astype(jnp.float32), Vectors(pooled, projected, off_dropout))
+    return vectors, batch_stats
 
 
 def _contrast(
@@ -191,6 +199,12 @@ def _contrast(
     ).mean()
 
 
+def _dimension_contrast(config: Config, z1: jax.Array, z2: jax.Array) -> jax.Array:
+    options = config.dcl
+    per_dimension = decorrelation.dimension_contrast(z1, z2, temperature=options.temperature, form=options.form)
+    return per_dimension.mean() if options.form == "code" else per_dimension.sum()
+
+
 def _replaced_token_detection(
     params: Params,
     networks: Networks,
@@ -201,29 +215,42 @@ def _replaced_token_detection(
     key: PRNGKeyArray,
 ) -> tuple[jax.Array, Metrics]:
     discriminator = networks.bind("discriminator", params)
-    states = discriminator(edited.input_ids, views.attention_mask, condition=condition, key=key)["last_hidden_state"]
-    logits = networks.bind("token_classifier", params)(states).astype(jnp.float32)
+    classifier = networks.bind("token_classifier", params)
+
+    def logits_of(input_ids, attention_mask, keys, condition):
+        return classifier(hidden_states(discriminator, input_ids, attention_mask, keys, condition)[-1])
+
+    rows = edited.input_ids, views.attention_mask, row_keys(key, len(edited.input_ids)), condition
+    logits = in_chunks(logits_of, _chunks(config, views), *rows).astype(jnp.float32)
     per_token = difference.replaced_token_detection(logits, edited.replaced)
     real = views.attention_mask > 0
     # Authors' batches end with their longest sentence; ours may be padded further, to a static length.
     counted = real if config.difference.loss_positions == "real" else real.any(axis=0, keepdims=True)
-    loss = _mean_where(per_token, jnp.broadcast_to(counted, real.shape))
+    loss = mean_where(per_token, jnp.broadcast_to(counted, real.shape))
     right = (logits[..., 1] > logits[..., 0]) == edited.replaced
     return loss, {
-        "rtd_accuracy": _mean_where(right, real),
-        "rtd_accuracy_replaced": _mean_where(right, edited.replaced),
-        "rtd_accuracy_kept": _mean_where(right, real & ~edited.replaced),
-        "rtd_share_kept": _mean_where(~edited.replaced, real),
+        "rtd_accuracy": mean_where(right, real),
+        "rtd_accuracy_replaced": mean_where(right, edited.replaced),
+        "rtd_accuracy_kept": mean_where(right, real & ~edited.replaced),
+        "rtd_share_kept": mean_where(~edited.replaced, real),
     }
 
 
 def _masked_language_model(
-    params: Params, networks: Networks, views: Views, masked: Masked, key: PRNGKeyArray
+    params: Params, networks: Networks, config: Config, views: Views, masked: Masked, key: PRNGKeyArray
 ) -> jax.Array:
-    encoder = networks.bind("encoder", params)
-    states = encoder(masked.input_ids, views.attention_mask, key=key)["last_hidden_state"]
-    logits = networks.bind("mlm_head", params)(states)
-    return _mean_where(difference.masked_language_model(logits, views.input_ids), masked.selected)
+    encoder, head = networks.bind("encoder", params), networks.bind("mlm_head", params)
+
+    def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
+        return difference.masked_language_model(head(states), targets)
+
+    def losses_of(input_ids, attention_mask, keys, targets, selected):
+        states = hidden_states(encoder, input_ids, attention_mask, keys)[-1]
+        return at_positions(token_losses, selected, states, targets, shares=FEW)
+
+    keys = row_keys(key, len(views.input_ids))
+    rows = masked.input_ids, views.attention_mask, keys, views.input_ids, masked.selected
+    return mean_where(in_chunks(losses_of, _chunks(config, views), *rows), masked.selected)
 
 
 def _similarity_metrics(z1: jax.Array, z2: jax.Array) -> Metrics:
@@ -231,13 +258,18 @@ def _similarity_metrics(z1: jax.Array, z2: jax.Array) -> Metrics:
     similarity = contrastive.cosine_similarity(z1, z2)
     return {
         "similarity_positive": jnp.diagonal(similarity).mean(),
-        "similarity_negative": _mean_where(similarity, ~jnp.eye(len(z1), dtype=bool)),
+        "similarity_negative": mean_where(similarity, ~jnp.eye(len(z1), dtype=bool)),
         "alignment": contrastive.alignment(z1, z2).mean(),
         "uniformity": contrastive.uniformity(z1),
     }
 
 
-def _mean_where(values: jax.Array, where: jax.Array) -> jax.Array:
-    """Mean over the positions in `where`; 0 where there are none."""
-    weights = where.astype(jnp.float32)
-    return jnp.sum(values.astype(jnp.float32) * weights) / jnp.maximum(weights.sum(), 1.0)
+def _chunks(config: Config, views: Views) -> int:
+    """How many parts the networks take the rows in."""
+    examples = len(views.input_ids) // views.count
+    return examples // (config.train.chunk_size or examples)
+
+
+def _token_keys(keys: jax.Array, length: int) -> jax.Array:
+    """A key for each token, from those of the rows."""
+    return jax.vmap(lambda key: jax.random.split(key, length))(keys)

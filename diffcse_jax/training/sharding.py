@@ -19,6 +19,8 @@ def make_mesh(config: Config) -> Mesh:
     if count > len(available):
         raise ConfigError(f"mesh.data={count}, but there are {len(available)} devices")
     sizes = {"train.batch_size": config.train.batch_size}
+    if config.train.chunk_size:
+        sizes["train.chunk_size"] = config.train.chunk_size
     if config.trains_generator_head:
         sizes["generator.head_batch_size"] = config.generator.head_batch_size
     for key, size in sizes.items():

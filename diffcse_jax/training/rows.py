@@ -1,0 +1,110 @@
+"""Computing over the rows of a batch: in chunks where memory is short, at few positions where a head is large.
+
+None of it changes a result. What is random for a row is a function of a key of its own, so that a row is the same
+whatever it is computed together with.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree, Shaped
+
+from diffcse_jax.models.transformer import Transformer
+
+# What `at_positions` chooses its capacity from, as shares of all positions; each is compiled.
+FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
+MOST = (3 / 4, 7 / 8, 1)  # all but padding
+
+
+def row_keys(key: PRNGKeyArray, rows: int) -> Key[Array, " rows"]:
+    """One key per row, a function of `key` and the row's number."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+
+
+def hidden_states(
+    network: Transformer,
+    input_ids: Int[Array, "rows length"],
+    attention_mask: Int[Array, "rows length"],
+    keys: Key[Array, " rows"] | None,
+    condition: Float[Array, "rows hidden"] | None = None,
+) -> tuple[Float[Array, "rows length hidden"], ...]:
+    """The hidden states of rows, each with its own dropout key; `condition` as in `Transformer`."""
+
+    def of_row(input_ids, attention_mask, key, condition):
+        condition = None if condition is None else condition[None]
+        states = network(input_ids[None], attention_mask[None], condition=condition, key=key)["hidden_states"]
+        return tuple(layer[0] for layer in states)
+
+    return jax.vmap(of_row)(input_ids, attention_mask, keys, condition)
+
+
+def in_chunks(function: Callable[..., PyTree], chunks: int, *rows: PyTree) -> PyTree:
+    """`function(*rows)`, computed in `chunks` parts one after the other; the backward pass computes each part again.
+
+    With `function` an encoder, only its output is held for the whole batch, and the activations of one chunk: the
+    memory of GradCache (Gao et al. 2021) by rematerialisation.
+
+    Args:
+        function: of arrays with rows in front, to such arrays, each row for itself.
+        chunks: divides the number of rows.
+    """
+    if chunks == 1:
+        return function(*rows)
+
+    # Chunk c is the rows c, c + chunks, ...: of a batch split over devices, each device has its share in every chunk.
+    def split(values: jax.Array) -> jax.Array:
+        return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
+
+    def join(values: jax.Array) -> jax.Array:
+        return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
+
+    # Inside a loop nothing can be merged with the forward pass, so that no barrier against it is needed.
+    part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
+    return jax.tree.map(join, jax.lax.map(part, jax.tree.map(split, rows)))
+
+
+def at_positions(
+    function: Callable[..., PyTree], where: Bool[Array, "rows length"], *values: PyTree, shares: tuple[float, ...]
+) -> PyTree:
+    """`function` of the values at the positions in `where`, and zeros elsewhere.
+
+    The positions are gathered into the smallest of a few static capacities that holds them, which is found at run
+    time: a vocabulary-sized head costs what its output is used for, and no batch is cut.
+
+    Args:
+        function: of arrays (tokens, ...), to such arrays, each token for itself.
+        values: arrays (rows, length, ...).
+        shares: the capacities as shares of all positions, rising to 1.
+
+    Returns:
+        What `function` returns, as arrays (rows, length, ...).
+    """
+    # One block of rows per device, so that gathering moves nothing between devices.
+    blocks = math.gcd(len(where), jax.device_count())
+    size = where.size // blocks
+    capacities = [math.ceil(size * share) for share in shares]
+
+    def in_block(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
+        (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
+        results = function(*jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values))
+
+        def spread(array: jax.Array) -> jax.Array:
+            return jnp.zeros((size, *array.shape[1:]), array.dtype).at[positions].set(array, mode="drop")
+
+        return jax.tree.map(spread, results)
+
+    # Checkpoints: otherwise the activations of all capacities, used or not, would be kept for the backward pass.
+    branches = [jax.checkpoint(jax.vmap(partial(in_block, capacity))) for capacity in capacities]
+    blockwise = jax.tree.map(lambda array: array.reshape(blocks, size, *array.shape[2:]), (where, values))
+    most = blockwise[0].sum(axis=1).max()
+    results = jax.lax.switch(jnp.searchsorted(jnp.array(capacities), most), branches, *blockwise)
+    return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
+
+
+def mean_where(values: Shaped[Array, "*shape"], where: Bool[Array, "*shape"]) -> Float[Array, ""]:
+    """Mean over the positions in `where`; 0 where there are none."""
+    weights = where.astype(jnp.float32)
+    return jnp.sum(values.astype(jnp.float32) * weights) / jnp.maximum(weights.sum(), 1.0)

@@ -1,0 +1,95 @@
+"""A step in chunks is the step of the whole batch."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch
+
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.training import networks
+from diffcse_jax.training.objective import as_views, corrupt, objective
+from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
+
+BATCH_SIZE = 16
+TANH = {"model": {"projector": "mlp"}}
+OFF_DROPOUT = {"contrast": {"negatives": "off_dropout", "negative_ratio": 0.9}}
+MLM = {"mlm": {"weight": 0.1}}
+DCL = {"dcl": {"weight": 0.1}}
+CASES = {
+    "contrast": (1, SIMCSE),
+    "pairs": (2, SIMCSE),
+    "hard negatives": (3, SIMCSE),
+    "off-dropout": (1, SIMCSE, OFF_DROPOUT),
+    "mean": (2, SIMCSE, {"contrast": {"negatives": "mean"}}),
+    "dcl": (1, SIMCSE, DCL),
+    "mlm": (2, SIMCSE, MLM),
+    "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
+    "difference": (1,),
+    "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
+    "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
+    "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
+}
+FAST = {"hard negatives"}
+
+
+@functools.cache
+def evaluate(name: str, chunk_size: int, devices: int = 1) -> tuple[dict, dict, dict]:
+    """Metrics, batch statistics and gradients, with dropout."""
+    columns, *parts = CASES[name]
+    sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
+    config = config_of(*parts, sizes)
+    definitions, *arrays = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def grad_of_objective(params, batch_stats, frozen, batch, key):
+        views = as_views(batch)
+        corruptions = corrupt(definitions, config, frozen, views, key)
+        return jax.grad(objective, has_aux=True)(params, batch_stats, definitions, config, views, corruptions, key)
+
+    mesh = make_mesh(config)
+    batch = shard_batch(random_batch(size=BATCH_SIZE, columns=columns), mesh)
+    arrays = jax.device_put(arrays, replicated(mesh))
+    grads, (metrics, batch_stats) = grad_of_objective(*arrays, batch, jax.random.key(0))
+    return metrics, batch_stats, grads
+
+
+def assert_near(ours: dict, theirs: dict) -> None:
+    """Every array within 1e-5, of its largest entry where that is above 1."""
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        scale = max(1.0, np.abs(value).max())
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
+    chunked, plain = (evaluate(name, chunk_size) for chunk_size in (8, 0))
+    for ours, theirs in zip(chunked, plain, strict=True):
+        assert_near(ours, theirs)
+    assert any(np.abs(grad).max() > 1e-2 for grad in plain[2].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [1, 4, 16])
+def test_any_chunk_size_gives_the_same(chunk_size):
+    chunked, plain = (evaluate("all", size)[0]["loss"] for size in (chunk_size, 0))
+    np.testing.assert_allclose(chunked, plain, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_chunks_on_several_devices_are_the_batch_on_one():
+    (many, _, many_grads), (one, _, one_grads) = evaluate("all", 8, devices=8), evaluate("all", 0)
+    for name, value in one.items():
+        np.testing.assert_allclose(many[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert_near(many_grads, one_grads)
+
+
+def test_chunks_that_cannot_be():
+    with pytest.raises(ConfigError, match=r"train\.batch_size=64 .* train\.chunk_size=48"):
+        config_of({"train": {"batch_size": 64, "chunk_size": 48}})
+    with pytest.raises(ConfigError, match=r"train\.chunk_size=4 is not divisible by the 8 devices"):
+        make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 4}}))
