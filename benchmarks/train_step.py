@@ -75,7 +75,7 @@ def ours(settings: Settings) -> Implementation:
     generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
     networks, params, batch_stats, frozen = build(config, encoder, generator, workload.vocabulary(settings.size))
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
-    state = initial_state(params, batch_stats, optimizer, mesh)
+    state = initial_state(params, batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(frozen, replicated(mesh))
     train_step = make_train_step(networks, config, optimizer, mesh)
     batches = itertools.cycle(settings.batches())

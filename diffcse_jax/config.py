@@ -196,7 +196,11 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    data: int = option(0, "devices along the data axis; 0: all", low=0)
+    data: int = option(0, "devices along the data axis, over which batches are split; 0: all there are", low=0)
+    model: int = option(1, "devices along the model axis, over which weights are split (tensor parallelism)", low=1)
+    fully_sharded: bool = option(
+        False, "split parameters and optimizer state over the data axis too: less memory, more communication"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,16 @@ from diffcse_jax.models.transformer import TransformerConfig
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about what is as it should be
 
 # Keys that may change between a run and its continuation, because results do not depend on them.
-_FREE_ON_RESUME = {"train.log_every", "eval.data_dir", "eval.batch_size", "data.cache_dir", "mesh.data", "distributed"}
+_FREE_ON_RESUME = {
+    "train.log_every",
+    "eval.data_dir",
+    "eval.batch_size",
+    "data.cache_dir",
+    "mesh.data",
+    "mesh.model",
+    "mesh.fully_sharded",
+    "distributed",
+}
 
 
 @dataclasses.dataclass(frozen=True)

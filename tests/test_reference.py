@@ -294,7 +294,7 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
     step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)
-    state = initial_state(params, batch_stats, optimizer, mesh)
+    state = initial_state(params, batch_stats, optimizer, config, mesh)
     start = cls_embeddings(networks, state.params, batch)
     rows = []
     for index in range(20):

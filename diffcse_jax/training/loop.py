@@ -32,7 +32,7 @@ from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, report
 from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
+from diffcse_jax.training.sharding import by_rules, make_mesh, shard_batch
 from diffcse_jax.training.step import TrainState, initial_state, make_train_step
 from diffcse_jax.workdir import start_workdir
 
@@ -92,8 +92,8 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
         generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
     definitions, params, batch_stats, frozen = networks.build(config, encoder, generator, vocabulary)
     optimizer = make_optimizer(config.optim, total_steps)
-    state = initial_state(params, batch_stats, optimizer, mesh)
-    frozen = jax.device_put(frozen, replicated(mesh))
+    state = initial_state(params, batch_stats, optimizer, config, mesh)
+    frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))
 
     # 4. Over them, where an earlier run of this workdir stopped.
     checkpoints = Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name)

@@ -1,33 +1,55 @@
-"""The device mesh and where arrays live on it: batches are split over the data axis, everything else is replicated."""
+"""The device mesh and where arrays live on it.
+
+The mesh has two axes. Batches are split over `data`. Parameters and optimizer state are copied to every device, unless
+the configuration splits them: over `data` too (`mesh.fully_sharded`), and over `model` (`mesh.model` above 1).
+"""
+
+import re
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 
+# The axes over which each dimension of a parameter may be split: the first rule that matches a name counts. Along
+# `model`, heads and intermediate units are split, and the vocabulary; `data` takes the other dimension.
+RULES = (
+    (r"embeddings\.word\.embedding|mlm_head\.decoder", ("model", "data")),
+    (r"embeddings\.(position|token_type)\.embedding", (None, "data")),
+    (r"\.(query|key|value|intermediate)\.kernel", ("data", "model")),
+    (r"\.(query|key|value|intermediate)\.bias", ("model",)),
+    (r"\.output\.kernel", ("model", "data")),
+    (r"(expand|contract|dense|transform|token_classifier)\.kernel", ("data", None)),
+    (r"(bias|scale|mean|var)", (None,)),
+)
+
 
 def make_mesh(config: Config) -> Mesh:
-    """A mesh with one axis, `data`, over all devices of all hosts (or the first `mesh.data` of them).
+    """A mesh with the axes `data` and `model` over all devices of all hosts, or the first `mesh.data` x `mesh.model`.
 
     Raises:
         ConfigError: more devices asked for than there are, or a batch that does not split evenly.
     """
     available = jax.devices()
-    count = config.mesh.data or len(available)
-    if count > len(available):
-        raise ConfigError(f"mesh.data={count}, but there are {len(available)} devices")
+    model = config.mesh.model
+    data = config.mesh.data or len(available) // model
+    if not 0 < data * model <= len(available):
+        raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}, but there are {len(available)} devices")
     sizes = {"train.batch_size": config.train.batch_size}
     if config.train.chunk_size:
         sizes["train.chunk_size"] = config.train.chunk_size
     if config.trains_generator_head:
         sizes["generator.head_batch_size"] = config.generator.head_batch_size
     for key, size in sizes.items():
-        if size % count:
-            raise ConfigError(f"{key}={size} is not divisible by the {count} devices of the mesh")
+        if size % data:
+            raise ConfigError(f"{key}={size} is not divisible by the {data} devices of the mesh's data axis")
     # Auto: under Explicit axes the in-batch similarity matrix is a type error.
-    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=available[:count])
+    return jax.make_mesh(
+        (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=available[: data * model]
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -35,7 +57,38 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
+    """The sharding of every array of a state whose dicts have names of parameters as keys, such as Adam's moments.
+
+    Raises:
+        ValueError: no rule covers a name.
+    """
+
+    def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
+        if not isinstance(path[-1], jax.tree_util.DictKey):
+            return replicated(mesh)  # counters
+        split = [
+            axis if splits(axis, size) else None for axis, size in zip(_axes_of(path[-1].key), array.shape, strict=True)
+        ]
+        while split and split[-1] is None:  # the form in which compiled functions give it back
+            split.pop()
+        return NamedSharding(mesh, PartitionSpec(*split))
+
+    def splits(axis: str | None, size: int) -> bool:
+        wanted = axis == "model" or (axis == "data" and config.mesh.fully_sharded)
+        return wanted and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
+
+    return jax.tree_util.tree_map_with_path(sharding, state)
+
+
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """A global batch from the rows of this process, split over the data axis."""
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+
+def _axes_of(name: str) -> tuple[str | None, ...]:
+    for pattern, axes in RULES:
+        if re.search(pattern + "$", name):
+            return axes
+    raise ValueError(f"no sharding rule covers the parameter {name}")

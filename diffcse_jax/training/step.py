@@ -12,7 +12,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training.networks import Networks, compute_dtype
 from diffcse_jax.training.objective import Metrics, as_views, corrupt, objective
-from diffcse_jax.training.sharding import replicated
+from diffcse_jax.training.sharding import by_rules, replicated
 
 
 class TrainState(NamedTuple):
@@ -28,13 +28,17 @@ TrainStep = Callable[[TrainState, Params, dict[str, jax.Array]], tuple[TrainStat
 
 
 def initial_state(
-    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, mesh: Mesh
+    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
 ) -> TrainState:
-    """The state before the first step, replicated over the mesh."""
-    # Copies: the networks start from the same NumPy arrays, and the step writes into what it is given.
-    params, batch_stats = jax.tree.map(jnp.array, (params, batch_stats))
-    state = TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
-    return jax.device_put(state, replicated(mesh))
+    """The state before the first step, placed on the mesh by the rules of `sharding`."""
+
+    def init(params: Params, batch_stats: Params) -> TrainState:
+        return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
+
+    # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
+    # their NumPy arrays.
+    shardings = by_rules(jax.eval_shape(init, params, batch_stats), mesh, config)
+    return jax.jit(init, out_shardings=shardings)(params, batch_stats)
 
 
 def make_train_step(
@@ -55,9 +59,11 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
 
         metrics["grad_norm"] = optax.tree.norm(grads)
-        return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
+        state = TrainState(state.step + 1, params, batch_stats, opt_state)
+        state = jax.lax.with_sharding_constraint(state, by_rules(state, mesh, config))
+        return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 
     if compute_dtype(config.precision) == jnp.float32:
         # Accelerators multiply float32 matrices in less precision unless told otherwise.
         train_step = jax.default_matmul_precision("highest")(train_step)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=replicated(mesh))
+    return jax.jit(train_step, donate_argnums=0)
