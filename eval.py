@@ -21,8 +21,10 @@ def main() -> int:
     """
     options = parse_arguments()
     with reported_to_user():
+        from diffcse_jax.compilation import keep_compiled
         from diffcse_jax.evaluation import comparison, geometry, report, runner
 
+        keep_compiled()
         report.check_writable(options.output)
         fields = dataclasses.fields(runner.Settings)
         settings = runner.Settings(**{field.name: getattr(options, field.name) for field in fields})

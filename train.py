@@ -52,9 +52,11 @@ def run(config: Config, workdir: Path) -> None:
 
     if config.distributed:
         start_hosts(jax.distributed)
+    from diffcse_jax.compilation import keep_compiled
     from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.training.loop import train
 
+    keep_compiled()
     train(config, workdir, build_dev_evaluation)
     if jax.process_index() == 0:
         from diffcse_jax.export import export
@@ -67,7 +69,11 @@ def run(config: Config, workdir: Path) -> None:
 def start_hosts(distributed: ModuleType) -> None:
     """Joins the other hosts: JAX finds them, or JAX_COORDINATOR_ADDRESS and its companions tell where they are."""
     count, index = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-    distributed.initialize(num_processes=count and int(count), process_id=index and int(index))
+    distributed.initialize(
+        num_processes=count and int(count),
+        process_id=index and int(index),
+        heartbeat_timeout_seconds=60,  # then a process that died ends the others
+    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float
 
+from diffcse_jax.compilation import keep_compiled
 from diffcse_jax.config import POOLERS, DataConfig
 from diffcse_jax.data.corpus import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
@@ -186,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with reported_to_user():
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
+        keep_compiled()
         encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler)
         settings = {"model": options.model, "pooler": encoder.pooler, "dimension": encoder.dimension}
         settings |= {"dtype": options.dtype, "rows_per_file": options.rows_per_file}

