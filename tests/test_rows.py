@@ -11,7 +11,7 @@ from tiny_networks import ENCODER, SIZES, random_batch
 
 from diffcse_jax.models import parameters
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.training.rows import at_positions, hidden_states, in_chunks, mean_where, row_keys
+from diffcse_jax.training.rows import at_positions, in_chunks, mean_where, row_keys
 from diffcse_jax.training.sharding import shard_batch
 
 VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
@@ -26,7 +26,9 @@ def rows_of(batch) -> tuple[jax.Array, jax.Array]:
     return tuple(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask"))
 
 
-run = jax.jit(lambda *inputs: hidden_states(encoder(), *inputs))
+run = jax.jit(
+    lambda ids, mask, keys, condition=None: encoder()(ids, mask, keys=keys, condition=condition)["hidden_states"]
+)
 
 
 def test_rows_together_are_the_rows_one_by_one():
@@ -34,10 +36,9 @@ def test_rows_together_are_the_rows_one_by_one():
     condition = jnp.asarray(np.random.default_rng(0).normal(size=(2, SIZES.hidden_size)).astype(np.float32))
     keys = row_keys(jax.random.key(0), 2)
     together = run(ids, mask, keys, condition)
-    alone = jax.jit(lambda ids, mask, condition, key: encoder()(ids, mask, condition=condition, key=key))
     for row in range(2):
         one = slice(row, row + 1)
-        expected = alone(ids[one], mask[one], condition[one], keys[row])["hidden_states"]
+        expected = run(ids[one], mask[one], keys[one], condition[one])
         for layer, expected_layer in zip(together, expected, strict=True):
             np.testing.assert_allclose(layer[one], expected_layer, rtol=1e-5, atol=1e-5)
 

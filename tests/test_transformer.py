@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters
-from diffcse_jax.models.transformer import Transformer, TransformerConfig, dropout, layer_norm
+from diffcse_jax.models.transformer import Transformer, TransformerConfig, dense, dropout, layer_norm
 from diffcse_jax.training.networks import with_dropout
 
 FAMILIES = ("bert", "roberta", "distilbert")
@@ -49,6 +49,10 @@ def random_params(config: TransformerConfig) -> parameters.Params:
     return {name: jnp.asarray(random.normal(0.0, 0.3, shape.shape), shape.dtype) for name, shape in shapes.items()}
 
 
+def row_keys(seed: int, rows: int = len(IDS)) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), rows)
+
+
 def run(config: TransformerConfig, params: parameters.Params, ids=IDS, mask=MASK, *, dtype=jnp.float32, **options):
     definition = parameters.definition(partial(Transformer, config, dtype=dtype))
     return parameters.bind(definition, params)(ids, mask, **options)["hidden_states"]
@@ -57,7 +61,7 @@ def run(config: TransformerConfig, params: parameters.Params, ids=IDS, mask=MASK
 def changed_states(config: TransformerConfig, params: parameters.Params | None = None) -> list[bool]:
     """For the embedding output and each block, whether dropout changes it."""
     params = params or random_params(config)
-    plain, dropped = run(config, params), run(config, params, key=jax.random.key(0))
+    plain, dropped = run(config, params), run(config, params, keys=row_keys(0))
     return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
 
 
@@ -97,16 +101,43 @@ def test_positions_begin_behind_robertas_padding_id(family, offset, longest):
 @given(rate=st.floats(0.01, 0.99), seed=st.integers(0, 2**32 - 1))
 def test_dropout_zeroes_its_share_and_keeps_the_mean(rate, seed):
     count = 10_000
-    dropped = np.asarray(dropout(jnp.ones(count), rate, jax.random.key(seed)))
+    dropped = np.asarray(dropout(jnp.ones((4, count // 4)), rate, row_keys(seed, rows=4)))
     kept = dropped != 0.0
     assert abs(kept.mean() - (1.0 - rate)) < 5.0 * np.sqrt(rate * (1.0 - rate) / count)
     np.testing.assert_allclose(dropped[kept], 2**16 / round((1.0 - rate) * 2**16), rtol=1e-6)  # 16-bit draws
 
 
+@pytest.mark.parametrize("shape", [(3, 2000, 7), (3, 500, 2, 8), (3, 1001)])
+def test_a_row_of_any_shape_depends_on_its_own_key(shape):
+    x, keys = jnp.ones(shape), row_keys(0, rows=3)
+    dropped = np.asarray(dropout(x, 0.5, keys))
+    np.testing.assert_array_equal(dropped[1:2], dropout(x[1:2], 0.5, keys[1:2]))
+    assert not np.array_equal(dropped[0], dropped[1])
+    if len(shape) > 2:  # every element of the last axes is drawn anew
+        assert (abs((dropped == 0).mean(axis=1) - 0.5) < 0.1).all()
+
+
+@pytest.mark.parametrize("rows", [(5,), (2, 3), (2, 3, 4)])
+def test_the_gradients_of_a_dense_layer_are_those_of_the_product(rows):
+    graph, state = nnx.split(dense(6, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    x, weights = (jnp.asarray(rng.normal(size=(*rows, size)), jnp.float32) for size in (6, 4))
+
+    def ours(x, state):
+        return jnp.sum(nnx.merge(graph, state)(x) * weights)
+
+    def plain(x, state):
+        return jnp.sum(jnp.matmul(x, state["kernel"][...]) * weights)
+
+    (ours_x, ours_state), (plain_x, plain_state) = (jax.grad(f, argnums=(0, 1))(x, state) for f in (ours, plain))
+    np.testing.assert_allclose(ours_x, plain_x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours_state["kernel"][...], plain_state["kernel"][...], rtol=1e-5, atol=1e-5)
+
+
 def test_dropout_without_key_or_rate_is_the_identity():
     x = jnp.arange(6.0)
     assert dropout(x, 0.5, None) is x
-    assert dropout(x, 0.0, jax.random.key(0)) is x
+    assert dropout(x, 0.0, row_keys(0, rows=6)) is x
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,7 +153,7 @@ def test_without_a_key_nothing_is_dropped(family):
 def test_dropout_is_a_function_of_the_key_and_differs_between_rows():
     config = sizes()
     params = random_params(config)
-    first, again, other = (run(config, params, key=jax.random.key(seed))[-1] for seed in (0, 0, 1))
+    first, again, other = (run(config, params, keys=row_keys(seed))[-1] for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     assert jnp.array_equal(IDS[0], IDS[1])
@@ -177,7 +208,7 @@ def test_the_condition_is_not_dropped_and_is_seen_by_every_token():
     config = sizes(hidden_dropout=0.5)
     params = random_params(config)
     condition = jnp.asarray(np.random.default_rng(1).normal(size=(3, 16)), jnp.float32)
-    dropped = run(config, params, condition=condition, key=jax.random.key(0))
+    dropped = run(config, params, condition=condition, keys=row_keys(0))
     np.testing.assert_array_equal(dropped[0][:, 0], condition)
     plain, conditioned = run(config, params), run(config, params, condition=condition)
     assert ((plain[1] != conditioned[1]).any(axis=-1) == (MASK == 1))[MASK == 1].all()

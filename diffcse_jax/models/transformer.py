@@ -5,7 +5,8 @@ They differ in position numbering (RoBERTa starts behind its padding id), in tok
 one dropout (DistilBERT has none behind the attention output). Inputs are single sentences, so token type 0 is added
 everywhere.
 
-Dropout is a function of an explicit key: a call without one is deterministic. Modules hold no random state.
+Dropout is a function of explicit keys, one per row, so that a row is the same whatever it is computed together with; a
+call without keys is deterministic. Modules hold no random state.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -94,7 +95,7 @@ class Transformer(nnx.Module):
         attention_mask: Int[Array, "batch length"],
         *,
         condition: Float[Array, "batch hidden"] | None = None,
-        key: PRNGKeyArray | None = None,
+        keys: Key[Array, " batch"] | None = None,
     ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
         """Runs the encoder.
 
@@ -103,18 +104,18 @@ class Transformer(nnx.Module):
             attention_mask: 1 for real tokens, 0 for padding.
             condition: vectors to put in place of position 0 of the embedding layer's output, behind its norm and
                 dropout (DiffCSE Section 3).
-            key: dropout key; None: no dropout.
+            keys: one dropout key per row; None: no dropout.
 
         Returns:
             `hidden_states`, a tuple of the embedding output and each block's output, shapes (batch, length, hidden),
             and `last_hidden_state`, the last of them.
         """
-        embedding_key, *block_keys = _split(key, 1 + len(self.blocks))
-        hidden_states = [self.embeddings(input_ids, key=embedding_key)]
+        embedding_keys, *keys_of_blocks = _split(keys, 1 + len(self.blocks))
+        hidden_states = [self.embeddings(input_ids, keys=embedding_keys)]
         if condition is not None:
             hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(hidden_states[0].dtype))
-        for block, block_key in zip(self.blocks, block_keys, strict=True):
-            hidden_states.append(block(hidden_states[-1], attention_mask, key=block_key))
+        for block, block_keys in zip(self.blocks, keys_of_blocks, strict=True):
+            hidden_states.append(block(hidden_states[-1], attention_mask, keys=block_keys))
         return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
 
 
@@ -130,7 +131,7 @@ class Embeddings(nnx.Module):
         self.config = config
 
     def __call__(
-        self, input_ids: Int[Array, "batch length"], *, key: PRNGKeyArray | None
+        self, input_ids: Int[Array, "batch length"], *, keys: Key[Array, " batch"] | None
     ) -> Float[Array, "batch length hidden"]:
         is_token = (input_ids != self.config.pad_token_id)[:, :, None]
         words = self.word(input_ids)
@@ -138,7 +139,7 @@ class Embeddings(nnx.Module):
         embedded = jnp.where(is_token, words, jax.lax.stop_gradient(words)) + self._positions(input_ids)
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
-        return dropout(self.norm(embedded), self.config.embedding_dropout, key)
+        return dropout(self.norm(embedded), self.config.embedding_dropout, keys)
 
     def _positions(self, input_ids: jax.Array) -> jax.Array:
         if self.config.family != "roberta":
@@ -167,14 +168,14 @@ class Block(nnx.Module):
         hidden_states: Float[Array, "batch length hidden"],
         attention_mask: Int[Array, "batch length"],
         *,
-        key: PRNGKeyArray | None,
+        keys: Key[Array, " batch"] | None,
     ) -> Float[Array, "batch length hidden"]:
-        probabilities_key, attention_key, output_key = _split(key, 3)
-        attended = self.attention(hidden_states, attention_mask, key=probabilities_key)
-        attended = dropout(attended, self.attention_output_dropout, attention_key)
+        probabilities_keys, attention_keys, output_keys = _split(keys, 3)
+        attended = self.attention(hidden_states, attention_mask, keys=probabilities_keys)
+        attended = dropout(attended, self.attention_output_dropout, attention_keys)
         hidden_states = self.attention_norm(hidden_states + attended)
         transformed = self.output(ACTIVATIONS[self.activation](self.intermediate(hidden_states)))
-        return self.output_norm(hidden_states + dropout(transformed, self.output_dropout, output_key))
+        return self.output_norm(hidden_states + dropout(transformed, self.output_dropout, output_keys))
 
 
 class SelfAttention(nnx.Module):
@@ -191,30 +192,32 @@ class SelfAttention(nnx.Module):
         hidden_states: Float[Array, "batch length hidden"],
         attention_mask: Int[Array, "batch length"],
         *,
-        key: PRNGKeyArray | None,
+        keys: Key[Array, " batch"] | None,
     ) -> Float[Array, "batch length hidden"]:
         batch, length, hidden = hidden_states.shape
         heads = (batch, length, self.num_heads, hidden // self.num_heads)
-        query, keys, value = (part(hidden_states).reshape(heads) for part in (self.query, self.key, self.value))
+        query, key, value = (part(hidden_states).reshape(heads) for part in (self.query, self.key, self.value))
         # Softmax in float32 whatever the computation type.
-        logits = jnp.einsum("BTHD,BSHD->BHTS", query, keys, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("BTHD,BSHD->BHTS", query, key, preferred_element_type=jnp.float32)
         logits = logits / jnp.sqrt(jnp.float32(heads[-1]))
         logits = jnp.where(attention_mask[:, None, None, :] > 0, logits, jnp.finfo(jnp.float32).min)
-        probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, key)
+        probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, keys)
         attended = jnp.einsum("BHTS,BSHD->BTHD", probabilities, value)
         return self.output(attended.reshape(batch, length, hidden))
 
 
-def dropout(x: jax.Array, rate: float, key: PRNGKeyArray | None) -> jax.Array:
-    """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without a key.
+def dropout(
+    x: Shaped[Array, "batch *shape"], rate: float, keys: Key[Array, " batch"] | None
+) -> Shaped[Array, "batch *shape"]:
+    """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without keys.
 
     An element takes 16 random bits, half of what `jax.random.bernoulli` draws, which takes half the time.
     """
-    if key is None or rate == 0.0:
+    if keys is None or rate == 0.0:
         return x
     kept = round((1.0 - rate) * 2**16)  # of 2^16 draws
     pairs = -(-x.shape[-1] // 2)
-    words = jax.random.bits(key, (*x.shape[:-1], pairs), jnp.uint32)
+    words = jax.vmap(lambda key: jax.random.bits(key, (*x.shape[1:-1], pairs), jnp.uint32))(keys)
     draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], 2 * pairs)[..., : x.shape[-1]]
     return jnp.where(draws < kept, x / (kept / 2**16), 0.0)
 
@@ -222,7 +225,38 @@ def dropout(x: jax.Array, rate: float, key: PRNGKeyArray | None) -> jax.Array:
 def dense(inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with BERT's initialisation, N(0, 0.02)."""
     init = nnx.initializers.normal(0.02)
-    return nnx.Linear(inputs, outputs, use_bias=bias, kernel_init=init, dtype=dtype, rngs=rngs)
+    return nnx.Linear(
+        inputs, outputs, use_bias=bias, kernel_init=init, dtype=dtype, dot_general=_dot_general, rngs=rngs
+    )
+
+
+def _dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: tuple, **_: object) -> jax.Array:
+    """What `nnx.Linear` asks for: the product over the last axis of x and the first of the kernel."""
+    del dimension_numbers
+    return _product(x, kernel)
+
+
+@jax.custom_vjp
+def _product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs outputs"]) -> Float[Array, "*rows outputs"]:
+    """The product x @ kernel, whose backward pass is two plain matrix products.
+
+    Left to differentiation, the gradient of the kernel is a contraction over several axes with a transposed result,
+    which XLA computes slowly on a CPU: a SimCSE step takes a sixth longer.
+    """
+    return jnp.dot(x, kernel)
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(x, kernel), (x, kernel)
+
+
+def _product_backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    flat_x, flat_gradient = (rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient))
+    return jnp.dot(flat_gradient, kernel.T).reshape(x.shape), jnp.dot(flat_x.T, flat_gradient)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def layer_norm(config: TransformerConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
@@ -236,5 +270,6 @@ def _embed(rows: int, *, features: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx
     return nnx.Embed(rows, features, embedding_init=nnx.initializers.normal(0.02), dtype=dtype, rngs=rngs)
 
 
-def _split(key: PRNGKeyArray | None, count: int) -> list[PRNGKeyArray | None]:
-    return [None] * count if key is None else list(jax.random.split(key, count))
+def _split(keys: Key[Array, " batch"] | None, count: int) -> list[Key[Array, " batch"] | None]:
+    """`count` new keys for each row."""
+    return [None] * count if keys is None else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))

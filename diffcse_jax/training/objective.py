@@ -17,7 +17,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool
 from diffcse_jax.objectives import contrastive, decorrelation, difference
 from diffcse_jax.training.networks import Networks
-from diffcse_jax.training.rows import FEW, MOST, at_positions, hidden_states, in_chunks, mean_where, row_keys
+from diffcse_jax.training.rows import FEW, MOST, at_positions, in_chunks, mean_where, row_keys
 
 Metrics = dict[str, jax.Array]
 
@@ -98,7 +98,7 @@ def generate(
         return choose_tokens(head(states, word_embeddings), decode=options.decode, keys=keys)
 
     def tokens_of(input_ids, attention_mask, filled, dropout_keys, decode_keys):
-        states = hidden_states(generator, input_ids, attention_mask, dropout_keys)[-1]
+        states = generator(input_ids, attention_mask, keys=dropout_keys)["last_hidden_state"]
         return at_positions(choose, filled, states, decode_keys, shares=shares)
 
     dropout_keys, decode_keys = (row_keys(part, len(views.input_ids)) for part in jax.random.split(key))
@@ -161,7 +161,8 @@ def embed(
     projector = networks.bind("projector", params, batch_stats) if networks.projector else lambda pooled: pooled
 
     def pooled_of(input_ids, attention_mask, keys):
-        return pool(hidden_states(encoder, input_ids, attention_mask, keys), attention_mask, config.model.pooler)
+        states = encoder(input_ids, attention_mask, keys=keys)["hidden_states"]
+        return pool(states, attention_mask, config.model.pooler)
 
     rows, chunks = (views.input_ids, views.attention_mask), _chunks(config, views)
     pooled = in_chunks(pooled_of, chunks, *rows, row_keys(key, len(views.input_ids)))
@@ -218,7 +219,8 @@ def _replaced_token_detection(
     classifier = networks.bind("token_classifier", params)
 
     def logits_of(input_ids, attention_mask, keys, condition):
-        return classifier(hidden_states(discriminator, input_ids, attention_mask, keys, condition)[-1])
+        states = discriminator(input_ids, attention_mask, condition=condition, keys=keys)["last_hidden_state"]
+        return classifier(states)
 
     rows = edited.input_ids, views.attention_mask, row_keys(key, len(edited.input_ids)), condition
     logits = in_chunks(logits_of, _chunks(config, views), *rows).astype(jnp.float32)
@@ -245,7 +247,7 @@ def _masked_language_model(
         return difference.masked_language_model(head(states), targets)
 
     def losses_of(input_ids, attention_mask, keys, targets, selected):
-        states = hidden_states(encoder, input_ids, attention_mask, keys)[-1]
+        states = encoder(input_ids, attention_mask, keys=keys)["last_hidden_state"]
         return at_positions(token_losses, selected, states, targets, shares=FEW)
 
     keys = row_keys(key, len(views.input_ids))

@@ -10,9 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree, Shaped
-
-from diffcse_jax.models.transformer import Transformer
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
 # What `at_positions` chooses its capacity from, as shares of all positions; each is compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
@@ -22,23 +20,6 @@ MOST = (3 / 4, 7 / 8, 1)  # all but padding
 def row_keys(key: PRNGKeyArray, rows: int) -> Key[Array, " rows"]:
     """One key per row, a function of `key` and the row's number."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
-
-
-def hidden_states(
-    network: Transformer,
-    input_ids: Int[Array, "rows length"],
-    attention_mask: Int[Array, "rows length"],
-    keys: Key[Array, " rows"] | None,
-    condition: Float[Array, "rows hidden"] | None = None,
-) -> tuple[Float[Array, "rows length hidden"], ...]:
-    """The hidden states of rows, each with its own dropout key; `condition` as in `Transformer`."""
-
-    def of_row(input_ids, attention_mask, key, condition):
-        condition = None if condition is None else condition[None]
-        states = network(input_ids[None], attention_mask[None], condition=condition, key=key)["hidden_states"]
-        return tuple(layer[0] for layer in states)
-
-    return jax.vmap(of_row)(input_ids, attention_mask, keys, condition)
 
 
 def in_chunks(function: Callable[..., PyTree], chunks: int, *rows: PyTree) -> PyTree:
