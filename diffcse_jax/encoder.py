@@ -23,7 +23,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import pool
+from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.workdir import SavedEncoder, read_encoder, workdir_of
 
@@ -347,7 +347,8 @@ def _compiled_forward(
         # The default precision of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
-            pooled = pool(bound(input_ids, attention_mask)["hidden_states"], attention_mask, pooler)
+            states = bound(input_ids, attention_mask, last_positions=positions_read(pooler))["hidden_states"]
+            pooled = pool(states, attention_mask, pooler)
             if pooler == "cls":
                 pooled = parameters.bind(head, parameters.subset(params, "pooler_head"))(pooled)
         return pooled.astype(jnp.float32)
@@ -357,9 +358,9 @@ def _compiled_forward(
 
 
 def _bucket(length: int) -> int:
-    """The padded length: 16, 24, 32, 48, 64, 96, ... Few shapes are compiled, and little is padding."""
-    bucket = max(SHORTEST_BUCKET, _power_of_two(length))
-    return bucket * 3 // 4 if bucket > SHORTEST_BUCKET and length <= bucket * 3 // 4 else bucket
+    """The padded length: 16, 24, ... 64, 80, ... 128, 160, ... Few shapes are compiled, and little is padding."""
+    step = max(8, _power_of_two(length) // 8)
+    return max(SHORTEST_BUCKET, -(-length // step) * step)
 
 
 def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[list[int], jax.Array]]:

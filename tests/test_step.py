@@ -27,7 +27,7 @@ def run():
     definitions, params, batch_stats, frozen = networks.build(CONFIG, ENCODER, GENERATOR, VOCABULARY)
     mesh, optimizer = make_mesh(CONFIG), make_optimizer(CONFIG.optim, total_steps=100)
     step = make_train_step(definitions, CONFIG, optimizer, mesh)
-    return step, lambda: initial_state(params, batch_stats, optimizer, config, mesh), jax.device_put(frozen)
+    return step, lambda: initial_state(params, batch_stats, optimizer, CONFIG, mesh), jax.device_put(frozen)
 
 
 def test_a_step_is_a_function_of_state_and_batch(run):

@@ -201,6 +201,17 @@ def test_a_schedule_of_another_length_is_refused(kind, rates):
         with_dropout(sizes(), config)
 
 
+@pytest.mark.parametrize("positions", [1, 2])
+def test_few_positions_are_those_of_all(positions):
+    config = sizes()
+    params = random_params(config)
+    *inner, last = run(config, params)
+    *inner_of_few, last_of_few = run(config, params, last_positions=positions)
+    np.testing.assert_allclose(last_of_few, last[:, :positions], rtol=1e-5, atol=1e-5)
+    for states, expected in zip(inner_of_few, inner, strict=True):
+        np.testing.assert_array_equal(states, expected)
+
+
 # --- conditioning ---
 
 

@@ -8,6 +8,11 @@ from jaxtyping import Array, Float, Int
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
 
 
+def positions_read(pooler: str) -> int | None:
+    """How many positions of the last layer the pooler reads, from the first one on; None: all."""
+    return None if pooler in AVERAGED_LAYERS else 1
+
+
 def pool(
     hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch hidden"]:

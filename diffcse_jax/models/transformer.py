@@ -96,6 +96,7 @@ class Transformer(nnx.Module):
         *,
         condition: Float[Array, "batch hidden"] | None = None,
         keys: Key[Array, " batch"] | None = None,
+        last_positions: int | None = None,
     ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
         """Runs the encoder.
 
@@ -105,17 +106,19 @@ class Transformer(nnx.Module):
             condition: vectors to put in place of position 0 of the embedding layer's output, behind its norm and
                 dropout (DiffCSE Section 3).
             keys: one dropout key per row; None: no dropout.
+            last_positions: the last block computes this many positions only, the first ones; None: all.
 
         Returns:
             `hidden_states`, a tuple of the embedding output and each block's output, shapes (batch, length, hidden),
-            and `last_hidden_state`, the last of them.
+            and `last_hidden_state`, the last of them, (batch, last_positions, hidden).
         """
         embedding_keys, *keys_of_blocks = _split(keys, 1 + len(self.blocks))
         hidden_states = [self.embeddings(input_ids, keys=embedding_keys)]
         if condition is not None:
             hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(hidden_states[0].dtype))
-        for block, block_keys in zip(self.blocks, keys_of_blocks, strict=True):
-            hidden_states.append(block(hidden_states[-1], attention_mask, keys=block_keys))
+        for index, (block, block_keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
+            positions = last_positions if index == len(self.blocks) else None
+            hidden_states.append(block(hidden_states[-1], attention_mask, keys=block_keys, positions=positions))
         return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
 
 
@@ -169,9 +172,12 @@ class Block(nnx.Module):
         attention_mask: Int[Array, "batch length"],
         *,
         keys: Key[Array, " batch"] | None,
-    ) -> Float[Array, "batch length hidden"]:
+        positions: int | None = None,
+    ) -> Float[Array, "batch positions hidden"]:
+        """The output at the first `positions`, which attend to all; None: at all."""
         probabilities_keys, attention_keys, output_keys = _split(keys, 3)
-        attended = self.attention(hidden_states, attention_mask, keys=probabilities_keys)
+        attended = self.attention(hidden_states, attention_mask, keys=probabilities_keys, positions=positions)
+        hidden_states = hidden_states[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
         hidden_states = self.attention_norm(hidden_states + attended)
         transformed = self.output(ACTIVATIONS[self.activation](self.intermediate(hidden_states)))
@@ -193,17 +199,19 @@ class SelfAttention(nnx.Module):
         attention_mask: Int[Array, "batch length"],
         *,
         keys: Key[Array, " batch"] | None,
-    ) -> Float[Array, "batch length hidden"]:
-        batch, length, hidden = hidden_states.shape
-        heads = (batch, length, self.num_heads, hidden // self.num_heads)
-        query, key, value = (part(hidden_states).reshape(heads) for part in (self.query, self.key, self.value))
+        positions: int | None = None,
+    ) -> Float[Array, "batch positions hidden"]:
+        batch, _, hidden = hidden_states.shape
+        heads = (batch, -1, self.num_heads, hidden // self.num_heads)
+        query = self.query(hidden_states[:, :positions]).reshape(heads)
+        key, value = (part(hidden_states).reshape(heads) for part in (self.key, self.value))
         # Softmax in float32 whatever the computation type.
         logits = jnp.einsum("BTHD,BSHD->BHTS", query, key, preferred_element_type=jnp.float32)
         logits = logits / jnp.sqrt(jnp.float32(heads[-1]))
         logits = jnp.where(attention_mask[:, None, None, :] > 0, logits, jnp.finfo(jnp.float32).min)
         probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, keys)
         attended = jnp.einsum("BHTS,BSHD->BTHD", probabilities, value)
-        return self.output(attended.reshape(batch, length, hidden))
+        return self.output(attended.reshape(batch, -1, hidden))
 
 
 def dropout(

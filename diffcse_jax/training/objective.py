@@ -14,7 +14,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.edits import choose_tokens, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import pool
+from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.objectives import contrastive, decorrelation, difference
 from diffcse_jax.training.networks import Networks
 from diffcse_jax.training.rows import FEW, MOST, at_positions, in_chunks, mean_where, row_keys
@@ -161,7 +161,8 @@ def embed(
     projector = networks.bind("projector", params, batch_stats) if networks.projector else lambda pooled: pooled
 
     def pooled_of(input_ids, attention_mask, keys):
-        states = encoder(input_ids, attention_mask, keys=keys)["hidden_states"]
+        positions = positions_read(config.model.pooler)
+        states = encoder(input_ids, attention_mask, keys=keys, last_positions=positions)["hidden_states"]
         return pool(states, attention_mask, config.model.pooler)
 
     rows, chunks = (views.input_ids, views.attention_mask), _chunks(config, views)
