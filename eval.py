@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from diffcse_jax.config import POOLERS
-from diffcse_jax.errors import reported_to_user
+from diffcse_jax.errors import ConfigError, reported_to_user
 
 
 def main() -> int:
@@ -25,6 +25,8 @@ def main() -> int:
         from diffcse_jax.evaluation import comparison, geometry, report, runner
 
         keep_compiled()
+        if options.published and options.mode == "dev":
+            raise ConfigError("--published scores are those of test splits; leave out --mode dev")
         report.check_writable(options.output)
         fields = dataclasses.fields(runner.Settings)
         settings = runner.Settings(**{field.name: getattr(options, field.name) for field in fields})
