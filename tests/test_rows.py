@@ -65,7 +65,7 @@ def test_chunks_change_neither_values_nor_gradients(chunks):
     (_, outputs), grad = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(WEIGHTS), chunks)
     (_, expected), expected_grad = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(WEIGHTS), 1)
     np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(grad, expected_grad, rtol=1e-5)
+    np.testing.assert_allclose(grad, expected_grad, rtol=1e-5, atol=1e-5)  # entries are sums that cancel
 
 
 def test_a_chunk_at_a_time_keeps_the_activations_of_one():
