@@ -185,6 +185,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
     options = parser.parse_args(argv)
     with reported_to_user():
+        for name in ("batch_size", "rows_per_file"):
+            if getattr(options, name) < 1:
+                raise ConfigError(f"--{name}: expected at least 1, got {getattr(options, name)}")
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
         keep_compiled()

@@ -126,6 +126,16 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
 
 
+@pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
+def test_sizes_below_one_are_refused(option, tmp_path, shards, capsys):
+    """Files of no rows would pass for a finished input."""
+    with pytest.raises(SystemExit) as stopped:
+        embed.main(arguments(tmp_path, "no model is read", **{option: "0"}))
+    assert stopped.value.code == 2
+    assert f"--{option}: expected at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_process_number_out_of_range_is_refused(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     monkeypatch.setenv("JAX_PROCESS_ID", "2")

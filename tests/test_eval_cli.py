@@ -207,6 +207,7 @@ def test_dev_mode_needs_no_test_data(run, senteval):
         (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
         (["--pooler", "max"], "invalid choice"),
+        (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),
         (["--published", "--mode", "dev"], "error: --published scores are those of test splits"),
         (["--post", "flow:x.txt", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE"),
         (["--post_dimension", "8", "--pooler", "avg"], "error: --post_dimension needs --post whitening:FILE"),

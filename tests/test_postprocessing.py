@@ -49,6 +49,8 @@ def test_decorrelated_dimensions_resemble_no_other(vectors):
 def test_too_little_text_is_refused(vectors):
     with pytest.raises(ValueError, match="4 different sentences span 3 dimensions, not 6; give more text"):
         postprocessing.whitening(vectors[:4])
+    with pytest.raises(ValueError, match="0 dimensions asked for"):
+        postprocessing.whitening(vectors, 0)
     assert postprocessing.whitening(vectors[:4], 3)[1].shape == (6, 3)
     with pytest.raises(ValueError, match="7 dimensions asked for, the encoder has 6"):
         postprocessing.whitening(vectors, 7)

@@ -85,7 +85,7 @@ def whitening(
     Raises:
         ValueError: more dimensions asked for than there are, or than the vectors span.
     """
-    target = dimension or vectors.shape[1]
+    target = vectors.shape[1] if dimension is None else dimension
     if not 1 <= target <= vectors.shape[1]:
         raise ValueError(f"{dimension} dimensions asked for, the encoder has {vectors.shape[1]}")
     mean = vectors.mean(axis=0, dtype=np.float64)

@@ -45,6 +45,8 @@ def build_tasks(settings: Settings) -> dict[str, Task]:
     """
     if settings.post_dimension is not None and settings.post is None:
         raise ConfigError("--post_dimension needs --post whitening:FILE")
+    if settings.top_k < 1:
+        raise ConfigError(f"--top_k: expected at least 1, got {settings.top_k}")
     names = expand_groups(settings.tasks.split(","), settings.mode)
     if settings.regression:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
