@@ -24,6 +24,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.rows import real_share
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
 from diffcse_jax.training.step import initial_state, make_train_step
 
@@ -78,22 +79,30 @@ def ours(settings: Settings) -> Implementation:
     state = initial_state(params, batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(frozen, replicated(mesh))
     train_step = make_train_step(networks, config, optimizer, mesh)
-    batches = itertools.cycle(settings.batches())
-    compiled = metrics = None
+
+    def share_of(batch: workload.Batch) -> float:
+        return real_share(batch["attention_mask"].sum(axis=-1), settings.length, settings.chunk_size)
+
+    batches = [(batch, share_of(batch)) for batch in settings.batches()]
+    turns = itertools.cycle(batches)
+    compiled = {}
+    metrics = None
 
     def step() -> None:
-        nonlocal state, metrics, compiled
-        batch = shard_batch(next(batches), mesh)
-        if compiled is None:
-            compiled = train_step.lower(state, frozen, batch).compile()
-        state, metrics = compiled(state, frozen, batch)
+        nonlocal state, metrics
+        if not compiled:
+            arguments = state, frozen, shard_batch(batches[0][0], mesh)
+            compiled.update({share: train_step.lower(*arguments, share).compile() for _, share in batches})
+        batch, share = next(turns)
+        state, metrics = compiled[share](state, frozen, shard_batch(batch, mesh))
 
     def facts() -> dict[str, Any]:
         device = mesh.devices.flat[0]
-        plan = compiled.memory_analysis()
+        plan = compiled[max(compiled)].memory_analysis()
         results = plan.output_size_in_bytes - plan.alias_size_in_bytes
         return {
             "device": device.device_kind,
+            "real_shares": sorted(compiled),
             "loss": float(metrics["loss"]),
             "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
             "planned_memory_bytes": plan.argument_size_in_bytes + results + plan.temp_size_in_bytes,

@@ -15,6 +15,7 @@ from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import Masked, Views, as_views
+from diffcse_jax.training.rows import real_share
 
 NO_DROPOUT = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
 VOCABULARY = Vocabulary(size=30522, mask_id=103, special_ids=(0, 100, 101, 102, 103))
@@ -97,4 +98,10 @@ def reference_batch(folder: Path, name: str) -> tuple[dict[str, np.ndarray], Mas
 
 
 def reference_views(folder: Path, name: str) -> Views:
-    return as_views({key: jnp.asarray(rows) for key, rows in reference_batch(folder, name)[0].items()})
+    """The rows, laid out as in training: without most of the padding."""
+    batch, _ = reference_batch(folder, name)
+    return as_views({key: jnp.asarray(rows) for key, rows in batch.items()}, share_of(batch))
+
+
+def share_of(batch: dict[str, np.ndarray]) -> float:
+    return real_share(batch["attention_mask"].sum(axis=-1), batch["input_ids"].shape[-1], chunk_size=0)

@@ -105,7 +105,11 @@ def test_processes_hold_slices_of_the_global_batch(store, process_count):
     parts = [source_of(store, process_index=i, process_count=process_count) for i in range(process_count)]
     for step in range(12):
         slices = [part[step] for part in parts]
-        assert_same(whole[step], {name: np.concatenate([part[name] for part in slices]) for name in slices[0]})
+        for name in ("input_ids", "attention_mask"):
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in slices]), whole[step][name])
+        for part in slices:
+            np.testing.assert_array_equal(part["lengths"], whole[step]["lengths"])
+    np.testing.assert_array_equal(whole[0]["lengths"], whole[0]["attention_mask"].sum(axis=-1))
 
 
 @given(st.integers(0, 40))

@@ -1,4 +1,4 @@
-"""A step in chunks is the step of the whole batch."""
+"""A step in chunks, or without padding, is the step of the whole batch."""
 
 import functools
 
@@ -10,6 +10,7 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, ran
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import as_views, corrupt, objective
+from diffcse_jax.training.rows import real_share
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
 
 BATCH_SIZE = 16
@@ -35,7 +36,7 @@ FAST = {"hard negatives"}
 
 
 @functools.cache
-def evaluate(name: str, chunk_size: int, devices: int = 1) -> tuple[dict, dict, dict]:
+def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False) -> tuple[dict, dict, dict]:
     """Metrics, batch statistics and gradients, with dropout."""
     columns, *parts = CASES[name]
     sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
@@ -44,12 +45,14 @@ def evaluate(name: str, chunk_size: int, devices: int = 1) -> tuple[dict, dict, 
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_objective(params, batch_stats, frozen, batch, key):
-        views = as_views(batch)
+        views = as_views(batch, share)
         corruptions = corrupt(definitions, config, frozen, views, key)
         return jax.grad(objective, has_aux=True)(params, batch_stats, definitions, config, views, corruptions, key)
 
     mesh = make_mesh(config)
-    batch = shard_batch(random_batch(size=BATCH_SIZE, columns=columns), mesh)
+    batch = random_batch(size=BATCH_SIZE, columns=columns)
+    share = real_share(batch["lengths"], batch["input_ids"].shape[-1], chunk_size) if packed else 1.0
+    batch = shard_batch(batch, mesh)
     arrays = jax.device_put(arrays, replicated(mesh))
     grads, (metrics, batch_stats) = grad_of_objective(*arrays, batch, jax.random.key(0))
     return metrics, batch_stats, grads
@@ -67,22 +70,31 @@ def assert_near(ours: dict, theirs: dict) -> None:
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
-    chunked, plain = (evaluate(name, chunk_size) for chunk_size in (8, 0))
+    chunked, plain = evaluate(name, 8), evaluate(name, 0)
     for ours, theirs in zip(chunked, plain, strict=True):
         assert_near(ours, theirs)
     assert any(np.abs(grad).max() > 1e-2 for grad in plain[2].values())
 
 
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
+    packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
+    for ours, theirs in zip(packed, plain, strict=True):
+        assert_near(ours, theirs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 4, 16])
 def test_any_chunk_size_gives_the_same(chunk_size):
-    chunked, plain = (evaluate("all", size)[0]["loss"] for size in (chunk_size, 0))
+    chunked, plain = evaluate("all", chunk_size, packed=True)[0]["loss"], evaluate("all", 0)[0]["loss"]
     np.testing.assert_allclose(chunked, plain, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_chunks_on_several_devices_are_the_batch_on_one():
-    (many, _, many_grads), (one, _, one_grads) = evaluate("all", 8, devices=8), evaluate("all", 0)
+    (many, _, many_grads), (one, _, one_grads) = evaluate("all", 8, devices=8, packed=True), evaluate("all", 0)
     for name, value in one.items():
         np.testing.assert_allclose(many[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert_near(many_grads, one_grads)

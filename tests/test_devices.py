@@ -10,6 +10,7 @@ from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batc
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.training import networks
 from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.rows import real_share
 from diffcse_jax.training.sharding import by_rules, make_mesh, shard_batch
 from diffcse_jax.training.step import initial_state, make_train_step
 
@@ -38,9 +39,11 @@ def train(
     state = initial_state(params, batch_stats, optimizer, config, mesh)
     expected = by_rules(state, mesh, config)
     assert jax.tree.map(lambda array: array.sharding, state) == expected
+    batches = [random_batch(size=16, columns=2, seed=index, length=16) for index in range(STEPS)]
+    share = max(real_share(batch["lengths"], 16, 0) for batch in batches)
     history = []
-    for index in range(STEPS):
-        state, metrics = step(state, frozen, shard_batch(random_batch(size=16, columns=2, seed=index), mesh))
+    for batch in batches:
+        state, metrics = step(state, frozen, shard_batch(batch, mesh), share)
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())
     assert jax.tree.map(lambda array: array.sharding, state) == expected

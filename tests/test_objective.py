@@ -171,17 +171,15 @@ def test_the_condition_is_taken_behind_or_before_the_projector(condition, reache
 
 def test_padding_changes_no_contrast():
     short = random_batch(length=12)
-    long = {name: np.pad(rows, ((0, 0), (0, 0), (0, 4))) for name, rows in short.items()}
+    long = random_batch(length=12, padding=4)
     losses = [evaluate(SIMCSE, NO_DROPOUT, batch=batch)[0]["loss"] for batch in (short, long)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
-    tight = random_batch(length=12)
-    longest = int(tight["attention_mask"].sum(axis=-1).max())
-    tight = {name: rows[..., :longest] for name, rows in tight.items()}
-    padded = {name: np.pad(rows, ((0, 0), (0, 0), (0, 4))) for name, rows in tight.items()}
+    tight, padded = random_batch(seed=3), random_batch(seed=3, padding=4)
+    assert tight["lengths"].max() == 12
     losses = {}
     for positions in ("real", "all"):
         # With a mask ratio of 0 both lengths have the same edits.

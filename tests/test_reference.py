@@ -17,6 +17,7 @@ from reference_networks import (
     reference_config,
     reference_networks,
     reference_views,
+    share_of,
 )
 
 from diffcse_jax.config import Config
@@ -128,20 +129,19 @@ def evaluate_objective(
     params: Params, batch_stats: Params, networks: Networks, config: Config, views: Views, corruptions: Corruptions
 ) -> tuple[dict[str, jax.Array], Params, Params]:
     """Metrics, new batch statistics and gradients."""
-    grads, (metrics, batch_stats) = compiled_grad(
-        params, batch_stats, networks, config, views[:2], views.count, corruptions
-    )
+    rows, static = views[:2], views[2:]
+    grads, (metrics, batch_stats) = compiled_grad(params, batch_stats, networks, config, rows, static, corruptions)
     return metrics, batch_stats, grads
 
 
 # Compiling takes longer than running: optimising less halves it.
 @functools.partial(
     jax.jit,
-    static_argnames=("networks", "config", "count"),
+    static_argnames=("networks", "config", "static"),
     compiler_options={"xla_backend_optimization_level": 0},
 )
-def compiled_grad(params, batch_stats, networks, config, rows, count, corruptions):
-    views = Views(*rows, count)
+def compiled_grad(params, batch_stats, networks, config, rows, static, corruptions):
+    views = Views(*rows, *static)
     return jax.grad(objective, has_aux=True)(params, batch_stats, networks, config, views, corruptions, KEY)
 
 
@@ -296,9 +296,10 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)
     state = initial_state(params, batch_stats, optimizer, config, mesh)
     start = cls_embeddings(networks, state.params, batch)
+    share = share_of(batch)
     rows = []
     for index in range(20):
-        state, metrics = step(state, frozen, batch)
+        state, metrics = step(state, frozen, batch, share)
         rows.append((metrics["loss"], metrics["grad_norm"], rate(index)))
     losses, norms, rates = np.array(rows, np.float64).T
     np.testing.assert_allclose(rates, expected["lrs"], rtol=1e-6)

@@ -12,7 +12,6 @@ from tiny_networks import ENCODER, SIZES, random_batch
 from diffcse_jax.models import parameters
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.rows import at_positions, in_chunks, mean_where, row_keys
-from diffcse_jax.training.sharding import shard_batch
 
 VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
@@ -86,7 +85,8 @@ def test_a_chunk_at_a_time_keeps_the_activations_of_one():
 
 def test_every_device_works_in_every_chunk():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    values = shard_batch({"values": np.zeros((32, 6, 3), np.float32)}, mesh)["values"]
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    values = jax.device_put(np.zeros((32, 6, 3), np.float32), sharding)
     function = jax.jit(lambda values: in_chunks(lambda part: jnp.tanh(part @ WEIGHTS), 2, values))
     program = function.lower(values).compile()
     assert not [name for name in ("all-gather", "all-to-all", "collective-permute") if name in program.as_text()]

@@ -39,12 +39,16 @@ def config_of(*parts: Mapping[str, Mapping]) -> Config:
     return Config.from_dict(merged)
 
 
-def random_batch(size: int = 8, columns: int = 1, length: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
-    """Sentences of random ordinary tokens and random lengths, between [CLS] and [SEP]."""
+def random_batch(
+    size: int = 8, columns: int = 1, length: int = 12, seed: int = 0, padding: int = 0
+) -> dict[str, np.ndarray]:
+    """Sentences of random ordinary tokens and random lengths, between [CLS] and [SEP]; `padding` is added to all."""
     rng = np.random.default_rng(seed)
     input_ids = rng.integers(MASK + 1, VOCABULARY.size, (size, columns, length), dtype=np.int32)
     lengths = rng.integers(4, length + 1, (size, columns, 1))
     positions = np.arange(length)
     input_ids[..., 0] = CLS
     input_ids = np.where(positions == lengths - 1, SEP, np.where(positions < lengths, input_ids, PAD)).astype(np.int32)
-    return {"input_ids": input_ids, "attention_mask": (positions < lengths).astype(np.int32)}
+    input_ids = np.pad(input_ids, ((0, 0), (0, 0), (0, padding)), constant_values=PAD)
+    attention_mask = (np.arange(length + padding) < lengths).astype(np.int32)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths[..., 0].astype(np.int32)}

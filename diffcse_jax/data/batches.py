@@ -17,7 +17,7 @@ from diffcse_jax.errors import ConfigError, DataError
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 MAX_BUCKETS = 6  # each length met in training is one more compilation
 
-Batch = dict[str, Int32[np.ndarray, "B C T"]]
+Batch = dict[str, Int32[np.ndarray, "..."]]
 
 
 def bucket_lengths(max_length: int) -> tuple[int, ...]:
@@ -44,7 +44,8 @@ class BatchSource:
     """Random access to the batches of a training run, as the rows of one process.
 
     Item `i` is a dict of `input_ids` and `attention_mask`, (B, C, T) int32: B rows of this process, C columns, T the
-    smallest bucket that holds the longest sentence of the global batch, hence the same on all processes.
+    smallest bucket that holds the longest sentence of the global batch, hence the same on all processes; and of
+    `lengths`, (global B, C), the tokens of every sentence of the global batch.
 
     Args:
         store: the tokens.
@@ -90,11 +91,11 @@ class BatchSource:
 
     def __getitem__(self, index: int) -> Batch:
         rows = self._rows(index)
-        longest = self._store.lengths(rows).max()
-        width = int(self._buckets[np.searchsorted(self._buckets, longest)])
-        input_ids, lengths = self._store.gather(rows[self._local], width, self._pad_token_id)
-        attention_mask = (np.arange(width) < lengths[..., None]).astype(np.int32)
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        lengths = self._store.lengths(rows).astype(np.int32)
+        width = int(self._buckets[np.searchsorted(self._buckets, lengths.max())])
+        input_ids, local_lengths = self._store.gather(rows[self._local], width, self._pad_token_id)
+        attention_mask = (np.arange(width) < local_lengths[..., None]).astype(np.int32)
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths}
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
         """The examples of the global batch `index`."""

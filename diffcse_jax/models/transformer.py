@@ -7,6 +7,9 @@ everywhere.
 
 Dropout is a function of explicit keys, one per row, so that a row is the same whatever it is computed together with; a
 call without keys is deterministic. Modules hold no random state.
+
+Hidden states are rows, (batch, length, hidden), or packed tokens, (tokens, hidden), of which `packing` tells.
+Norms and activations are computed again in the backward pass: they cost less than keeping what their derivatives need.
 """
 
 import dataclasses
@@ -19,8 +22,16 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, Shaped
 
+from diffcse_jax.models.packing import Packing, pack, pack_ids, token_positions, token_rows, unpack
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """The product x Phi(x) by erf, as PyTorch computes it; jax.nn.gelu's erfc takes twice the time on a CPU."""
+    return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu": _gelu,
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
@@ -97,6 +108,7 @@ class Transformer(nnx.Module):
         condition: Float[Array, "batch hidden"] | None = None,
         keys: Key[Array, " batch"] | None = None,
         last_positions: int | None = None,
+        packing: Packing | None = None,
     ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
         """Runs the encoder.
 
@@ -107,18 +119,22 @@ class Transformer(nnx.Module):
                 dropout (DiffCSE Section 3).
             keys: one dropout key per row; None: no dropout.
             last_positions: the last block computes this many positions only, the first ones; None: all.
+            packing: of the attention mask; None: padding is computed too.
 
         Returns:
             `hidden_states`, a tuple of the embedding output and each block's output, shapes (batch, length, hidden),
             and `last_hidden_state`, the last of them, (batch, last_positions, hidden).
         """
         embedding_keys, *keys_of_blocks = _split(keys, 1 + len(self.blocks))
-        hidden_states = [self.embeddings(input_ids, keys=embedding_keys)]
+        states = self.embeddings(input_ids, keys=embedding_keys, packing=packing)
+        hidden_states = [unpack(states, packing)]
         if condition is not None:
-            hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(hidden_states[0].dtype))
+            hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(states.dtype))
+            states = pack(hidden_states[0], packing)
         for index, (block, block_keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
             positions = last_positions if index == len(self.blocks) else None
-            hidden_states.append(block(hidden_states[-1], attention_mask, keys=block_keys, positions=positions))
+            states = block(states, attention_mask, keys=block_keys, packing=packing, positions=positions)
+            hidden_states.append(states if positions else unpack(states, packing))
         return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
 
 
@@ -134,23 +150,29 @@ class Embeddings(nnx.Module):
         self.config = config
 
     def __call__(
-        self, input_ids: Int[Array, "batch length"], *, keys: Key[Array, " batch"] | None
-    ) -> Float[Array, "batch length hidden"]:
-        is_token = (input_ids != self.config.pad_token_id)[:, :, None]
-        words = self.word(input_ids)
+        self, input_ids: Int[Array, "batch length"], *, keys: Key[Array, " batch"] | None, packing: Packing | None
+    ) -> Float[Array, "*tokens hidden"]:
+        pad = self.config.pad_token_id
+        positions = pack_ids(self._positions(input_ids), packing, fill=pad)
+        input_ids = pack_ids(input_ids, packing, fill=pad)
+        is_token = (input_ids != pad)[..., None]
         # The padding row is not trained (PyTorch's padding_idx), though padding has a loss in DiffCSE.
-        embedded = jnp.where(is_token, words, jax.lax.stop_gradient(words)) + self._positions(input_ids)
+        words = _trained_where(is_token, self.word(input_ids))
+        # Nor is RoBERTa's position of padding.
+        places = self.position(positions)
+        embedded = words + (_trained_where(is_token, places) if self.config.family == "roberta" else places)
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
-        return dropout(self.norm(embedded), self.config.embedding_dropout, keys)
+        keys = _token_keys(keys, input_ids.shape, packing)
+        return dropout(jax.checkpoint(self.norm)(embedded), self.config.embedding_dropout, keys)
 
-    def _positions(self, input_ids: jax.Array) -> jax.Array:
+    def _positions(self, input_ids: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+        """The position number of every token."""
         if self.config.family != "roberta":
-            return self.position(jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape))
-        # RoBERTa numbers its real tokens from pad + 1; padding has the padding id as position, again untrained.
+            return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        # RoBERTa numbers its real tokens from pad + 1; padding has the padding id as position.
         is_token = (input_ids != self.config.pad_token_id).astype(jnp.int32)
-        positions = self.position(jnp.cumsum(is_token, axis=1) * is_token + self.config.pad_token_id)
-        return jnp.where(is_token[:, :, None] > 0, positions, jax.lax.stop_gradient(positions))
+        return jnp.cumsum(is_token, axis=1) * is_token + self.config.pad_token_id
 
 
 class Block(nnx.Module):
@@ -168,20 +190,27 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        hidden_states: Float[Array, "batch length hidden"],
+        hidden_states: Float[Array, "*tokens hidden"],
         attention_mask: Int[Array, "batch length"],
         *,
         keys: Key[Array, " batch"] | None,
+        packing: Packing | None = None,
         positions: int | None = None,
-    ) -> Float[Array, "batch positions hidden"]:
-        """The output at the first `positions`, which attend to all; None: at all."""
+    ) -> Float[Array, "*outputs hidden"]:
+        """The output at all tokens; with `positions` as rows of the first positions, which attend to all."""
         probabilities_keys, attention_keys, output_keys = _split(keys, 3)
-        attended = self.attention(hidden_states, attention_mask, keys=probabilities_keys, positions=positions)
-        hidden_states = hidden_states[:, :positions]
+        attention = partial(self.attention, hidden_states, attention_mask, keys=probabilities_keys, packing=packing)
+        if positions is not None:
+            hidden_states, packing = unpack(hidden_states, packing)[:, :positions], None
+        attended = attention(queries=hidden_states, query_packing=packing)
+        attention_keys, output_keys = (
+            _token_keys(part, hidden_states.shape[:-1], packing) for part in (attention_keys, output_keys)
+        )
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
-        hidden_states = self.attention_norm(hidden_states + attended)
-        transformed = self.output(ACTIVATIONS[self.activation](self.intermediate(hidden_states)))
-        return self.output_norm(hidden_states + dropout(transformed, self.output_dropout, output_keys))
+        hidden_states = jax.checkpoint(self.attention_norm)(hidden_states + attended)
+        transformed = self.output(jax.checkpoint(ACTIVATIONS[self.activation])(self.intermediate(hidden_states)))
+        transformed = dropout(transformed, self.output_dropout, output_keys)
+        return jax.checkpoint(self.output_norm)(hidden_states + transformed)
 
 
 class SelfAttention(nnx.Module):
@@ -195,39 +224,64 @@ class SelfAttention(nnx.Module):
 
     def __call__(
         self,
-        hidden_states: Float[Array, "batch length hidden"],
+        hidden_states: Float[Array, "*tokens hidden"],
         attention_mask: Int[Array, "batch length"],
         *,
+        queries: Float[Array, "*outputs hidden"],
         keys: Key[Array, " batch"] | None,
-        positions: int | None = None,
-    ) -> Float[Array, "batch positions hidden"]:
-        batch, _, hidden = hidden_states.shape
-        heads = (batch, -1, self.num_heads, hidden // self.num_heads)
-        query = self.query(hidden_states[:, :positions]).reshape(heads)
-        key, value = (part(hidden_states).reshape(heads) for part in (self.key, self.value))
+        packing: Packing | None,
+        query_packing: Packing | None,
+    ) -> Float[Array, "*outputs hidden"]:
+        query = self._heads(self.query(queries), query_packing)
+        key, value = (self._heads(part(hidden_states), packing) for part in (self.key, self.value))
         # Softmax in float32 whatever the computation type.
         logits = jnp.einsum("BTHD,BSHD->BHTS", query, key, preferred_element_type=jnp.float32)
-        logits = logits / jnp.sqrt(jnp.float32(heads[-1]))
+        logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
         logits = jnp.where(attention_mask[:, None, None, :] > 0, logits, jnp.finfo(jnp.float32).min)
         probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, keys)
         attended = jnp.einsum("BHTS,BSHD->BTHD", probabilities, value)
-        return self.output(attended.reshape(batch, -1, hidden))
+        return self.output(pack(attended.reshape(*attended.shape[:2], -1), query_packing))
+
+    def _heads(self, states: jax.Array, packing: Packing | None) -> Float[Array, "batch length heads size"]:
+        rows = unpack(states, packing)
+        return rows.reshape(*rows.shape[:2], self.num_heads, -1)
 
 
-def dropout(
-    x: Shaped[Array, "batch *shape"], rate: float, keys: Key[Array, " batch"] | None
-) -> Shaped[Array, "batch *shape"]:
+def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
     """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without keys.
 
     An element takes 16 random bits, half of what `jax.random.bernoulli` draws, which takes half the time.
+
+    Args:
+        x: values.
+        keys: a key for each index of the leading axes: for each row, say, or each token.
     """
     if keys is None or rate == 0.0:
         return x
     kept = round((1.0 - rate) * 2**16)  # of 2^16 draws
     pairs = -(-x.shape[-1] // 2)
-    words = jax.vmap(lambda key: jax.random.bits(key, (*x.shape[1:-1], pairs), jnp.uint32))(keys)
+    shape = (*x.shape[keys.ndim : -1], pairs)
+    words = jax.vmap(lambda key: jax.random.bits(key, shape, jnp.uint32))(keys.reshape(-1))
     draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], 2 * pairs)[..., : x.shape[-1]]
     return jnp.where(draws < kept, x / (kept / 2**16), 0.0)
+
+
+def _token_keys(
+    keys: Key[Array, " batch"] | None, shape: tuple[int, ...], packing: Packing | None
+) -> Key[Array, "*tokens"] | None:
+    """A key for each token, from its row's key and its position; `shape` is that of the tokens."""
+    if keys is None:
+        return None
+    if packing is None:
+        keys, positions = jnp.broadcast_to(keys[:, None], shape), jnp.broadcast_to(jnp.arange(shape[1]), shape)
+    else:
+        keys, positions = token_rows(keys, packing), token_positions(packing)
+    return jax.vmap(jax.random.fold_in)(keys.reshape(-1), positions.reshape(-1)).reshape(shape)
+
+
+def _trained_where(mask: jax.Array, values: jax.Array) -> jax.Array:
+    """The values, whose gradient is 0 outside the mask."""
+    return jnp.where(mask, values, jax.lax.stop_gradient(values))
 
 
 def dense(inputs: int, outputs: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grain
 import jax
@@ -32,11 +32,13 @@ from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, report
 from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from diffcse_jax.training.rows import real_share
 from diffcse_jax.training.sharding import by_rules, make_mesh, shard_batch
 from diffcse_jax.training.step import TrainState, initial_state, make_train_step
 from diffcse_jax.workdir import start_workdir
 
 
+@runtime_checkable
 class Evaluation(Protocol):
     """What chooses the best checkpoint."""
 
@@ -102,10 +104,15 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
         batches.set_state(data_state)
         report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
 
-    train_step = make_train_step(definitions, config, optimizer, mesh)
+    compiled = make_train_step(definitions, config, optimizer, mesh)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        share = real_share(batch["lengths"], batch["input_ids"].shape[-1], config.train.chunk_size)
+        return compiled(state, frozen, shard_batch(batch, mesh), share)
+
     run = Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
     try:
-        loop(run, lambda state, batch: train_step(state, frozen, shard_batch(batch, mesh)), state, batches)
+        loop(run, train_step, state, batches)
     finally:
         checkpoints.close()
 
@@ -150,19 +157,19 @@ def loop(
         if step == 0:
             evaluate(run, state, write)
         clock = _Clock(step, run.config.train.batch_size)
+        log = _Log(run, clock, progress, write)
         while step < run.total_steps:
             state, metrics = train_step(state, next(batches))
             step += 1
             progress.update()
+            log.flush()  # an earlier step's row, now that the device has this one to work on
             logs, evaluates = run.logs_at(step), run.evaluates_at(step)
             stops = _agreed(stop, at=logs) and step < run.total_steps
-            if logs or evaluates or stops:
-                row = _checked(metrics, step, run)  # nothing is evaluated or saved that is not a number
             if logs:
-                row["learning_rate"] = float(learning_rate_schedule(run.config.optim, run.total_steps)(step - 1))
-                row["sentences_per_second"] = clock.rate(step)
-                progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
-                write(step, row)
+                log.add(step, metrics)
+            if evaluates or stops:
+                log.flush()
+                _checked(metrics, step, run)  # nothing is evaluated or saved that is not a number
             if evaluates:
                 with clock.paused():
                     run.checkpoints.save(state, batches.get_state(), evaluate(run, state, write))
@@ -185,6 +192,36 @@ def evaluate(run: Run, state: TrainState, write: Write) -> dict[str, float]:
     write(int(state.step), {f"dev/{name}": score for name, score in dev.items()})
     report(f"step {int(state.step)}: " + ", ".join(f"{name} {score:.2f}" for name, score in dev.items()))
     return dev
+
+
+class _Log:
+    """Rows of metrics, read from the device once the next step is on its way, so that it never waits for the host."""
+
+    def __init__(self, run: Run, clock: "_Clock", progress: tqdm.tqdm, write: Write):
+        self._run, self._clock, self._progress, self._write = run, clock, progress, write
+        self._unread: tuple[int, Metrics] | None = None
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Starts to copy the metrics of a step."""
+        for value in metrics.values():
+            value.copy_to_host_async()
+        self._unread = step, metrics
+
+    def flush(self) -> None:
+        """Writes the row that was added last, unless that is done.
+
+        Raises:
+            UserError: the loss is not a number.
+        """
+        if self._unread is None:
+            return
+        step, metrics = self._unread
+        self._unread = None
+        row = _checked(metrics, step, self._run)
+        row["learning_rate"] = float(learning_rate_schedule(self._run.config.optim, self._run.total_steps)(step - 1))
+        row["sentences_per_second"] = self._clock.rate(step)
+        self._progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
+        self._write(step, row)
 
 
 class _Clock:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from diffcse_jax.config import Config
 from diffcse_jax.edits import choose_tokens, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.models import parameters
+from diffcse_jax.models.packing import pack_rows
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.objectives import contrastive, decorrelation, difference
@@ -28,6 +29,7 @@ class Views(NamedTuple):
     input_ids: Int[Array, "rows length"]
     attention_mask: Int[Array, "rows length"]
     count: int  # views per example: 2, or 3 with hard negatives
+    real_share: float = 1.0  # of the positions, as of `pack_rows`
 
 
 class Masked(NamedTuple):
@@ -59,7 +61,7 @@ class Vectors(NamedTuple):
     off_dropout: Float[Array, "batch hidden"] | None  # the first views, projected, in a pass without dropout
 
 
-def as_views(batch: dict[str, Int[Array, "batch columns length"]]) -> Views:
+def as_views(batch: dict[str, Int[Array, "batch columns length"]], real_share: float = 1.0) -> Views:
     """The rows of a batch; a single sentence is its own second view, which dropout tells apart.
 
     Interleaving the views keeps each example's rows on one device, so that sharding the batch moves nothing.
@@ -69,7 +71,7 @@ def as_views(batch: dict[str, Int[Array, "batch columns length"]]) -> Views:
         jnp.broadcast_to(batch[name], (len(batch[name]), count, batch[name].shape[2])).reshape(-1, batch[name].shape[2])
         for name in ("input_ids", "attention_mask")
     )
-    return Views(*rows, count)
+    return Views(*rows, count, real_share)
 
 
 def corrupt(networks: Networks, config: Config, frozen: Params, views: Views, key: PRNGKeyArray) -> Corruptions:
@@ -98,7 +100,8 @@ def generate(
         return choose_tokens(head(states, word_embeddings), decode=options.decode, keys=keys)
 
     def tokens_of(input_ids, attention_mask, filled, dropout_keys, decode_keys):
-        states = generator(input_ids, attention_mask, keys=dropout_keys)["last_hidden_state"]
+        packing = pack_rows(attention_mask, views.real_share)
+        states = generator(input_ids, attention_mask, keys=dropout_keys, packing=packing)["last_hidden_state"]
         return at_positions(choose, filled, states, decode_keys, shares=shares)
 
     dropout_keys, decode_keys = (row_keys(part, len(views.input_ids)) for part in jax.random.split(key))
@@ -162,8 +165,9 @@ def embed(
 
     def pooled_of(input_ids, attention_mask, keys):
         positions = positions_read(config.model.pooler)
-        states = encoder(input_ids, attention_mask, keys=keys, last_positions=positions)["hidden_states"]
-        return pool(states, attention_mask, config.model.pooler)
+        packing = pack_rows(attention_mask, views.real_share)
+        outputs = encoder(input_ids, attention_mask, keys=keys, last_positions=positions, packing=packing)
+        return pool(outputs["hidden_states"], attention_mask, config.model.pooler)
 
     rows, chunks = (views.input_ids, views.attention_mask), _chunks(config, views)
     pooled = in_chunks(pooled_of, chunks, *rows, row_keys(key, len(views.input_ids)))
@@ -218,17 +222,19 @@ def _replaced_token_detection(
 ) -> tuple[jax.Array, Metrics]:
     discriminator = networks.bind("discriminator", params)
     classifier = networks.bind("token_classifier", params)
+    only_real = config.difference.loss_positions == "real"
 
     def logits_of(input_ids, attention_mask, keys, condition):
-        states = discriminator(input_ids, attention_mask, condition=condition, keys=keys)["last_hidden_state"]
-        return classifier(states)
+        packing = pack_rows(attention_mask, views.real_share) if only_real else None
+        outputs = discriminator(input_ids, attention_mask, condition=condition, keys=keys, packing=packing)
+        return classifier(outputs["last_hidden_state"])
 
     rows = edited.input_ids, views.attention_mask, row_keys(key, len(edited.input_ids)), condition
     logits = in_chunks(logits_of, _chunks(config, views), *rows).astype(jnp.float32)
     per_token = difference.replaced_token_detection(logits, edited.replaced)
     real = views.attention_mask > 0
     # Authors' batches end with their longest sentence; ours may be padded further, to a static length.
-    counted = real if config.difference.loss_positions == "real" else real.any(axis=0, keepdims=True)
+    counted = real if only_real else real.any(axis=0, keepdims=True)
     loss = mean_where(per_token, jnp.broadcast_to(counted, real.shape))
     right = (logits[..., 1] > logits[..., 0]) == edited.replaced
     return loss, {
@@ -248,7 +254,8 @@ def _masked_language_model(
         return difference.masked_language_model(head(states), targets)
 
     def losses_of(input_ids, attention_mask, keys, targets, selected):
-        states = encoder(input_ids, attention_mask, keys=keys)["last_hidden_state"]
+        packing = pack_rows(attention_mask, views.real_share)
+        states = encoder(input_ids, attention_mask, keys=keys, packing=packing)["last_hidden_state"]
         return at_positions(token_losses, selected, states, targets, shares=FEW)
 
     keys = row_keys(key, len(views.input_ids))

@@ -10,7 +10,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree, Shaped
+
+from diffcse_jax.models.packing import blocks_of
 
 # What `at_positions` chooses its capacity from, as shares of all positions; each is compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
@@ -20,6 +23,27 @@ MOST = (3 / 4, 7 / 8, 1)  # all but padding
 def row_keys(key: PRNGKeyArray, rows: int) -> Key[Array, " rows"]:
     """One key per row, a function of `key` and the row's number."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+
+
+def real_share(lengths: Int[np.ndarray, "examples columns"], length: int, chunk_size: int) -> float:
+    """The share of positions with real tokens, in the fullest part of a batch that the networks take at once.
+
+    Rounded up to sixteenths, since each share is one more compilation.
+
+    Args:
+        lengths: tokens of each sentence of the global batch.
+        length: what sentences are padded to.
+        chunk_size: examples that are computed at once; 0: all.
+    """
+    chunks = len(lengths) // (chunk_size or len(lengths))
+    views = np.broadcast_to(lengths, (len(lengths), max(2, lengths.shape[1])))
+    fullest = max(_fullest(rows, chunks) for rows in (views.reshape(-1), views[:, 0]))
+    return math.ceil(16 * fullest / length) / 16
+
+
+def _fullest(lengths: Int[np.ndarray, " rows"], chunks: int) -> float:
+    """The highest mean length of a block of a chunk: block by block as `pack_rows` forms them, chunks as below."""
+    return lengths.reshape(blocks_of(len(lengths) // chunks), -1, chunks).mean(axis=1).max()
 
 
 def in_chunks(function: Callable[..., PyTree], chunks: int, *rows: PyTree) -> PyTree:
@@ -63,8 +87,7 @@ def at_positions(
     Returns:
         What `function` returns, as arrays (rows, length, ...).
     """
-    # One block of rows per device, so that gathering moves nothing between devices.
-    blocks = math.gcd(len(where), jax.device_count())
+    blocks = blocks_of(len(where))
     size = where.size // blocks
     capacities = [math.ceil(size * share) for share in shares]
 

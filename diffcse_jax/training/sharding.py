@@ -82,9 +82,10 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """A global batch from the rows of this process, split over the data axis."""
+    """A global batch of tokens from the rows of this process, split over the data axis."""
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    names = ("input_ids", "attention_mask")
+    return {name: jax.make_array_from_process_local_data(sharding, batch[name]) for name in names}
 
 
 def _axes_of(name: str) -> tuple[str | None, ...]:

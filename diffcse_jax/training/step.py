@@ -24,7 +24,8 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-TrainStep = Callable[[TrainState, Params, dict[str, jax.Array]], tuple[TrainState, Metrics]]
+# (state, frozen parameters, batch, real_share) -> (state, metrics)
+TrainStep = Callable[[TrainState, Params, dict[str, jax.Array], float], tuple[TrainState, Metrics]]
 
 
 def initial_state(
@@ -44,13 +45,15 @@ def initial_state(
 def make_train_step(
     networks: Networks, config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainStep:
-    """Compiles `(state, frozen parameters, batch) -> (state, metrics)`; the old state's memory is reused."""
+    """Compiles the step, once for each `rows.real_share` of a batch; the old state's memory is reused."""
 
-    def train_step(state: TrainState, frozen: Params, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState, frozen: Params, batch: dict[str, jax.Array], real_share: float = 1.0
+    ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
         corruption_key, dropout_key = jax.random.split(key)
 
-        views = as_views(batch)
+        views = as_views(batch, real_share)
         corruptions = corrupt(networks, config, frozen, views, corruption_key)
         grads, (metrics, batch_stats) = jax.grad(objective, has_aux=True)(
             state.params, state.batch_stats, networks, config, views, corruptions, dropout_key
@@ -66,4 +69,4 @@ def make_train_step(
     if compute_dtype(config.precision) == jnp.float32:
         # Accelerators multiply float32 matrices in less precision unless told otherwise.
         train_step = jax.default_matmul_precision("highest")(train_step)
-    return jax.jit(train_step, donate_argnums=0)
+    return jax.jit(train_step, donate_argnums=0, static_argnames="real_share")
