@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +64,15 @@ def filled_positions(
     return real & selected if positions == "masked" else real
 
 
-def choose_tokens(
-    logits: Float[Array, "tokens vocab"], *, decode: str, keys: Key[Array, " tokens"] | None = None
-) -> Int[Array, " tokens"]:
-    """The generator's tokens.
+def choose_token(logits: Float[Array, " vocab"], *, decode: str, key: PRNGKeyArray | None = None) -> Int[Array, ""]:
+    """The generator's token.
 
     Args:
-        logits: the generator's output.
+        logits: the generator's output at one position.
         decode: `argmax` or `sample`.
-        keys: for sampling, one for each token.
+        key: for sampling.
     """
-    if decode == "argmax":
-        return jnp.argmax(logits, axis=-1)
-    return jax.vmap(jax.random.categorical)(keys, logits)
+    return jnp.argmax(logits) if decode == "argmax" else jax.random.categorical(key, logits)
 
 
 def replace_tokens(

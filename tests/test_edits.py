@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from diffcse_jax.edits import Vocabulary, choose_tokens, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.edits import Vocabulary, choose_token, filled_positions, mask_tokens, replace_tokens
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -39,7 +39,8 @@ def replaced(
     real = np.arange(ids.shape[1]) < sentence_lengths[:, None]
     attention_mask = jnp.array(real, jnp.int32)
     keys = jax.random.split(jax.random.key(seed), ids.size)
-    tokens = choose_tokens(jnp.array(logits).reshape(ids.size, -1), decode=decode, keys=keys).reshape(ids.shape)
+    choose = jax.vmap(lambda logits, key: choose_token(logits, decode=decode, key=key))
+    tokens = choose(jnp.array(logits).reshape(ids.size, -1), keys).reshape(ids.shape)
     filled = filled_positions(jnp.array(selected), attention_mask, positions=positions)
     edited, labels = replace_tokens(tokens, jnp.array(ids), filled, attention_mask)
     return np.asarray(edited), np.asarray(labels), real

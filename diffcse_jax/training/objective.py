@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from diffcse_jax.config import Config
-from diffcse_jax.edits import choose_tokens, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.edits import choose_token, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.packing import pack_rows
 from diffcse_jax.models.parameters import Params
@@ -21,6 +21,8 @@ from diffcse_jax.training.networks import Networks
 from diffcse_jax.training.rows import FEW, MOST, at_positions, in_chunks, mean_where, row_keys
 
 Metrics = dict[str, jax.Array]
+
+TOKENS_AT_ONCE = 1024  # whose logits over the vocabulary the generator holds
 
 
 class Views(NamedTuple):
@@ -96,8 +98,12 @@ def generate(
     word_embeddings = frozen["generator.embeddings.word.embedding"]
     options, shares = config.generator, FEW if config.generator.positions == "masked" else MOST
 
+    def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        state, key = token
+        return choose_token(head(state, word_embeddings), decode=options.decode, key=key)
+
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return choose_tokens(head(states, word_embeddings), decode=options.decode, keys=keys)
+        return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
 
     def tokens_of(input_ids, attention_mask, filled, dropout_keys, decode_keys):
         packing = pack_rows(attention_mask, views.real_share)
