@@ -7,7 +7,8 @@ pooler: everything but the trained weights), `checkpoints/STEP` (Orbax; written 
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
@@ -122,16 +124,20 @@ def read_encoder(path: Path) -> SavedEncoder:
         options=ocp.CheckpointManagerOptions(
             best_fn=lambda metrics: metrics["score"], create=False, multiprocessing_options=_this_process_alone()
         ),
+        item_handlers={"params": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()},
     ) as manager:
         steps = [str(step) for step in manager.all_steps()]
         name = path.name if path != workdir else str(manager.best_step() or manager.latest_step())
         if name not in steps:
             raise CheckpointError(f"no complete checkpoint {path}; there are: {', '.join(steps) or 'none'}")
+        step, checkpoints = int(name), workdir / "checkpoints"
+        with _damage_reported(manager, step, checkpoints):
+            params = _on_one_device(manager.item_metadata(step)["params"])
         restored = restore_items(
             manager,
-            int(name),
-            workdir / "checkpoints",
-            params=ocp.args.StandardRestore(),
+            step,
+            checkpoints,
+            params=ocp.args.StandardRestore(params),
             record=ocp.args.JsonRestore(),
         )
     params = {name: np.asarray(value) for name, value in restored.params.items()}
@@ -165,13 +171,25 @@ def restore_items(manager: ocp.CheckpointManager, step: int, folder: Path, **ite
     Raises:
         CheckpointError: they cannot be read; the steps that there are are named.
     """
-    try:
+    with _damage_reported(manager, step, folder):
         return manager.restore(step, args=ocp.args.Composite(**items))
+
+
+@contextmanager
+def _damage_reported(manager: ocp.CheckpointManager, step: int, folder: Path) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # what a damaged file raises depends on where the damage is
         raise CheckpointError(
             f"cannot read the checkpoint {folder / str(step)} ({type(error).__name__}: {str(error).splitlines()[0]}); "
             f"if it is damaged, delete it to go on from an earlier one: there are steps {manager.all_steps()}"
         ) from error
+
+
+def _on_one_device(metadata: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Where to restore arrays to: whatever devices and processes saved them, and though these may be gone."""
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here) for name, array in metadata.items()}
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:

@@ -11,6 +11,7 @@ import pytest
 from tiny_model import write_tiny_model
 
 from diffcse_jax.training.metrics import read_metrics
+from diffcse_jax.workdir import read_encoder
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 6
@@ -60,6 +61,7 @@ def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
     for host in hosts:
         host.kill()
         host.communicate()
+    assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
     (output,) = finish([start(workdir, arguments, {})])
     assert f"of {STEPS} from" in output  # resumed
     check_same(workdir, alone)
