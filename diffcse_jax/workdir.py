@@ -132,7 +132,7 @@ def read_encoder(path: Path) -> SavedEncoder:
             raise CheckpointError(f"no complete checkpoint {path}; there are: {', '.join(steps) or 'none'}")
         step, checkpoints = int(name), workdir / "checkpoints"
         with _damage_reported(manager, step, checkpoints):
-            params = _on_one_device(manager.item_metadata(step)["params"])
+            params = _on_one_device(manager.item_metadata(step)["params"].tree)
         restored = restore_items(
             manager,
             step,
