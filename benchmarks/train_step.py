@@ -84,6 +84,7 @@ def ours(settings: Settings) -> Implementation:
         return real_share(batch["attention_mask"].sum(axis=-1), settings.length, settings.chunk_size)
 
     batches = [(batch, share_of(batch)) for batch in settings.batches()]
+    shares = sorted({share for _, share in batches})
     turns = itertools.cycle(batches)
     compiled = {}
     metrics = None
@@ -92,17 +93,17 @@ def ours(settings: Settings) -> Implementation:
         nonlocal state, metrics
         if not compiled:
             arguments = state, frozen, shard_batch(batches[0][0], mesh)
-            compiled.update({share: train_step.lower(*arguments, share).compile() for _, share in batches})
+            compiled.update({share: train_step.lower(*arguments, share).compile() for share in shares})
         batch, share = next(turns)
         state, metrics = compiled[share](state, frozen, shard_batch(batch, mesh))
 
     def facts() -> dict[str, Any]:
         device = mesh.devices.flat[0]
-        plan = compiled[max(compiled)].memory_analysis()
+        plan = compiled[shares[-1]].memory_analysis()
         results = plan.output_size_in_bytes - plan.alias_size_in_bytes
         return {
             "device": device.device_kind,
-            "real_shares": sorted(compiled),
+            "real_shares": shares,
             "loss": float(metrics["loss"]),
             "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
             "planned_memory_bytes": plan.argument_size_in_bytes + results + plan.temp_size_in_bytes,
