@@ -78,6 +78,14 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 100])
+def test_long_sentences_are_taken_fewer_at_a_time(tiny, tokens, monkeypatch):
+    sentences = [" ".join(["dog"] * length) for length in (1, 20, 3, 20, 7, 20)]
+    expected = tiny.encode(sentences)
+    monkeypatch.setattr("diffcse_jax.encoder.CPU_TOKENS_PER_BATCH", tokens)
+    np.testing.assert_allclose(tiny.encode(sentences), expected, atol=1e-5)
+
+
 def test_normalize_scales_to_length_one(tiny):
     raw, unit = tiny.encode(SENTENCES), tiny.encode(SENTENCES, normalize=True)
     np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), rtol=1e-6)

