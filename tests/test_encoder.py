@@ -78,12 +78,18 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 100])
-def test_long_sentences_are_taken_fewer_at_a_time(tiny, tokens, monkeypatch):
-    sentences = [" ".join(["dog"] * length) for length in (1, 20, 3, 20, 7, 20)]
-    expected = tiny.encode(sentences)
-    monkeypatch.setattr("diffcse_jax.encoder.CPU_TOKENS_PER_BATCH", tokens)
+def test_long_sentences_are_taken_fewer_at_a_time(tiny, monkeypatch):
+    sentences = [" ".join(["dog"] * length) for length in range(1, 33)]
+    expected, make_batch, shapes = tiny.encode(sentences), tiny._batch, []
+
+    def recorded(token_ids, rows, length):
+        shapes.append((rows, length))
+        return make_batch(token_ids, rows, length)
+
+    monkeypatch.setattr(tiny, "_batch", recorded)
+    monkeypatch.setattr("diffcse_jax.encoder.CPU_TOKENS_PER_BATCH", 320)
     np.testing.assert_allclose(tiny.encode(sentences), expected, atol=1e-5)
+    assert shapes == [(8, 40), (16, 28), (24, 16)]  # multiples of the eight devices
 
 
 def test_normalize_scales_to_length_one(tiny):

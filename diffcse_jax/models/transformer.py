@@ -235,7 +235,7 @@ class SelfAttention(nnx.Module):
         query = self._heads(self.query(queries), query_packing)
         key, value = (self._heads(part(hidden_states), packing) for part in (self.key, self.value))
         # Softmax in float32 whatever the computation type. It is divided by its sum behind the product with the values,
-        # which are fewer, and masked by a sum, which XLA fuses: both together halve the time of attention on a CPU.
+        # which are fewer, and masked by a sum, which XLA fuses: both halve the time of the forward pass on a CPU.
         logits = jnp.einsum("BHTD,BHSD->BHTS", query, key, preferred_element_type=jnp.float32)
         logits = logits / jnp.sqrt(jnp.float32(query.shape[-1])) + _mask_bias(attention_mask)
         exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
