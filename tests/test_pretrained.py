@@ -411,6 +411,13 @@ def test_an_untied_decoder_is_refused(folder):
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported; supported: gelu, gelu_new"),
         ({"position_embedding_type": "relative_key"}, "only absolute position embeddings are supported"),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
+        ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number of at least 1, not "24"'),
+        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number of at least 1, not 0"),
+        ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 24"),
+        ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
+        ({"layer_norm_eps": None}, "config.json: layer_norm_eps must be a number from 0 to below 1, not null"),
+        ({"pad_token_id": None}, "config.json: pad_token_id must be a whole number of at least 0, not null"),
+        ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
     ],
 )
 def test_unusable_config_is_explained(folder, changes, message):
@@ -420,11 +427,24 @@ def test_unusable_config_is_explained(folder, changes, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b'{"model_type": "bert",', "is not valid JSON"), (b"\xff\xfe", "is not valid JSON")]
+    ("content", "message"),
+    [
+        (b'{"model_type": "bert",', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[1, 2]", r"is not a JSON object: \[1, 2\]"),
+    ],
 )
-def test_broken_config_is_named(folder, content, message):
-    (folder / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"config\.json {message}"):
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_broken_json_is_named(folder, name, content, message):
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} {message}"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": ["a.safetensors"]}', '{"weight_map": {"weight": 1}}'])
+def test_an_index_without_files_is_named(folder, content):
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json has no weight_map from tensors to"):
         load(str(folder))
 
 

@@ -190,15 +190,22 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`.
 
     Raises:
-        CheckpointError: no such file, or not JSON.
+        CheckpointError: no such file, or no JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
+    return _read_json_object(path)
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError or UnicodeDecodeError
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
+    return content
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
@@ -212,6 +219,8 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         config = _sizes(hf_config, family)
     except KeyError as error:
         raise CheckpointError(f"{source}: config.json has no {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{source}: config.json: {error}") from error
     if config.activation not in ACTIVATIONS:
         raise CheckpointError(
             f"{source}: activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
@@ -221,25 +230,45 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
 
 def _sizes(hf_config: Mapping[str, Any], family: str) -> TransformerConfig:
     distil = family == "distilbert"
-    num_blocks = hf_config["n_layers" if distil else "num_hidden_layers"]
-    hidden_dropout = hf_config["dropout" if distil else "hidden_dropout_prob"]
-    attention_dropout = hf_config["attention_dropout" if distil else "attention_probs_dropout_prob"]
-    return TransformerConfig(
+    size, rate = functools.partial(_size, hf_config), functools.partial(_rate, hf_config)
+    num_blocks = size("n_layers" if distil else "num_hidden_layers")
+    hidden_dropout = rate("dropout" if distil else "hidden_dropout_prob")
+    attention_dropout = rate("attention_dropout" if distil else "attention_probs_dropout_prob")
+    config = TransformerConfig(
         family=family,
-        vocab_size=hf_config["vocab_size"],
-        hidden_size=hf_config["dim" if distil else "hidden_size"],
+        vocab_size=size("vocab_size"),
+        hidden_size=size("dim" if distil else "hidden_size"),
         num_blocks=num_blocks,
-        num_heads=hf_config["n_heads" if distil else "num_attention_heads"],
-        intermediate_size=hf_config["hidden_dim" if distil else "intermediate_size"],
-        max_positions=hf_config["max_position_embeddings"],
-        type_vocab_size=0 if distil else hf_config["type_vocab_size"],
-        norm_epsilon=1e-12 if distil else hf_config["layer_norm_eps"],
+        num_heads=size("n_heads" if distil else "num_attention_heads"),
+        intermediate_size=size("hidden_dim" if distil else "intermediate_size"),
+        max_positions=size("max_position_embeddings"),
+        type_vocab_size=0 if distil else size("type_vocab_size"),
+        norm_epsilon=1e-12 if distil else rate("layer_norm_eps"),
         activation=hf_config["activation" if distil else "hidden_act"],
-        pad_token_id=hf_config.get("pad_token_id", 1 if family == "roberta" else 0),
+        pad_token_id=size("pad_token_id", least=0) if "pad_token_id" in hf_config else int(family == "roberta"),
         embedding_dropout=hidden_dropout,
         hidden_dropout=(hidden_dropout,) * num_blocks,
         attention_dropout=(attention_dropout,) * num_blocks,
     )
+    if config.hidden_size % config.num_heads:
+        raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
+    if config.pad_token_id >= config.vocab_size:
+        raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
+    return config
+
+
+def _size(hf_config: Mapping[str, Any], key: str, *, least: int = 1) -> int:
+    value = hf_config[key]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{key} must be a whole number of at least {least}, not {json.dumps(value)}")
+    return value
+
+
+def _rate(hf_config: Mapping[str, Any], key: str) -> float:
+    value = hf_config[key]
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise ValueError(f"{key} must be a number from 0 to below 1, not {json.dumps(value)}")
+    return float(value)
 
 
 @functools.lru_cache
@@ -312,7 +341,7 @@ def _normalised_names(tensors: Mapping[str, np.ndarray], config: TransformerConf
 def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files: Iterable[str] = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files: Iterable[str] = _indexed_files(index)
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     elif (folder / "pytorch_model.bin").is_file():
@@ -327,6 +356,14 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
         except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
             raise CheckpointError(f"cannot read {folder / file}: {error}") from error
     return tensors
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """The files that a checkpoint in parts consists of."""
+    weight_map = _read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    return sorted(set(weight_map.values()))
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:
