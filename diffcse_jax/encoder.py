@@ -153,8 +153,8 @@ class SentenceEncoder:
 
         Args:
             sentences: text. Each distinct sentence is computed once.
-            batch_size: sentences per call of the compiled function, on a CPU at most: long ones are taken fewer at a
-                time. It does not change results beyond rounding.
+            batch_size: sentences per call of the compiled function; on a CPU fewer where they are long. It does not
+                change results beyond rounding.
             normalize: scale vectors to length 1.
             show_progress: draw a progress bar.
             max_length: cut sentences to this many tokens, special ones included. By default nothing is cut but what

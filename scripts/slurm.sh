@@ -8,12 +8,24 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
 #SBATCH --time=12:00:00
-#SBATCH --signal=TERM@120
+#SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
 
 config=$1
 shift
-# Two minutes before the limit Slurm sends SIGTERM: training saves and ends, and the requeued job goes on from there.
-exec srun --kill-on-bad-exit=1 python train.py --config "$config" --config.distributed=True "$@"
+srun --kill-on-bad-exit=1 python train.py --config "$config" --config.distributed=True "$@" &
+training=$!
+
+# Five minutes before the limit Slurm sends this script SIGUSR1. Training then saves and ends, and the job is queued
+# again, to go on from there. (`--requeue` by itself does so for a lost node or a preemption only.)
+time_is_up=
+trap 'time_is_up=1; kill -TERM "$training"' USR1
+status=0
+wait "$training" || status=$?
+if [[ $time_is_up ]]; then
+    wait "$training" || true  # the signal ended the first wait, not the training
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -7,7 +7,10 @@ set -euo pipefail
 : "${TPU:?name of the slice}" "${ZONE:?its zone}" "${BUCKET:?bucket for workdirs, gs://...}"
 config=$1
 shift
-arguments=$(printf ' %q' "$@")
+arguments=
+if (($#)); then
+    arguments=$(printf ' %q' "$@")  # of nothing it would make one empty argument
+fi
 
 on_all_hosts() {
     gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command="$1"

@@ -45,15 +45,38 @@ def test_slurm(launch):
     assert launch("slurm.sh", "configs/simcse_base.py", OVERRIDE) == expected
 
 
+@pytest.mark.parametrize("failing", ["python", "srun"])
+def test_slurm_hands_on_a_failure(launch, tmp_path, failing):
+    (tmp_path / failing).write_text("#!/usr/bin/env bash\nexit 3\n")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        launch("slurm.sh", "configs/simcse_base.py")
+    assert raised.value.returncode == 3
+
+
+def test_slurm_queues_the_job_again_when_its_time_is_up(launch, tmp_path):
+    """Training is told to end, and the job goes back to the queue only when it has saved."""
+    calls = tmp_path / "calls"
+    training = f"""#!/usr/bin/env bash
+trap 'sleep 0.5; echo saved >> {calls}; exit 130' TERM
+kill -USR1 "$PPID"
+while true; do sleep 0.1; done
+"""
+    for name, body in {"srun": training, "scontrol": f'echo "$@" >> {calls}\n'}.items():
+        (tmp_path / name).write_text(body)
+        (tmp_path / name).chmod(0o755)
+    assert launch("slurm.sh", "configs/simcse_base.py", SLURM_JOB_ID="17") == ["saved", "requeue 17"]
+
+
 def test_embedding_under_slurm(launch):
     arguments = ["--model", "m", "--input", "shards/*.txt", "--output", "out"]
     assert launch("slurm_embed.sh", *arguments) == ["1/4", "-m", "diffcse_jax.embed", *arguments]
 
 
-def test_tpu_vm(launch):
-    called = launch("tpu_vm.sh", "configs/simcse_base.py", OVERRIDE, TPU="slice", ZONE="zone", BUCKET="gs://bucket")
+@pytest.mark.parametrize("overrides", [[], [OVERRIDE]])
+def test_tpu_vm(launch, overrides):
+    called = launch("tpu_vm.sh", "configs/simcse_base.py", *overrides, TPU="slice", ZONE="zone", BUCKET="gs://bucket")
     workdir = os.path.expanduser("~/runs/simcse_base")
     assert called[1:] == [
         *("train.py", "--config", "configs/simcse_base.py", "--workdir", workdir, "--config.distributed=True"),
-        OVERRIDE,
+        *overrides,
     ]
