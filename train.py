@@ -4,9 +4,7 @@ Started again with the same workdir it goes on where it stopped. At its end the 
 `WORKDIR/export`, a folder that transformers and sentence-transformers load.
 """
 
-import os
 from pathlib import Path
-from types import ModuleType
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -50,8 +48,10 @@ def run(config: Config, workdir: Path) -> None:
     """Trains in `workdir` and exports."""
     import jax  # after the configuration: a mistyped key stops before JAX starts
 
+    from diffcse_jax import hosts
+
     if config.distributed:
-        start_hosts(jax.distributed)
+        hosts.join()  # before anything asks JAX for its devices
     from diffcse_jax.compilation import keep_compiled
     from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.training.loop import train
@@ -64,16 +64,6 @@ def run(config: Config, workdir: Path) -> None:
 
         print(f"curves drawn in {draw_curves(workdir)}")
         export(workdir, workdir / "export")
-
-
-def start_hosts(distributed: ModuleType) -> None:
-    """Joins the other hosts: JAX finds them, or JAX_COORDINATOR_ADDRESS and its companions tell where they are."""
-    count, index = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-    distributed.initialize(
-        num_processes=count and int(count),
-        process_id=index and int(index),
-        heartbeat_timeout_seconds=60,  # then a process that died ends the others
-    )
 
 
 if __name__ == "__main__":

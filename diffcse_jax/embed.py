@@ -6,9 +6,10 @@ Each output file holds a run of lines of one input file: `line` (its number ther
 It appears under its name when it is complete, so that the same command, started again after a crash, goes on with what
 is missing: nothing is embedded twice, nothing is left out.
 
-Several processes share the input files: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES, or `--distributed`, with
-which JAX finds out) takes every n-th one. They do not wait for one another, so that one that dies stops no other, and a
-restart may use another number of them. Each uses all devices of its host.
+Several processes share the input files: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
+They do not wait for one another, so that one that dies stops no other, and a restart may use another number of them.
+Each uses all devices of its host. With `--distributed` JAX finds out i and n, as on a TPU pod; it then holds the
+processes together, and one that dies ends the others.
 """
 
 import argparse
@@ -29,11 +30,12 @@ import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float
 
+from diffcse_jax import hosts
 from diffcse_jax.compilation import keep_compiled
 from diffcse_jax.config import POOLERS, DataConfig
-from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.data.corpus import Corpus, open_corpus
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, reported_to_user
+from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
 
 SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
 Lines = list[tuple[int, str]]  # number and sentence
@@ -46,7 +48,7 @@ def embed(
 
     Args:
         inputs: files that training reads; of several columns the first is embedded. Lines that hold no sentence are
-            left out.
+            left out, and told of; a file may hold none at all.
         output: the folder of Parquet files.
         encoder: turns sentences into vectors.
         rows_per_file: sentences in an output file; the last one of an input file may have fewer.
@@ -57,23 +59,31 @@ def embed(
         How many sentences this call has embedded.
 
     Raises:
-        DataError: an input that cannot be read.
+        DataError: an input that cannot be read, or is not the file of this name that was embedded before.
     """
     embedded = 0
     with tqdm.tqdm(desc="embedding", unit=" sentences", disable=None) as progress:
         for path in inputs:
+            _require_same_file(output, path)
             done = output / f"_{path.name}.done"
             if done.is_file():
                 continue
             _remove_partials(output, path)
-            for index, lines in enumerate(_blocks(path, rows_per_file)):
-                part = output / f"{path.name}.{index:06d}.parquet"
-                if not part.is_file():
-                    numbers, sentences = zip(*lines, strict=True)
-                    vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
-                    _write(part, numbers, sentences, vectors)
-                    embedded += len(lines)
-                    progress.update(len(lines))
+            try:
+                corpus = open_corpus(DataConfig(train_file=str(path)))
+                for index, lines in enumerate(_blocks(corpus, rows_per_file)):
+                    part = output / f"{path.name}.{index:06d}.parquet"
+                    if not part.is_file():
+                        numbers, sentences = zip(*lines, strict=True)
+                        vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
+                        _write(part, numbers, sentences, vectors)
+                        embedded += len(lines)
+                        progress.update(len(lines))
+                note = corpus.skipped and f"{path}: {corpus.skipped_summary()}"
+            except NoSentencesError as error:  # nothing to embed is nothing wrong
+                note = str(error)
+            if note:
+                progress.write(note, file=sys.stderr)
             done.touch()
     return embedded
 
@@ -84,18 +94,9 @@ def start_output(output: Path, settings: dict[str, Any]) -> None:
     Raises:
         ConfigError: other settings, whose vectors would not go together; or a folder that cannot be written.
     """
-    path = output / SETTINGS_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
-        partial = _partial(path)
-        partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        try:
-            os.link(partial, path)  # fails where another process, or an earlier start, was first
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = _record_once(output / SETTINGS_FILE, settings)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--output {output}: {error}") from error
     changed = [
@@ -105,6 +106,33 @@ def start_output(output: Path, settings: dict[str, Any]) -> None:
     ]
     if changed:
         raise ConfigError(f"{output} was begun with other settings; give another --output, or: {'; '.join(changed)}")
+
+
+def _require_same_file(output: Path, source: Path) -> None:
+    """Output files are named after their input, so another file of that name, or a changed one, must not follow it."""
+    now = {"bytes": source.stat().st_size}
+    earlier = _record_once(output / f"_{source.name}.json", now)
+    if earlier != now:
+        raise DataError(
+            f"{source} has {now['bytes']:,} bytes; what {output} holds of a file of that name was made from "
+            f"{earlier['bytes']:,}. Give another --output, or remove its files from there"
+        )
+
+
+def _record_once(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """What the JSON file holds; where there is none, it is written with `content`, by one process alone."""
+    partial = _partial(path)
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    try:
+        os.link(partial, path)
+    except FileExistsError:  # another process, or an earlier start, was first
+        pass
+    except OSError:  # a file system without links, such as a mounted bucket
+        if not path.is_file():
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
@@ -130,23 +158,16 @@ def process_of(distributed: bool) -> tuple[int, int]:
     """The index of this process, and how many there are.
 
     Raises:
-        ConfigError: JAX_PROCESS_ID and JAX_NUM_PROCESSES that are no such pair.
+        ConfigError: JAX_PROCESS_ID and JAX_NUM_PROCESSES that are no such pair, or no processes that JAX finds.
     """
     if distributed:
-        jax.distributed.initialize()
+        hosts.join()
         return jax.process_index(), jax.process_count()
-    index, count = (
-        os.environ.get(name, default) for name, default in (("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "1"))
-    )
-    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(
-            f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}: expected a number from 0 below the other"
-        )
-    return int(index), int(count)
+    return hosts.process_from_environment() or (0, 1)
 
 
-def _blocks(path: Path, rows: int) -> Iterator[Lines]:
-    lines = ((number, row[0]) for number, row in open_corpus(DataConfig(train_file=str(path))).numbered())
+def _blocks(corpus: Corpus, rows: int) -> Iterator[Lines]:
+    lines = ((number, row[0]) for number, row in corpus.numbered())
     while block := list(itertools.islice(lines, rows)):
         yield block
 
@@ -164,7 +185,8 @@ def _write(
 
 def _remove_partials(output: Path, source: Path) -> None:
     """Removes what a killed process left of the files of this input; no other process writes them."""
-    for leftover in output.glob(f".{glob.escape(source.name)}.*"):
+    name = glob.escape(source.name)
+    for leftover in itertools.chain(output.glob(f".{name}.*"), output.glob(f"._{name}.*")):
         leftover.unlink()
 
 
@@ -180,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", required=True, type=Path, help="folder of Parquet files")
     parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
     parser.add_argument("--rows_per_file", type=int, default=50_000, help="sentences per output file (default: 50,000)")
     parser.add_argument("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
@@ -191,9 +214,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
         keep_compiled()
-        encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler)
-        settings = {"model": options.model, "pooler": encoder.pooler, "dimension": encoder.dimension}
-        settings |= {"dtype": options.dtype, "rows_per_file": options.rows_per_file}
+        encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler, dtype=options.precision)
+        settings = {name: getattr(options, name) for name in ("model", "precision", "dtype", "rows_per_file")}
+        settings |= {"pooler": encoder.pooler, "dimension": encoder.dimension, "weights": encoder.fingerprint()}
         start_output(options.output, settings)
         mine = inputs[index::count]
         written = embed(

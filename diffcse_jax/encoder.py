@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -208,6 +209,15 @@ class SentenceEncoder:
                 [(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold]
             )
         return found
+
+    def fingerprint(self) -> str:
+        """A hash of what vectors depend on beside the text: sizes, weights, pooler, computation type, tokenizer."""
+        digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name)).encode())
+        digest.update(self._backend.to_str().encode())
+        for name, array in sorted(self._params.items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()[:32]
 
     def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
         params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")

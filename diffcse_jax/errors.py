@@ -19,6 +19,10 @@ class DataError(UserError):
     """A text, pair or data-set file that cannot be used."""
 
 
+class NoSentencesError(DataError):
+    """A file of text without a single sentence."""
+
+
 class CheckpointError(UserError):
     """A pretrained checkpoint, workdir or export that cannot be read or written."""
 

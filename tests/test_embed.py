@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 import os
@@ -10,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny_model import HIDDEN, write_tiny_model
 
 from diffcse_jax import SentenceEncoder, embed
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 
 
 @pytest.fixture
@@ -82,11 +84,12 @@ def test_processes_share_the_files(tmp_path, shards, model, monkeypatch):
     check(tmp_path / "out", shards, model)
 
 
-def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model):
+def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model, capsys):
     (tmp_path / "shards").mkdir()
     with gzip.open(tmp_path / "shards/shard-0.txt.gz", "wb") as file:
         file.write(b"one\n\n\xff\xfe\nfour\n")
     embed.main(arguments(tmp_path, model, dtype="float16"))
+    assert "shard-0.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in capsys.readouterr().err
     (rows,) = read(tmp_path / "out").values()
     assert [(row["line"], row["sentence"]) for row in rows] == [(1, "one"), (4, "four")]
     schema = pq.read_schema(next((tmp_path / "out").glob("*.parquet")))
@@ -126,6 +129,69 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
 
 
+def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
+    (tmp_path / "shards/shard-0.txt").write_bytes(b"")
+    (tmp_path / "shards/shard-00.txt").write_bytes(b"\n\xff\n \n")
+    (tmp_path / "shards/shard-000.jsonl").write_bytes(b"")
+    for _ in range(2):
+        embed.main(arguments(tmp_path, model))
+        assert {name: len(rows) for name, rows in read(tmp_path / "out").items()} == {
+            "shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12
+        }  # fmt: skip
+    err = capsys.readouterr().err
+    assert (
+        err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)") == 1
+    )  # done, it is not read again
+    assert "process 0 of 1: 38 sentences of 6 files embedded" in err
+
+
+def test_another_file_of_an_embedded_name_is_refused(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    with (tmp_path / "shards/shard-1.txt").open("a") as file:
+        file.write("one more sentence\n")
+    with pytest.raises(SystemExit) as stopped:
+        embed.main(arguments(tmp_path, model))
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert "shards/shard-1.txt has 558 bytes" in err
+    assert "from 540. Give another --output, or remove" in err
+
+
+def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys):
+    """The path says nothing about the weights behind it: a run's best checkpoint changes."""
+    embed.main(arguments(tmp_path, model))
+    file = Path(model) / "model.safetensors"
+    tensors = load_file(file)
+    tensors["embeddings.LayerNorm.bias"] = tensors["embeddings.LayerNorm.bias"] + 1
+    save_file(tensors, file)
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model))
+    assert "begun with other settings; give another --output, or: weights: '" in capsys.readouterr().err
+
+
+def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
+    embed.main(arguments(tmp_path, model))
+    embed.main(arguments(tmp_path, model, precision="bfloat16", output=str(tmp_path / "half")))
+    exact, half = (
+        np.array([row["embedding"] for rows in read(tmp_path / name).values() for row in rows])
+        for name in ("out", "half")
+    )
+    assert 0 < np.abs(exact - half).max() < 0.05
+
+
+def test_an_output_without_links_is_written(tmp_path, shards, model, monkeypatch):
+    """As a mounted bucket."""
+
+    def link(source, target):
+        raise OSError(errno.ENOTSUP, "links are not supported")
+
+    monkeypatch.setattr(os, "link", link)
+    embed.main(arguments(tmp_path, model))
+    embed.main(arguments(tmp_path, model))
+    check(tmp_path / "out", shards, model)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
 def test_sizes_below_one_are_refused(option, tmp_path, shards, capsys):
     """Files of no rows would pass for a finished input."""
@@ -134,13 +200,6 @@ def test_sizes_below_one_are_refused(option, tmp_path, shards, capsys):
     assert stopped.value.code == 2
     assert f"--{option}: expected at least 1, got 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_process_number_out_of_range_is_refused(monkeypatch):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-    monkeypatch.setenv("JAX_PROCESS_ID", "2")
-    with pytest.raises(ConfigError, match="JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2"):
-        embed.process_of(distributed=False)
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
+from diffcse_jax import hosts
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.training.metrics import read_metrics
 from diffcse_jax.workdir import read_encoder
 
@@ -56,11 +58,11 @@ def test_two_processes_train_like_one(tmp_path, arguments, alone):
 def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
     """Four processes with split weights are killed behind their first checkpoint; one process finishes the run."""
     workdir = tmp_path / "run"
-    hosts = start_hosts(workdir, [*arguments, *overrides({"mesh.fully_sharded": True})], count=4)
-    wait_for(lambda: any((workdir / "checkpoints").glob("3")), hosts)
-    for host in hosts:
-        host.kill()
-        host.communicate()
+    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.fully_sharded": True})], count=4)
+    wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
+    for process in processes:
+        process.kill()
+        process.communicate()
     assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
     (output,) = finish([start(workdir, arguments, {})])
     assert f"of {STEPS} from" in output  # resumed
@@ -70,16 +72,57 @@ def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(tmp_path, arguments):
     endless = overrides({"train.steps": 1_000_000, "eval.every": 0, "generator.head_steps": 1})
-    hosts = start_hosts(tmp_path / "run", [*arguments, *endless], count=2)
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").is_file(), hosts)
-    hosts[1].kill()
-    hosts[1].communicate()
+    processes = start_hosts(tmp_path / "run", [*arguments, *endless], count=2)
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").is_file(), processes)
+    processes[1].kill()
+    processes[1].communicate()
     try:
-        output = hosts[0].communicate(timeout=BOUND)[0]
+        output = processes[0].communicate(timeout=BOUND)[0]
     finally:
-        hosts[0].kill()
-    assert hosts[0].returncode != 0
+        processes[0].kill()
+    assert processes[0].returncode != 0
     assert "error" in output.lower()
+
+
+@pytest.mark.slow
+def test_hosts_that_are_not_found_are_explained(tmp_path, arguments):
+    run = start(tmp_path / "run", [*arguments, *overrides({"distributed": True})], {})
+    output = run.communicate(timeout=BOUND)[0]
+    assert run.returncode == 2
+    assert "error: the other processes were not found: " in output
+    assert "elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), " in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"), [({}, None), ({"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "3"}, (2, 3))]
+)
+def test_the_environment_numbers_the_processes(environment, expected, monkeypatch):
+    set_environment(monkeypatch, environment)
+    assert hosts.process_from_environment() == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "message"),
+    [
+        ("2", "2", "JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2: expected a number from 0 below the other"),
+        ("-1", "2", "JAX_PROCESS_ID=-1 with JAX_NUM_PROCESSES=2: expected a number"),
+        ("0", "two", "JAX_PROCESS_ID=0 with JAX_NUM_PROCESSES=two: expected a number"),
+        (None, "2", "JAX_PROCESS_ID and JAX_NUM_PROCESSES go together"),
+        ("0", None, "JAX_PROCESS_ID and JAX_NUM_PROCESSES go together"),
+    ],
+)
+def test_a_process_number_that_cannot_be_is_refused(index, count, message, monkeypatch):
+    set_environment(monkeypatch, {"JAX_PROCESS_ID": index, "JAX_NUM_PROCESSES": count})
+    with pytest.raises(ConfigError, match=message):
+        hosts.process_from_environment()
+
+
+def set_environment(monkeypatch, environment: dict[str, str | None]) -> None:
+    for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"):
+        monkeypatch.delenv(name, raising=False)
+        if environment.get(name) is not None:
+            monkeypatch.setenv(name, environment[name])
 
 
 def overrides(values: dict[str, object]) -> list[str]:
@@ -95,11 +138,11 @@ def check_same(workdir: Path, expected: Path) -> None:
         assert row[name] == pytest.approx(row_expected[name], rel=1e-5)
 
 
-def wait_for(condition, hosts: list[subprocess.Popen]) -> None:
+def wait_for(condition, processes: list[subprocess.Popen]) -> None:
     for _ in range(3000):
         if condition():
             return
-        assert all(host.poll() is None for host in hosts), [host.communicate()[0] for host in hosts]
+        assert all(process.poll() is None for process in processes), [process.communicate()[0] for process in processes]
         time.sleep(0.1)
     pytest.fail("waited for 300 seconds")
 

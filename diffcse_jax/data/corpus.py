@@ -21,7 +21,7 @@ from typing import Any
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.cache import hub_file
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, NoSentencesError
 
 Row = tuple[str, ...]
 
@@ -74,7 +74,8 @@ class Corpus:
         """Yields the usable rows with their line numbers, without surrounding white space.
 
         Raises:
-            DataError: a bad line where `on_bad_line` is `error`; no usable line at all; a damaged archive.
+            DataError: a bad line where `on_bad_line` is `error`; a damaged archive.
+            NoSentencesError: no usable line at all.
         """
         self.skipped.clear()
         found = False
@@ -88,7 +89,8 @@ class Corpus:
             else:
                 raise DataError(f"{self.name}, line {line}: {row}; correct it, or set data.on_bad_line=skip")
         if not found:
-            raise DataError(f"{self.name}: no usable line" + (f" ({self.skipped_summary()})" if self.skipped else ""))
+            skipped = f" ({self.skipped_summary()})" if self.skipped else ""
+            raise NoSentencesError(f"{self.name}: no usable line{skipped}")
 
     def skipped_summary(self) -> str:
         """What the latest pass left out, such as `skipped 3 lines: 2 empty, 1 not UTF-8`; empty where nothing was."""
@@ -293,4 +295,4 @@ def _first_keys(path: Path) -> list[str]:
         entry = _json_object(line)
         if isinstance(entry, dict):
             return list(entry)
-    raise DataError(f"{path}: no line holds a JSON object")
+    raise NoSentencesError(f"{path}: no line holds a JSON object")
