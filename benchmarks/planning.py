@@ -1,14 +1,16 @@
-"""What a run costs before it is started: model FLOPs and bytes by number of sentences, and the time they take at least.
+"""What a run costs before it is started: model FLOPs and bytes by number of sentences, time and money at the peak.
 
-    python -m benchmarks.planning --size base --share 0.4
+    python -m benchmarks.planning --size base --share 0.4 --prices 2.5 1.2
 
 Times are arithmetic, not measurements: FLOPs over the vendor's dense bfloat16 peak, times `--share` of it. Take the
-share from `benchmarks.train_step` on the device in question; with the default, 1, they are what no run can beat.
+share from `benchmarks.train_step` on the device in question, which counts FLOPs as this does: all positions of padded
+sentences in training.
 """
 
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 from benchmarks import workload
@@ -21,19 +23,17 @@ from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.models.transformer import Transformer
 
 SENTENCES = (10**6, 10**8, 10**9)
-TOKENS = 24.2  # per sentence, on average: English Wikipedia, cut at 32
-MACHINES = {
-    "1 H100": PEAK_FLOPS["H100 80GB HBM3"]["bfloat16"],
-    "8 H100": 8 * PEAK_FLOPS["H100 80GB HBM3"]["bfloat16"],
-    "TPU v5e-16": 16 * PEAK_FLOPS["TPU v5 lite"]["bfloat16"],
-}
+TOKENS = 26.3  # per sentence, on average: English Wikipedia in word pieces, cut at 32
+DEVICES = {"H100": "H100 80GB HBM3", "TPU v5e": "TPU v5 lite"}
+MACHINES = {"1 H100": ("H100", 1), "8 H100": ("H100", 8), "TPU v5e-16": ("TPU v5e", 16)}
 
 
-def training_flops(size: str, objective: str, batch_size: int = 64) -> float:
+def training_flops(size: str, objective: str) -> float:
     """Model FLOPs per sentence and epoch."""
     encoder, generator = (
         transformer_config(sizes[size], source=size) for sizes in (workload.ENCODERS, workload.GENERATORS)
     )
+    batch_size = 64  # which matters only to the similarity matrix
     config = Config.from_dict({**OBJECTIVES[objective], "train": {"batch_size": batch_size}})
     flops = step_flops(config, encoder, generator, batch_size=batch_size, length=32, mean_tokens=TOKENS)
     return flops / batch_size
@@ -51,23 +51,36 @@ def state_bytes(size: str, objective: str) -> int:
     return 3 * 4 * networks * sum(math.prod(shape.shape) for shape in shapes.values())
 
 
-def table(size: str, share: float) -> str:
-    """Markdown: a row for each kind of work and number of sentences."""
+def table(size: str, share: float, prices: Sequence[float]) -> str:
+    """Markdown: a row for each kind of work and number of sentences.
+
+    Args:
+        size: one of `workload.ENCODERS`.
+        share: of the peak that is reached.
+        prices: dollars for an hour of each of `DEVICES`; more devices take less time for the same money.
+    """
     work = {f"train, {objective}": training_flops(size, objective) for objective in OBJECTIVES}
     work["embed"] = encoding_flops(size)
     hidden = transformer_config(workload.ENCODERS[size], source=size).hidden_size
-    lines = [
-        "| work | sentences | model FLOPs | data | " + " | ".join(MACHINES) + " |",
-        "|---|---:|---:|---:|" + "---:|" * len(MACHINES),
-    ]
+    seconds_per_flop = {name: 1 / (PEAK_FLOPS[device]["bfloat16"] * share) for name, device in DEVICES.items()}
+    headings = ["work", "sentences", "model FLOPs", "data", *MACHINES, *(f"{name}, cost" for name in DEVICES)]
+    lines = [_row(headings), "|---|" + "---:|" * (len(headings) - 1)]
     for name, flops in work.items():
         for sentences in SENTENCES:
             # Token ids of 16 bits and where each sentence ends; or float32 vectors.
             data = sentences * (4 * hidden if name == "embed" else 2 * TOKENS + 8)
-            times = (_duration(sentences * flops / (peak * share)) for peak in MACHINES.values())
-            lines.append(f"| {name} | 10^{round(math.log10(sentences))} | {sentences * flops:.1e} | {_bytes(data)} | "
-                         + " | ".join(times) + " |")  # fmt: skip
+            total = sentences * flops
+            times = (_duration(total * seconds_per_flop[device] / count) for device, count in MACHINES.values())
+            hours = (total * seconds / 3600 for seconds in seconds_per_flop.values())
+            costs = (f"${price * hour:,.2f}" for price, hour in zip(prices, hours, strict=True))
+            lines.append(
+                _row([name, f"10^{round(math.log10(sentences))}", f"{total:.1e}", _bytes(data), *times, *costs])
+            )
     return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _duration(seconds: float) -> str:
@@ -88,9 +101,19 @@ def main(argv: list[str]) -> None:
     """Prints the table and the size of the train state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=workload.ENCODERS, default="base")
-    parser.add_argument("--share", type=float, default=1.0, help="of the peak, as measured (default: 1, the bound)")
+    parser.add_argument("--share", type=float, default=1.0, help="of the peak, as measured (default: 1, the peak)")
+    parser.add_argument(
+        "--prices",
+        type=float,
+        nargs=len(DEVICES),
+        required=True,
+        metavar=("H100", "V5E"),
+        help="dollars per device-hour",
+    )
     options = parser.parse_args(argv)
-    print(table(options.size, options.share))
+    if not 0 < options.share <= 1:
+        parser.error(f"--share: expected a number above 0 and up to 1, got {options.share}")
+    print(table(options.size, options.share, options.prices))
     states = (f"{objective} {_bytes(state_bytes(options.size, objective))}" for objective in OBJECTIVES)
     print(f"\nTrain state (parameters and moments, float32): {', '.join(states)}.")
 

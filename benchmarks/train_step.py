@@ -68,48 +68,73 @@ class Settings:
         return workload.text_batches(self.text, *shape) if self.text else workload.synthetic_batches(self.size, *shape)
 
 
-def ours(settings: Settings) -> Implementation:
+class OurStep:
     """The JAX step. Moving the batch to the device is part of it, as in training."""
-    config = settings.config()
-    mesh = make_mesh(config)
-    encoder = workload.random_checkpoint(workload.ENCODERS[settings.size], seed=0)
-    generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
-    networks, params, batch_stats, frozen = build(config, encoder, generator, workload.vocabulary(settings.size))
-    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
-    state = initial_state(params, batch_stats, optimizer, config, mesh)
-    frozen = jax.device_put(frozen, replicated(mesh))
-    train_step = make_train_step(networks, config, optimizer, mesh)
 
-    def share_of(batch: workload.Batch) -> float:
+    def __init__(self, settings: Settings):
+        config = settings.config()
+        self.mesh = make_mesh(config)
+        encoder = workload.random_checkpoint(workload.ENCODERS[settings.size], seed=0)
+        generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
+        networks, params, batch_stats, frozen = build(config, encoder, generator, workload.vocabulary(settings.size))
+        optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
+        self.state = initial_state(params, batch_stats, optimizer, config, self.mesh)
+        self.frozen = jax.device_put(frozen, replicated(self.mesh))
+        self.train_step = make_train_step(networks, config, optimizer, self.mesh)
+        self.batches = [(batch, self._share_of(batch, settings)) for batch in settings.batches()]
+        self.shares = sorted({share for _, share in self.batches})
+        self.turns = itertools.cycle(self.batches)
+        self.compiled = {}
+        self.metrics = None
+
+    @staticmethod
+    def _share_of(batch: workload.Batch, settings: Settings) -> float:
         return real_share(batch["attention_mask"].sum(axis=-1), settings.length, settings.chunk_size)
 
-    batches = [(batch, share_of(batch)) for batch in settings.batches()]
-    shares = sorted({share for _, share in batches})
-    turns = itertools.cycle(batches)
-    compiled = {}
-    metrics = None
+    def compile(self) -> None:
+        """Compiles the step for all batches."""
+        arguments = self.state, self.frozen, shard_batch(self.batches[0][0], self.mesh)
+        self.compiled = {share: self.train_step.lower(*arguments, share).compile() for share in self.shares}
 
-    def step() -> None:
-        nonlocal state, metrics
-        if not compiled:
-            arguments = state, frozen, shard_batch(batches[0][0], mesh)
-            compiled.update({share: train_step.lower(*arguments, share).compile() for share in shares})
-        batch, share = next(turns)
-        state, metrics = compiled[share](state, frozen, shard_batch(batch, mesh))
+    def step(self) -> None:
+        """Starts a step; the first one compiles."""
+        if not self.compiled:
+            self.compile()
+        batch, share = next(self.turns)
+        self.state, self.metrics = self.compiled[share](self.state, self.frozen, shard_batch(batch, self.mesh))
 
-    def facts() -> dict[str, Any]:
-        device = mesh.devices.flat[0]
-        plan = compiled[shares[-1]].memory_analysis()
+    def wait(self) -> None:
+        """Returns when all steps are done."""
+        jax.block_until_ready((self.state, self.metrics))
+
+    def plan(self) -> dict[str, Any]:
+        """What is known of the compiled step without running it."""
+        plan = self.compiled[self.shares[-1]].memory_analysis()
         results = plan.output_size_in_bytes - plan.alias_size_in_bytes
         return {
-            "device": device.device_kind,
-            "real_shares": shares,
-            "loss": float(metrics["loss"]),
-            "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
+            "device": self.mesh.devices.flat[0].device_kind,
+            "real_shares": self.shares,
             "planned_memory_bytes": plan.argument_size_in_bytes + results + plan.temp_size_in_bytes,
         }
 
-    return Implementation(step, lambda: jax.block_until_ready((state, metrics)), facts)
+    def facts(self) -> dict[str, Any]:
+        """What else to record."""
+        peak = (self.mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return {"loss": float(self.metrics["loss"]), "peak_memory_bytes": peak} | self.plan()
+
+
+def ours(settings: Settings) -> Implementation:
+    """The JAX step for a worker."""
+    side = OurStep(settings)
+    return Implementation(side.step, side.wait, side.facts)
+
+
+def planned(settings: Settings) -> dict[str, Any]:
+    """The record of a step that is compiled and not run: what it would take."""
+    side = OurStep(settings)
+    side.compile()
+    plan = side.plan()
+    return {"device": plan.pop("device"), "settings": _recorded(settings), "implementations": {"ours": plan}}
 
 
 def twin(settings: Settings, compiled: bool) -> Implementation:
@@ -134,8 +159,10 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
     def step() -> None:
         nonlocal loss
         batch = next(batches)
-        rows = (torch.from_numpy(batch[name][:, 0]).to(device).long() for name in ("input_ids", "attention_mask"))
-        loss = train_step(*rows)
+        # Padded to the longest sentence, as the authors' batches; compiled, to one length: each is compiled anew.
+        longest = settings.length if compiled else batch["attention_mask"].sum(axis=-1).max()
+        rows = (batch[name][:, 0, :longest] for name in ("input_ids", "attention_mask"))
+        loss = train_step(*(torch.from_numpy(values).to(device).long() for values in rows))
 
     on_gpu = device.type == "cuda"
     return Implementation(
@@ -184,12 +211,16 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
         side["share_of_peak"] = measure.share_of_peak(side["flops_per_second"], device, settings.precision)
     return {
         "device": device,
-        "settings": dataclasses.asdict(settings) | {"text": settings.text and settings.text.name},
+        "settings": _recorded(settings),
         "mean_tokens": mean_tokens,
         "step_flops": flops,
         "implementations": sides,
         "ratios": measure.ratios(sides),
     }
+
+
+def _recorded(settings: Settings) -> dict[str, Any]:
+    return dataclasses.asdict(settings) | {"text": settings.text and settings.text.name}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -202,7 +233,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--chunk_size", type=int, default=0, help="train.chunk_size of our side; 0: the plain step")
     parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of each side (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="timed steps of each side; 0: only compile ours (default: %(default)s)"
+    )
     parser.add_argument("--block", type=int, default=2, help="steps per turn (default: %(default)s)")
     parser.add_argument(
         "--torch", nargs="+", choices=("eager", "compile", "none"), default=["eager"], help="what to compare with"
@@ -212,6 +245,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.text and args.size == "tiny":
         parser.error("--text gives tokens of BERT's vocabulary, which --size tiny does not have")
+    if args.steps < 0 or args.block < 1:
+        parser.error("--steps must be at least 0 and --block at least 1")
+    if args.length > workload.MAX_LENGTH:
+        parser.error(f"--length: the models have {workload.MAX_LENGTH} positions")
+    if args.chunk_size and args.batch_size % args.chunk_size:
+        parser.error(f"--chunk_size {args.chunk_size} does not divide --batch_size {args.batch_size}")
+    if args.text and not args.text.is_file():
+        parser.error(f"--text: no file {args.text}")
     return args
 
 
@@ -229,7 +270,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         text=args.text,
     )
     against = [variant for variant in args.torch if variant != "none"]
-    record = measured(settings, against, steps=args.steps, block=args.block)
+    record = measured(settings, against, steps=args.steps, block=args.block) if args.steps else planned(settings)
     return measure.write_record(args.output, "benchmarks.train_step", argv, record)
 
 

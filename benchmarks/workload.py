@@ -16,6 +16,7 @@ from diffcse_jax.models.transformer import Transformer
 
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103  # of BERT's vocabulary
 FIRST_WORD = 110
+MAX_LENGTH = 512
 
 Batch = dict[str, Int[np.ndarray, "batch 1 length"]]
 
@@ -24,14 +25,14 @@ def _bert(hidden: int, blocks: int, heads: int, vocabulary: int = 30522) -> dict
     return {
         "model_type": "bert", "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": blocks,
         "num_attention_heads": heads, "intermediate_size": 4 * hidden, "hidden_act": "gelu",
-        "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1, "pad_token_id": PAD,
+        "max_position_embeddings": MAX_LENGTH, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": PAD,
     }  # fmt: skip
 
 
 _DISTIL = {
     "model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
-    "max_position_embeddings": 512, "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1,
+    "max_position_embeddings": MAX_LENGTH, "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1,
     "pad_token_id": PAD,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import flops, input_pipeline, measure, torch_twin, train_step, workload
+from benchmarks import components, flops, input_pipeline, measure, torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Vocabulary
 from diffcse_jax.models import parameters, pretrained
@@ -271,6 +271,50 @@ def test_train_step_command(tmp_path):
         assert side.keys() >= IMPLEMENTATION_KEYS
     medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_run_is_planned(tmp_path):
+    output = tmp_path / "plan.json"
+    size = ["--size", "tiny", "--length", "12", "--steps", "0", "--output", str(output)]
+    planned = []
+    for options in (["--batch_size", "64"], ["--batch_size", "64", "--chunk_size", "8"], ["--batch_size", "8"]):
+        train_step.main([*size, *options])
+        planned.append(json.loads(output.read_text())["implementations"]["ours"]["planned_memory_bytes"])
+    whole, chunks, chunk = planned
+    assert chunk < chunks < whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--block", "0"], "--steps must be at least 0 and --block at least 1"),
+        (["--length", "513"], "--length: the models have 512 positions"),
+        (["--chunk_size", "48"], "--chunk_size 48 does not divide --batch_size 64"),
+        (["--text", "nowhere.txt"], "--text: no file nowhere.txt"),
+        (["--size", "tiny", "--text", "README.md"], "--size tiny does not have"),
+    ],
+)
+def test_train_step_refuses(options, message, capsys):
+    with pytest.raises(SystemExit):
+        train_step.main(options)
+    assert message in capsys.readouterr().err
+
+
+def test_components_command(tmp_path):
+    output = tmp_path / "components.json"
+    components.main(["--size", "tiny", "--sentences", "4", "--rounds", "1", "--output", str(output)])
+    parts = json.loads(output.read_text())["parts"]
+    assert len(parts) == 8
+    for part in parts.values():
+        assert part["seconds"].keys() == {components.AS_IS, *part["ratios"]}
+
+
+def test_the_libraries_attention_computes_the_same():
+    same = components.attention("tiny", rows=4, length=10, backward=True)
+    as_is, library = (jax.tree.leaves(compute()) for compute in same.values())
+    for one, other in zip(as_is, library, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
+from safetensors.numpy import save_file
 from tiny_model import random_params
 from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch
 
@@ -13,6 +14,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import open_corpus
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.edits import mask_tokens
+from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
@@ -72,6 +74,20 @@ def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
     assert first.transformer is ENCODER.transformer
     assert "found" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.json", b'{"accuracy": 1'), ("report.json", b"{}"), ("mlm_head.safetensors", b"12345")],
+)
+def test_a_damaged_head_is_named(store, tmp_path, name, content):
+    (tmp_path / "generator").mkdir()
+    save_file({"bias": np.zeros(3, np.float32)}, tmp_path / "generator/mlm_head.safetensors")
+    (tmp_path / "generator/report.json").write_text('{"accuracy": 1.0, "perplexity": 2.0, "steps": 2}')
+    (tmp_path / "generator" / name).write_bytes(content)
+    config = config_with(2)
+    with pytest.raises(CheckpointError, match=r"generator: .*; remove the folder, and it is trained again"):
+        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
 
 
 @pytest.mark.slow

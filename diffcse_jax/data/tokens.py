@@ -80,6 +80,8 @@ def build_or_open(
     tokenizer: transformers.PreTrainedTokenizerFast,
     max_length: int,
     cache_dir: str | Path = "",
+    *,
+    quiet: bool = False,
 ) -> TokenStore:
     """The token store of a corpus: the one built earlier, or a new one.
 
@@ -88,19 +90,20 @@ def build_or_open(
         tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
         max_length: tokens per sentence, special tokens included; the rest is cut off.
         cache_dir: the folder that holds all stores; empty: `~/.cache/diffcse_jax/tokens` ($XDG_CACHE_HOME is obeyed).
+        quiet: report nothing; of several processes one speaks.
 
     Raises:
         DataError: the corpus cannot be read.
     """
     encoder = _encoder(tokenizer, max_length)
     folder = (Path(cache_dir).expanduser() if cache_dir else cache_folder("tokens")) / _store_name(corpus, encoder)
-    if folder.exists():
-        store = TokenStore(folder)
-        _report(f"token store found: {_describe(corpus, store)} in {folder}")
-        return store
-    _build(corpus, encoder, max_length, folder)
+    found = folder.exists()
+    if not found:
+        _build(corpus, encoder, max_length, folder, quiet)
     store = TokenStore(folder)
-    _report(f"token store built: {_describe(corpus, store)} in {folder}")
+    if not quiet:
+        outcome = "found" if found else "built"
+        print(f"token store {outcome}: {_describe(corpus, store)} in {folder}", file=sys.stderr)
     return store
 
 
@@ -117,12 +120,12 @@ def _store_name(corpus: Corpus, encoder: tokenizers.Tokenizer) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folder: Path) -> None:
+def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool) -> None:
     """Writes a store beside `folder` and renames it, so that `folder` never exists half-written."""
     temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
     temporary.mkdir(parents=True)
     try:
-        _write_arrays(corpus, encoder, temporary)
+        _write_arrays(corpus, encoder, temporary, quiet)
         meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.skipped_summary()}
         (temporary / "meta.json").write_text(json.dumps(meta))
         try:
@@ -134,12 +137,14 @@ def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folde
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_arrays(corpus: Corpus, encoder: tokenizers.Tokenizer, folder: Path) -> None:
+def _write_arrays(corpus: Corpus, encoder: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
     id_type = np.uint16 if max(encoder.get_vocab().values()) < 1 << 16 else np.uint32
     with (
         _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
         _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
-        tqdm.tqdm(desc=f"tokenising {corpus.name}", unit=" rows", unit_scale=True, delay=1.0, disable=None) as progress,
+        tqdm.tqdm(
+            desc=f"tokenising {corpus.name}", unit=" rows", unit_scale=True, delay=1.0, disable=quiet or None
+        ) as progress,
     ):
         offsets.append(np.zeros(1))
         for rows in _blocks(corpus):
@@ -187,7 +192,3 @@ class _GrowingArray:
 def _describe(corpus: Corpus, store: TokenStore) -> str:
     text = f"{corpus.name}, {len(store):,} rows of {', '.join(store.columns)}, {store.token_count:,} tokens"
     return f"{text} ({store.note})" if store.note else text
-
-
-def _report(message: str) -> None:
-    print(message, file=sys.stderr)

@@ -19,19 +19,21 @@ import tqdm
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Batch, BatchSource, make_batches
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.edits import Vocabulary, mask_tokens
+from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives.difference import masked_language_model
-from diffcse_jax.training.metrics import report
+from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.rows import FEW, at_positions, mean_where
 from diffcse_jax.training.sharding import replicated, shard_batch
 
@@ -45,8 +47,14 @@ def own_generator(
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
-        report(f"generator: own masked-LM head found in {folder} ({_summary(json.loads(record.read_text()))})")
-        return dataclasses.replace(encoder, mlm_head=load_file(weights))
+        try:
+            head, found = load_file(weights), _summary(json.loads(record.read_text()))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot read the generator's head in {folder}: {error}; remove the folder, and it is trained again"
+            ) from error
+        report(f"generator: own masked-LM head found in {folder} ({found})")
+        return dataclasses.replace(encoder, mlm_head=head)
     report(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
     report(f"generator: own masked-LM head trained, {_summary(scores)}")
@@ -93,7 +101,7 @@ def train_head(
         (parameters.initial(build_head, jax.random.key(seed))[0], encoder.transformer), replicated(mesh)
     )
     opt_state = jax.device_put(optimizer.init(head), replicated(mesh))
-    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=None, unit=" steps") as progress:
+    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=no_bar(), unit=" steps") as progress:
         for index in progress:
             head, opt_state, value = step(head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index))
             if index % 20 == 0:

@@ -29,7 +29,7 @@ from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.training import networks
 from diffcse_jax.training.checkpoint import Checkpoints
 from diffcse_jax.training.generator import own_generator
-from diffcse_jax.training.metrics import MetricsWriter, report
+from diffcse_jax.training.metrics import MetricsWriter, no_bar, report
 from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.rows import real_share
@@ -83,7 +83,8 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
-    store = build_or_open(corpus, tokenizer, config.data.max_length, config.data.cache_dir)
+    max_length, cache_dir = config.data.max_length, config.data.cache_dir
+    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
     _check_columns(config, store, corpus.name)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(store), config.train.batch_size)
     batches = make_batches(_batch_source(config, store, total_steps, encoder.config.pad_token_id))
@@ -151,7 +152,7 @@ def loop(
         _metrics_writer(run.workdir, step) as write,
         _stop_requested() as stop,
         tqdm.tqdm(
-            initial=step, total=run.total_steps, desc="training", unit=" steps", disable=_quiet(), mininterval=1.0
+            initial=step, total=run.total_steps, desc="training", unit=" steps", disable=no_bar(), mininterval=1.0
         ) as progress,
     ):
         if step == 0:
@@ -292,11 +293,6 @@ def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: i
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-
-
-def _quiet() -> bool | None:
-    """Hosts but the first draw no bar; None lets tqdm decide by whether there is a terminal."""
-    return True if jax.process_index() else None
 
 
 @contextmanager

@@ -43,6 +43,11 @@ def report(message: str) -> None:
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
+def no_bar() -> bool | None:
+    """What tqdm's `disable` takes: hosts but the first draw no bar, the first one where there is a terminal (None)."""
+    return True if jax.process_index() else None
+
+
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
     """The rows of a workdir's `metrics.jsonl`; a last row cut off by a kill is left out."""
     path = workdir / "metrics.jsonl"

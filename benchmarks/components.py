@@ -1,0 +1,175 @@
+"""Parts of a network, each as it is and as it might be: why they are built as they are.
+
+    python -m benchmarks.components --output benchmarks/results/NAME.json
+
+All variants of a part compute the same (dropout: draw from the same distribution), live in this process and take turns.
+A ratio above 1 means that the variant takes longer than the part as it is.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from benchmarks import measure, workload
+from diffcse_jax.edits import choose_token
+from diffcse_jax.models import transformer
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.training.objective import TOKENS_AT_ONCE
+
+AS_IS = "as it is"
+Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it is done
+
+
+class LibraryAttention(transformer.SelfAttention):
+    """Attention by `jax.nn.dot_product_attention`, which knows no dropout."""
+
+    def __call__(self, hidden_states: jax.Array, attention_mask: jax.Array, **_: Any) -> jax.Array:
+        rows = (*hidden_states.shape[:2], self.num_heads, -1)
+        query, key, value = (part(hidden_states).reshape(rows) for part in (self.query, self.key, self.value))
+        mask = (attention_mask > 0)[:, None, None, :]
+        attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        return self.output(attended.reshape(hidden_states.shape))
+
+
+def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
+    """A block's attention without dropout, its dense layers included."""
+    config = transformer_config(workload.ENCODERS[size], source=size)
+    states = _normal(rows, length, config.hidden_size)
+    lengths = jnp.linspace(length // 2, length, rows).astype(jnp.int32)
+    mask = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
+
+    def of(module: type[transformer.SelfAttention]) -> Callable[[], Any]:
+        layer = module(config, 0.0, dtype=jnp.float32, rngs=nnx.Rngs(0))
+        definition, params = nnx.split(layer)
+
+        def apply(params: nnx.State, states: jax.Array) -> jax.Array:
+            apply = nnx.merge(definition, params)
+            attended = apply(states, mask, queries=states, keys=None, packing=None, query_packing=None)
+            return jnp.where(mask[..., None] > 0, attended, 0.0).sum()
+
+        return partial(jax.jit(jax.grad(apply, argnums=(0, 1)) if backward else apply), params, states)
+
+    return {AS_IS: of(transformer.SelfAttention), "jax.nn.dot_product_attention": of(LibraryAttention)}
+
+
+def dropout(size: str, tokens: int) -> Variants:
+    """Dropout of hidden states with a key for each token."""
+    states = _normal(tokens, workload.ENCODERS[size]["hidden_size"])
+
+    def keys(impl: str) -> jax.Array:
+        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0, impl=impl), jnp.arange(tokens))
+
+    def full_words(states: jax.Array, keys: jax.Array) -> jax.Array:
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, states.shape[1:]))(keys)
+        return jnp.where(kept, states / 0.9, 0.0)
+
+    halves = jax.jit(partial(transformer.dropout, rate=0.1))
+    variants = {AS_IS: partial(halves, states, keys=keys("threefry2x32"))}
+    variants["a word for each element"] = partial(jax.jit(full_words), states, keys("threefry2x32"))
+    for impl in ("rbg", "unsafe_rbg", "philox2x32", "philox4x32"):
+        variants[impl] = partial(halves, states, keys=keys(impl))
+    return variants
+
+
+def dense(size: str, rows: int, length: int) -> Variants:
+    """Gradients of a dense layer over rows of tokens."""
+    hidden, inner = (workload.ENCODERS[size][name] for name in ("hidden_size", "intermediate_size"))
+    states, kernel = _normal(rows, length, hidden), _normal(hidden, inner)
+
+    def gradients(product: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[], Any]:
+        loss = lambda states, kernel: jnp.square(product(states, kernel)).sum()  # noqa: E731
+        return partial(jax.jit(jax.grad(loss, argnums=(0, 1))), states, kernel)
+
+    as_is = partial(transformer._dot_general, dimension_numbers=())
+    return {AS_IS: gradients(as_is), "left to differentiation": gradients(jnp.dot)}
+
+
+def gelu(size: str, tokens: int) -> Variants:
+    """The activation of the feed-forward network."""
+    states = _normal(tokens, workload.ENCODERS[size]["intermediate_size"])
+    exact = partial(jax.nn.gelu, approximate=False)
+    return {
+        AS_IS: partial(jax.jit(transformer.ACTIVATIONS["gelu"]), states),
+        "jax.nn.gelu": partial(jax.jit(exact), states),
+    }
+
+
+def vocabulary(size: str, tokens: int) -> Variants:
+    """The generator's choice of tokens."""
+    config = transformer_config(workload.GENERATORS[size], source=size)
+    head = MaskedLMHead(config, rngs=nnx.Rngs(0))
+    states, words = _normal(tokens, config.hidden_size), _normal(config.vocab_size, config.hidden_size)
+
+    def at_once(count: int) -> Callable[[], Any]:
+        choose = lambda state, words: choose_token(head(state, words), decode="argmax")  # noqa: E731
+        return partial(
+            jax.jit(lambda states, words: jax.lax.map(partial(choose, words=words), states, batch_size=count)),
+            states,
+            words,
+        )
+
+    return {AS_IS: at_once(TOKENS_AT_ONCE), "all tokens at once": at_once(tokens)}
+
+
+def _normal(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(len(shape)), shape)
+
+
+def measured(variants: Variants, rounds: int) -> dict[str, Any]:
+    """Median seconds of each variant, taking turns, and their ratios to the part as it is."""
+    for compute in variants.values():
+        jax.block_until_ready(compute())
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, compute in variants.items():
+            start = time.perf_counter()
+            jax.block_until_ready(compute())
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {name: median / medians[AS_IS] for name, median in medians.items() if name != AS_IS}
+    return {"seconds": medians, "ratios": ratios}
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measures all parts and writes the record, which is also returned."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=workload.ENCODERS, default="minilm")
+    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    options = parser.parse_args(argv)
+    if options.sentences < 1 or options.rounds < 1:
+        parser.error("--sentences and --rounds must be at least 1")
+    measure.use_cores(options.threads)
+    size, rows = options.size, options.sentences
+    parts = {
+        f"attention, {length} tokens, {'backward' if backward else 'forward'}": partial(
+            attention, size, rows, length, backward
+        )
+        for length in (32, 64)
+        for backward in (False, True)
+    } | {
+        "dropout": partial(dropout, size, 32 * rows),
+        "dense layer, backward": partial(dense, size, rows, 32),
+        "gelu": partial(gelu, size, 32 * rows),
+        "vocabulary": partial(vocabulary, size, 56 * rows),
+    }
+    results = {name: measured(build(), options.rounds) for name, build in parts.items()}
+    settings = {"size": size, "sentences": rows, "rounds": options.rounds}
+    record = {"device": jax.devices()[0].device_kind, "settings": settings, "parts": results}
+    return measure.write_record(options.output, "benchmarks.components", argv, record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
