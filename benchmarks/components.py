@@ -21,6 +21,7 @@ from flax import nnx
 
 from benchmarks import measure, workload
 from diffcse_jax.edits import choose_token
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import transformer
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import transformer_config
@@ -172,4 +173,5 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with reported_to_user():
+        main(sys.argv[1:])

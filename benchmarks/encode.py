@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks import measure, workload
 from benchmarks.measure import Implementation
 from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import pretrained
 
 
@@ -135,4 +136,5 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with reported_to_user():
+        main(sys.argv[1:])

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import build_task, sts, transfer
 from diffcse_jax.evaluation.regression import STSBenchmarkRegression
 from diffcse_jax.evaluation.suite import senteval_folder
@@ -154,4 +155,5 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with reported_to_user():
+        main(sys.argv[1:])

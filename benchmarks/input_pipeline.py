@@ -23,6 +23,7 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.corpus import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import pretrained
 
 LENGTH = 32
@@ -133,4 +134,5 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with reported_to_user():
+        main(sys.argv[1:])

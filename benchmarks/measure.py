@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.errors import ConfigError
+
 ENVIRONMENT = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS")
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "sentence-transformers", "numpy")
 
@@ -149,10 +151,10 @@ def summary(seconds: list[float], first_call: float, items: int) -> dict[str, An
     }
 
 
-def ratios(sides: Mapping[str, Mapping[str, Any]], ours: str = "ours") -> dict[str, float]:
+def ratios(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """How many times longer each other side takes than ours, by medians."""
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
-    return {name: median / medians[ours] for name, median in medians.items() if name != ours}
+    return {name: median / medians["ours"] for name, median in medians.items() if name != "ours"}
 
 
 def share_of_peak(flops_per_second: float, device: str, precision: str) -> float | None:
@@ -193,13 +195,21 @@ def versions() -> dict[str, str | None]:
 
 
 def write_record(path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Completes a record with command, machine and versions, and writes it as JSON, or prints it where path is None."""
+    """Completes a record with command, machine and versions, and writes it as JSON, or prints it where path is None.
+
+    Raises:
+        ConfigError: the file cannot be written; the record is printed.
+    """
     command = shlex.join(["python", "-m", module, *argv])
     complete = {"command": command, "machine": machine(), "versions": versions(), **record}
     text = json.dumps(complete, indent=1)
     if path is None:
         print(text)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        except OSError as error:
+            print(text)  # what took long is not lost
+            raise ConfigError(f"--output {path}: {error}; the record is printed above") from error
     return complete

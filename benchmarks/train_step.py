@@ -21,6 +21,7 @@ from benchmarks import measure, workload
 from benchmarks.flops import step_flops
 from benchmarks.measure import Implementation
 from diffcse_jax.config import Config
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
@@ -251,8 +252,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--length: the models have {workload.MAX_LENGTH} positions")
     if args.chunk_size and args.batch_size % args.chunk_size:
         parser.error(f"--chunk_size {args.chunk_size} does not divide --batch_size {args.batch_size}")
-    if args.text and not args.text.is_file():
-        parser.error(f"--text: no file {args.text}")
+    if "none" in args.torch and len(args.torch) > 1:
+        parser.error("--torch: none stands alone")
     return args
 
 
@@ -275,4 +276,5 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with reported_to_user():
+        main(sys.argv[1:])

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from diffcse_jax.edits import Vocabulary
+from diffcse_jax.errors import DataError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
@@ -86,7 +87,7 @@ def text_batches(path: Path, count: int, batch_size: int, length: int) -> list[B
     """Batches of the first sentences of a file, in MiniLM's tokens (those of BERT), all padded to `length`.
 
     Raises:
-        ValueError: the file has too few lines.
+        DataError: the file has too few lines.
     """
     from diffcse_jax.encoder import load_tokenizer
 
@@ -101,12 +102,15 @@ def read_sentences(path: Path, count: int) -> list[str]:
     """The first `count` lines of a text file.
 
     Raises:
-        ValueError: it has fewer.
+        DataError: it cannot be read, or has fewer.
     """
-    with path.open(encoding="utf-8") as lines:
-        sentences = [line.rstrip("\n") for line in itertools.islice(lines, count)]
+    try:
+        with path.open(encoding="utf-8") as lines:
+            sentences = [line.rstrip("\n") for line in itertools.islice(lines, count)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--text {path}: {error}") from error
     if len(sentences) < count:
-        raise ValueError(f"{path} has {len(sentences)} lines, {count} are needed")
+        raise DataError(f"--text {path} has {len(sentences)} lines, {count} are needed")
     return sentences
 
 

@@ -16,6 +16,7 @@ import torch
 from benchmarks import components, flops, input_pipeline, measure, torch_twin, train_step, workload
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Vocabulary
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
@@ -291,7 +292,7 @@ def test_a_step_that_is_not_run_is_planned(tmp_path):
         (["--block", "0"], "--steps must be at least 0 and --block at least 1"),
         (["--length", "513"], "--length: the models have 512 positions"),
         (["--chunk_size", "48"], "--chunk_size 48 does not divide --batch_size 64"),
-        (["--text", "nowhere.txt"], "--text: no file nowhere.txt"),
+        (["--torch", "none", "eager"], "--torch: none stands alone"),
         (["--size", "tiny", "--text", "README.md"], "--size tiny does not have"),
     ],
 )
@@ -299,6 +300,22 @@ def test_train_step_refuses(options, message, capsys):
     with pytest.raises(SystemExit):
         train_step.main(options)
     assert message in capsys.readouterr().err
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"one\ntwo\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\n")
+    assert workload.read_sentences(tmp_path / "text.txt", 2) == ["one", "two"]
+    for name, message in (("text.txt", "has 2 lines, 3 are needed"), ("bytes.txt", "decode"), ("none.txt", "No such")):
+        with pytest.raises(DataError, match=f"--text .*{name}.*{message}"):
+            workload.read_sentences(tmp_path / name, 3)
+
+
+def test_a_record_that_cannot_be_written_is_printed(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="the record is printed above"):
+        measure.write_record(tmp_path / "file/record.json", "benchmarks.encode", [], {"ratios": {"torch": 2.0}})
+    assert json.loads(capsys.readouterr().out)["ratios"] == {"torch": 2.0}
 
 
 def test_components_command(tmp_path):
