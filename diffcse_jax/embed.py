@@ -219,14 +219,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings |= {"pooler": encoder.pooler, "dimension": encoder.dimension, "weights": encoder.fingerprint()}
         start_output(options.output, settings)
         mine = inputs[index::count]
-        written = embed(
-            mine,
-            options.output,
-            encoder,
-            rows_per_file=options.rows_per_file,
-            batch_size=options.batch_size,
-            dtype=options.dtype,
-        )
+        try:
+            written = embed(
+                mine,
+                options.output,
+                encoder,
+                rows_per_file=options.rows_per_file,
+                batch_size=options.batch_size,
+                dtype=options.dtype,
+            )
+        except (OSError, json.JSONDecodeError) as error:  # a full disk, say
+            raise DataError(f"{error}; started again, the same command goes on with what is missing") from error
         print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
 
 

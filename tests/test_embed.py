@@ -192,6 +192,23 @@ def test_an_output_without_links_is_written(tmp_path, shards, model, monkeypatch
     assert not list((tmp_path / "out").glob(".*"))
 
 
+def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
+    def write_table(table, path, **options):
+        if "shard-3" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(table, path, **options)
+
+    write = pq.write_table
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(pq, "write_table", write_table)
+        with pytest.raises(SystemExit):
+            embed.main(arguments(tmp_path, model))
+    assert "No space left on device; started again, the same command goes on" in capsys.readouterr().err
+    embed.main(arguments(tmp_path, model))
+    assert "process 0 of 1: 12 sentences of 4 files embedded" in capsys.readouterr().err
+    check(tmp_path / "out", shards, model)
+
+
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
 def test_sizes_below_one_are_refused(option, tmp_path, shards, capsys):
     """Files of no rows would pass for a finished input."""
