@@ -139,9 +139,8 @@ def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
             "shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12
         }  # fmt: skip
     err = capsys.readouterr().err
-    assert (
-        err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)") == 1
-    )  # done, it is not read again
+    note = "shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)"
+    assert err.count(note) == 1  # done, it is not read again
     assert "process 0 of 1: 38 sentences of 6 files embedded" in err
 
 
