@@ -48,12 +48,12 @@ def run(config: Config, workdir: Path) -> None:
     """Trains in `workdir` and exports."""
     import jax  # after the configuration: a mistyped key stops before JAX starts
 
-    from diffcse_jax import hosts
+    from diffcse_jax.runtime import hosts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
-    from diffcse_jax.compilation import keep_compiled
     from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.runtime.compilation import keep_compiled
     from diffcse_jax.training.loop import train
 
     keep_compiled()

@@ -30,12 +30,12 @@ import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float
 
-from diffcse_jax import hosts
-from diffcse_jax.compilation import keep_compiled
 from diffcse_jax.config import POOLERS, DataConfig
 from diffcse_jax.data.corpus import Corpus, open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
+from diffcse_jax.runtime import hosts
+from diffcse_jax.runtime.compilation import keep_compiled
 
 SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
 Lines = list[tuple[int, str]]  # number and sentence

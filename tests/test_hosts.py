@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from diffcse_jax import hosts
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.runtime import hosts
 from diffcse_jax.training.metrics import read_metrics
 from diffcse_jax.workdir import read_encoder
 

@@ -1,10 +1,16 @@
 """Processes that run one command together, on one host or many."""
 
+import json
 import os
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from diffcse_jax.errors import ConfigError
+from diffcse_jax import errors
+from diffcse_jax.errors import ConfigError, UserError
 
 HEARTBEAT_SECONDS = 60  # a process that is silent for so long ends the others
 
@@ -42,3 +48,30 @@ def process_from_environment() -> tuple[int, int] | None:
             f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}: expected a number from 0 below the other"
         )
     return int(index), int(count)
+
+
+def decided_by_first(decide: Callable[[], Any]) -> Any:
+    """What process 0 decides, on all processes: each of them calls this, `decide` runs on the first alone.
+
+    Args:
+        decide: returns a value that JSON can hold.
+
+    Raises:
+        UserError: what `decide` raised, on every process, so that none waits for the others.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    message = b""
+    if jax.process_index() == 0:
+        try:
+            outcome = {"value": decide()}
+        except UserError as error:
+            outcome = {"error": type(error).__name__, "message": str(error)}
+        message = json.dumps(outcome).encode()
+    # The others cannot know how long the message is, and arrays that are sent must agree in shape.
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
+    padded = np.frombuffer(message.ljust(size, b" "), np.uint8)
+    outcome = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))))
+    if "error" in outcome:
+        raise getattr(errors, outcome["error"], UserError)(outcome["message"])
+    return outcome["value"]

@@ -1,0 +1,1 @@
+"""The machine: processes that run together, compiled programs kept on disk."""
