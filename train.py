@@ -1,70 +1,9 @@
 """Trains sentence embeddings: `python train.py --config configs/diffcse_base.py [--workdir DIR] [--config.KEY=VALUE]`.
 
-Started again with the same workdir it goes on where it stopped. At its end the best checkpoint is exported to
-`WORKDIR/export`, a folder that transformers and sentence-transformers load.
+The same as `diffcse train`; see diffcse_jax/commands/train.py.
 """
 
-from pathlib import Path
-
-from absl import app, flags, logging
-from ml_collections import config_flags
-
-from diffcse_jax.config import Config, check_override_names
-from diffcse_jax.errors import ConfigError, reported_to_user
-
-CONFIG = config_flags.DEFINE_config_file("config", None, "A file under configs/; --config.KEY=VALUE overrides a key.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default: runs/NAME of the config file.")
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Absl's flag parsing, with errors for people: a mistyped key is named with its nearest neighbour."""
-    with reported_to_user():
-        check_override_names(argv)
-        try:
-            rest = flags.FLAGS(argv)
-            if CONFIG.value is None:
-                raise ConfigError("--config is missing; for example --config configs/quickstart.py")
-            CONFIG.value.to_dict()  # ml_collections keeps a failure to read the file for the first use
-        except OSError as error:
-            raise ConfigError(f"--config: {str(error).splitlines()[-1].strip()}") from error
-        except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(str(error)) from error
-    return rest
-
-
-def main(argv: list[str]) -> None:
-    """Runs training and the export of its best checkpoint."""
-    with reported_to_user():
-        if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")
-        config = Config.from_dict(CONFIG.value.to_dict())
-        if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.ERROR)  # Orbax reports every step of every save
-        name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-        run(config, Path(WORKDIR.value or Path("runs") / name))
-
-
-def run(config: Config, workdir: Path) -> None:
-    """Trains in `workdir` and exports."""
-    import jax  # after the configuration: a mistyped key stops before JAX starts
-
-    from diffcse_jax.runtime import hosts
-
-    if config.distributed:
-        hosts.join()  # before anything asks JAX for its devices
-    from diffcse_jax.evaluation.dev import build_dev_evaluation
-    from diffcse_jax.runtime.compilation import keep_compiled
-    from diffcse_jax.training.loop import train
-
-    keep_compiled()
-    train(config, workdir, build_dev_evaluation)
-    if jax.process_index() == 0:
-        from diffcse_jax.export import export
-        from diffcse_jax.training.curves import draw_curves
-
-        print(f"curves drawn in {draw_curves(workdir)}")
-        export(workdir, workdir / "export")
-
+from diffcse_jax.commands.train import main
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    main()

@@ -7,6 +7,7 @@ A ratio above 1 means that the variant takes longer than the part as it is.
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
@@ -20,12 +21,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks import measure, workload
-from diffcse_jax.edits import choose_token
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.edits import TOKENS_AT_ONCE, choose_token
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models import transformer
+from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import transformer_config
-from diffcse_jax.training.objective import TOKENS_AT_ONCE
 
 AS_IS = "as it is"
 Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it is done
@@ -34,10 +35,11 @@ Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return
 class LibraryAttention(transformer.SelfAttention):
     """Attention by `jax.nn.dot_product_attention`, which knows no dropout."""
 
-    def __call__(self, hidden_states: jax.Array, attention_mask: jax.Array, **_: Any) -> jax.Array:
-        rows = (*hidden_states.shape[:2], self.num_heads, -1)
-        query, key, value = (part(hidden_states).reshape(rows) for part in (self.query, self.key, self.value))
-        mask = (attention_mask > 0)[:, None, None, :]
+    def __call__(self, hidden_states: jax.Array, rows: Rows, bias: jax.Array, **_: Any) -> jax.Array:
+        del bias
+        shape = (*hidden_states.shape[:2], self.num_heads, -1)
+        query, key, value = (part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value))
+        mask = (rows.attention_mask > 0)[:, None, None, :]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
         return self.output(attended.reshape(hidden_states.shape))
 
@@ -45,22 +47,39 @@ class LibraryAttention(transformer.SelfAttention):
 def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
     """A block's attention without dropout, its dense layers included."""
     config = transformer_config(workload.ENCODERS[size], source=size)
-    states = _normal(rows, length, config.hidden_size)
-    lengths = jnp.linspace(length // 2, length, rows).astype(jnp.int32)
-    mask = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
+    states, sentences = _normal(rows, length, config.hidden_size), _sentences(rows, length)
+    real = sentences.attention_mask[..., None] > 0
 
     def of(module: type[transformer.SelfAttention]) -> Callable[[], Any]:
         layer = module(config, 0.0, dtype=jnp.float32, rngs=nnx.Rngs(0))
         definition, params = nnx.split(layer)
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:
-            apply = nnx.merge(definition, params)
-            attended = apply(states, mask, queries=states, keys=None, packing=None, query_packing=None)
-            return jnp.where(mask[..., None] > 0, attended, 0.0).sum()
+            apply, bias = nnx.merge(definition, params), transformer.mask_bias(sentences.attention_mask)
+            attended = apply(states, sentences, bias, keys=None, positions=None)
+            return jnp.where(real, attended, 0.0).sum()
 
         return partial(jax.jit(jax.grad(apply, argnums=(0, 1)) if backward else apply), params, states)
 
     return {AS_IS: of(transformer.SelfAttention), "jax.nn.dot_product_attention": of(LibraryAttention)}
+
+
+def block(size: str, rows: int, length: int) -> Variants:
+    """The gradients of a block without dropout."""
+    config = transformer_config(workload.ENCODERS[size], source=size)
+    states, sentences = _normal(rows, length, config.hidden_size), _sentences(rows, length)
+
+    def of(recompute: bool) -> Callable[[], Any]:
+        sizes = dataclasses.replace(config, recompute=recompute)
+        definition, params = nnx.split(transformer.Block(sizes, 0, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+
+        def apply(params: nnx.State, states: jax.Array) -> jax.Array:
+            bias = transformer.mask_bias(sentences.attention_mask)
+            return jnp.square(nnx.merge(definition, params)(states, sentences, bias, keys=None)).sum()
+
+        return partial(jax.jit(jax.grad(apply, argnums=(0, 1))), params, states)
+
+    return {AS_IS: of(recompute=True), "train.recompute=off": of(recompute=False)}
 
 
 def dropout(size: str, tokens: int) -> Variants:
@@ -74,8 +93,14 @@ def dropout(size: str, tokens: int) -> Variants:
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, states.shape[1:]))(keys)
         return jnp.where(kept, states / 0.9, 0.0)
 
-    halves = jax.jit(partial(transformer.dropout, rate=0.1))
+    def bitcast(states: jax.Array, keys: jax.Array) -> jax.Array:
+        words = jax.vmap(lambda key: jax.random.bits(key, (states.shape[1] // 2,), jnp.uint32))(keys)
+        draws = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(states.shape)
+        return jnp.where(draws < round(0.9 * 2**16), states / 0.9, 0.0)
+
+    halves = jax.jit(partial(layers.dropout, rate=0.1))
     variants = {AS_IS: partial(halves, states, keys=keys("threefry2x32"))}
+    variants["halves by a bitcast"] = partial(jax.jit(bitcast), states, keys("threefry2x32"))
     variants["a word for each element"] = partial(jax.jit(full_words), states, keys("threefry2x32"))
     for impl in ("rbg", "unsafe_rbg", "philox2x32", "philox4x32"):
         variants[impl] = partial(halves, states, keys=keys(impl))
@@ -91,8 +116,7 @@ def dense(size: str, rows: int, length: int) -> Variants:
         loss = lambda states, kernel: jnp.square(product(states, kernel)).sum()  # noqa: E731
         return partial(jax.jit(jax.grad(loss, argnums=(0, 1))), states, kernel)
 
-    as_is = partial(transformer._dot_general, dimension_numbers=())
-    return {AS_IS: gradients(as_is), "left to differentiation": gradients(jnp.dot)}
+    return {AS_IS: gradients(layers.matmul), "left to differentiation": gradients(jnp.dot)}
 
 
 def gelu(size: str, tokens: int) -> Variants:
@@ -100,7 +124,7 @@ def gelu(size: str, tokens: int) -> Variants:
     states = _normal(tokens, workload.ENCODERS[size]["intermediate_size"])
     exact = partial(jax.nn.gelu, approximate=False)
     return {
-        AS_IS: partial(jax.jit(transformer.ACTIVATIONS["gelu"]), states),
+        AS_IS: partial(jax.jit(layers.ACTIVATIONS["gelu"]), states),
         "jax.nn.gelu": partial(jax.jit(exact), states),
     }
 
@@ -112,7 +136,7 @@ def vocabulary(size: str, tokens: int) -> Variants:
     states, words = _normal(tokens, config.hidden_size), _normal(config.vocab_size, config.hidden_size)
 
     def at_once(count: int) -> Callable[[], Any]:
-        choose = lambda state, words: choose_token(head(state, words), decode="argmax")  # noqa: E731
+        choose = lambda state, words: choose_token(head(state, words), None)  # noqa: E731
         return partial(
             jax.jit(lambda states, words: jax.lax.map(partial(choose, words=words), states, batch_size=count)),
             states,
@@ -120,6 +144,13 @@ def vocabulary(size: str, tokens: int) -> Variants:
         )
 
     return {AS_IS: at_once(TOKENS_AT_ONCE), "all tokens at once": at_once(tokens)}
+
+
+def _sentences(rows: int, length: int) -> Rows:
+    """Rows of rising lengths, from half of `length` on, whose tokens do not matter."""
+    lengths = jnp.linspace(length // 2, length, rows).astype(jnp.int32)
+    mask = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
+    return Rows(jnp.ones_like(mask), mask)
 
 
 def _normal(*shape: int) -> jax.Array:
@@ -161,6 +192,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         for length in (32, 64)
         for backward in (False, True)
     } | {
+        "block, backward": partial(block, size, rows, 32),
         "dropout": partial(dropout, size, 32 * rows),
         "dense layer, backward": partial(dense, size, rows, 32),
         "gelu": partial(gelu, size, 32 * rows),

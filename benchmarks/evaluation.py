@@ -21,7 +21,7 @@ from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import build_task, sts, transfer
-from diffcse_jax.evaluation.regression import STSBenchmarkRegression
+from diffcse_jax.evaluation.regression import STSBenchmarkSentEval
 from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.models import pretrained
 
@@ -74,7 +74,7 @@ def torch_pairs(task: Any) -> dict[str, sts.ScoredPairs]:
     """All pairs that SentEval encodes for a task."""
     if isinstance(task, sts.StsYear):
         return {subset: task.load(subset) for subset in task.subsets}
-    return {split: STSBenchmarkRegression(task.folder).load(split) for split in ("train", "dev", "test")}
+    return {split: STSBenchmarkSentEval(task.folder).load(split) for split in ("train", "dev", "test")}
 
 
 def torch_features(task: transfer.TransferTask, encoder: torch_senteval.Encoder) -> dict[str, tuple]:

@@ -7,7 +7,6 @@ tokens of the lengths that `benchmarks.workload` states; what is tokenised is te
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -18,40 +17,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure, workload
-from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource, make_batches
-from diffcse_jax.data.corpus import open_corpus
-from diffcse_jax.data.tokens import TokenStore, build_or_open
-from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import pretrained
 
 LENGTH = 32
-BLOCK = 1_000_000  # sentences written at a time
-
-
-def write_store(folder: Path, sentences: int, seed: int = 0) -> TokenStore:
-    """A token store of random sentences, written block by block."""
-    rng = np.random.default_rng(seed)
-    lengths = workload.synthetic_lengths(rng, sentences, LENGTH)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    folder.mkdir()
-    np.save(folder / "offsets.npy", offsets)
-    token_ids = np.lib.format.open_memmap(folder / "token_ids.npy", "w+", np.uint16, (int(offsets[-1]),))
-    for first in range(0, sentences, BLOCK):
-        start, end = offsets[first], offsets[min(first + BLOCK, sentences)]
-        token_ids[start:end] = rng.integers(workload.FIRST_WORD, 30522, end - start, dtype=np.uint16)
-    token_ids[offsets[:-1]] = workload.CLS
-    token_ids[offsets[1:] - 1] = workload.SEP
-    token_ids.flush()
-    (folder / "meta.json").write_text(json.dumps({"columns": ["text"], "max_length": LENGTH, "note": ""}))
-    return TokenStore(folder)
 
 
 def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: float) -> dict[str, Any]:
     """Batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
     start = time.perf_counter()
-    store = write_store(folder, sentences)
+    store = workload.synthetic_store("minilm", folder, sentences, LENGTH)
     built = time.perf_counter()
     source = BatchSource(store, batch_size=batch_size, steps=10**9, seed=0, pad_token_id=workload.PAD)
     batches = make_batches(source)

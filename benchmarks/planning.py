@@ -10,17 +10,21 @@ sentences in training.
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from benchmarks import workload
-from benchmarks.flops import step_flops, transformer_flops
+from benchmarks.flops import step_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
 from diffcse_jax.models import parameters
-from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.models.flops import BatchSize, transformer_flops
+from diffcse_jax.models.pretrained import Pretrained, transformer_config
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.objectives import Network, Starts
 
 SENTENCES = (10**6, 10**8, 10**9)
 TOKENS = 26.3  # per sentence, on average: English Wikipedia in word pieces, cut at 32
@@ -33,10 +37,9 @@ def training_flops(size: str, objective: str) -> float:
     encoder, generator = (
         transformer_config(sizes[size], source=size) for sizes in (workload.ENCODERS, workload.GENERATORS)
     )
-    batch_size = 64  # which matters only to the similarity matrix
-    config = Config.from_dict({**OBJECTIVES[objective], "train": {"batch_size": batch_size}})
-    flops = step_flops(config, encoder, generator, batch_size=batch_size, length=32, mean_tokens=TOKENS)
-    return flops / batch_size
+    batch = BatchSize(encoder, generator, examples=64, views=2, length=32, mean_tokens=TOKENS)
+    # The number of examples matters only to the similarity matrix.
+    return step_flops(Config.from_dict(OBJECTIVES[objective]), batch) / batch.examples
 
 
 def encoding_flops(size: str) -> float:
@@ -45,10 +48,19 @@ def encoding_flops(size: str) -> float:
 
 
 def state_bytes(size: str, objective: str) -> int:
-    """Parameters and Adam's two moments, float32, of what is trained (heads left out)."""
-    shapes = parameters.shapes(partial(Transformer, transformer_config(workload.ENCODERS[size], source=size)))
-    networks = 2 if objective == "diffcse" else 1
-    return 3 * 4 * networks * sum(math.prod(shape.shape) for shape in shapes.values())
+    """Parameters and Adam's two moments, float32, of what is trained (the projector left out)."""
+    encoder = _without_weights(workload.ENCODERS[size], size)
+    starts = Starts(encoder, _without_weights(workload.GENERATORS[size], size))
+    networks = {"encoder": Network(partial(Transformer, encoder.config))}
+    for each in Config.from_dict(OBJECTIVES[objective]).objectives.values():
+        networks |= each.networks(starts)
+    shapes = [parameters.shapes(network.build) for network in networks.values() if not network.frozen]
+    return 3 * 4 * sum(math.prod(shape.shape) for params in shapes for shape in params.values())
+
+
+def _without_weights(hf_config: Mapping[str, Any], size: str) -> Pretrained:
+    config = transformer_config(hf_config, source=size)
+    return Pretrained(Path(size), hf_config, config, transformer={}, pooler=None, mlm_head=None)
 
 
 def table(size: str, share: float, prices: Sequence[float]) -> str:

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Vocabulary
+from diffcse_jax.data.vocabulary import Vocabulary
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,7 +30,7 @@ class Twin(nn.Module):
         self.encoder = _encoder(encoder)
         hidden = encoder["hidden_size"]
         self.projector = PROJECTORS[config.model.projector](hidden)
-        if config.uses_difference:
+        if "difference" in config.objectives:
             self.discriminator = _encoder(encoder)
             self.discriminator.load_state_dict(self.encoder.state_dict())
             self.token_classifier = nn.Linear(hidden, 2)
@@ -44,7 +44,7 @@ class Twin(nn.Module):
         input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
         projected = self.embed(input_ids, attention_mask)
         loss = self.contrast(projected, input_ids, attention_mask)
-        if self.config.uses_difference:
+        if "difference" in self.config.objectives:
             edited, replaced = self.edit(input_ids, attention_mask)
             difference = self.replaced_token_detection(edited, replaced, attention_mask, projected)
             loss = loss + self.config.difference.weight * difference
@@ -135,7 +135,7 @@ def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -
     options = config.optim
     optimizer = torch.optim.AdamW(trained, options.learning_rate, weight_decay=options.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total_steps, 0.0))
-    forward = torch.compile(twin) if compiled else twin
+    forward = torch.compile(twin, dynamic=False) if compiled else twin  # one program for each length, as ours
     device_type = trained[0].device.type
     twin.train()
 

@@ -10,7 +10,9 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from benchmarks import measure, workload
 from benchmarks.flops import step_flops
 from benchmarks.measure import Implementation
 from diffcse_jax.config import Config
+from diffcse_jax.data.batches import BatchSource, Packing
+from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
-from diffcse_jax.training.rows import real_share
-from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
+from diffcse_jax.training.sharding import make_mesh, replicated, resolved, shard_batch
 from diffcse_jax.training.step import initial_state, make_train_step
 
 SCHEDULE_STEPS = 10_000  # of the learning rate; any number does
@@ -53,68 +57,86 @@ class Settings:
     batch_size: int
     precision: str
     chunk_size: int = 0
+    packing: str = "auto"
+    recompute: str = "auto"
     text: Path | None = None
     distinct_batches: int = 8
 
     def config(self) -> Config:
         """The configuration that both sides read."""
-        train = {"batch_size": self.batch_size} | ({"chunk_size": self.chunk_size} if self.chunk_size else {})
+        train = {name: getattr(self, name) for name in ("batch_size", "chunk_size", "packing", "recompute")}
         return Config.from_dict(
             {**OBJECTIVES[self.objective], "train": train, "mesh": {"data": 1}, "precision": self.precision}
         )
 
-    def batches(self) -> list[workload.Batch]:
-        """The batches that both sides step through, again and again."""
-        shape = (self.distinct_batches, self.batch_size, self.length)
-        return workload.text_batches(self.text, *shape) if self.text else workload.synthetic_batches(self.size, *shape)
+    def batches(self, packing: Packing | None = None) -> list[Views]:
+        """The batches that both sides step through, again and again, as training makes them."""
+        sentences = self.distinct_batches * self.batch_size
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "store"
+            if self.text:
+                store = workload.text_store(self.text, folder, sentences, self.length)
+            else:
+                store = workload.synthetic_store(self.size, folder, sentences, self.length)
+            source = BatchSource(
+                store,
+                batch_size=self.batch_size,
+                steps=self.distinct_batches,
+                seed=0,
+                pad_token_id=workload.PAD,
+                packing=packing,
+            )
+            return [source[index] for index in range(len(source))]
 
 
 class OurStep:
     """The JAX step. Moving the batch to the device is part of it, as in training."""
 
     def __init__(self, settings: Settings):
-        config = settings.config()
-        self.mesh = make_mesh(config)
+        self.mesh = make_mesh(settings.config())
+        config = resolved(settings.config(), self.mesh)
         encoder = workload.random_checkpoint(workload.ENCODERS[settings.size], seed=0)
         generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
-        networks, params, batch_stats, frozen = build(config, encoder, generator, workload.vocabulary(settings.size))
+        built = build(config, encoder, generator, workload.vocabulary(settings.size))
         optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
-        self.state = initial_state(params, batch_stats, optimizer, config, self.mesh)
-        self.frozen = jax.device_put(frozen, replicated(self.mesh))
-        self.train_step = make_train_step(networks, config, optimizer, self.mesh)
-        self.batches = [(batch, self._share_of(batch, settings)) for batch in settings.batches()]
-        self.shares = sorted({share for _, share in self.batches})
+        self.state = initial_state(built.params, built.batch_stats, optimizer, config, self.mesh)
+        self.frozen = jax.device_put(built.frozen, replicated(self.mesh))
+        self.train_step = make_train_step(built.networks, config, optimizer, self.mesh)
+        chunks = settings.batch_size // (settings.chunk_size or settings.batch_size)
+        packing = Packing(chunks, anchors=config.needs("off_dropout"))
+        self.batches = settings.batches(packing if config.train.packing == "on" else None)
         self.turns = itertools.cycle(self.batches)
         self.compiled = {}
         self.metrics = None
 
-    @staticmethod
-    def _share_of(batch: workload.Batch, settings: Settings) -> float:
-        return real_share(batch["attention_mask"].sum(axis=-1), settings.length, settings.chunk_size)
-
-    def compile(self) -> None:
-        """Compiles the step for all batches."""
-        arguments = self.state, self.frozen, shard_batch(self.batches[0][0], self.mesh)
-        self.compiled = {share: self.train_step.lower(*arguments, share).compile() for share in self.shares}
+    def compile(self, batches: list[Views]) -> None:
+        """Compiles the step for the shapes of these batches."""
+        for shape, views in {_shapes(views): views for views in batches}.items():
+            lowered = self.train_step.lower(self.state, self.frozen, shard_batch(views, self.mesh))
+            self.compiled[shape] = lowered.compile()
 
     def step(self) -> None:
         """Starts a step; the first one compiles."""
         if not self.compiled:
-            self.compile()
-        batch, share = next(self.turns)
-        self.state, self.metrics = self.compiled[share](self.state, self.frozen, shard_batch(batch, self.mesh))
+            self.compile(self.batches)
+        views = next(self.turns)
+        program = self.compiled[_shapes(views)]
+        self.state, self.metrics = program(self.state, self.frozen, shard_batch(views, self.mesh))
 
     def wait(self) -> None:
         """Returns when all steps are done."""
         jax.block_until_ready((self.state, self.metrics))
 
     def plan(self) -> dict[str, Any]:
-        """What is known of the compiled step without running it."""
-        plan = self.compiled[self.shares[-1]].memory_analysis()
+        """What is known of the largest batch's step without running it."""
+        largest = max(self.batches, key=_computed_tokens)
+        if _shapes(largest) not in self.compiled:
+            self.compile([largest])
+        plan = self.compiled[_shapes(largest)].memory_analysis()
         results = plan.output_size_in_bytes - plan.alias_size_in_bytes
         return {
             "device": self.mesh.devices.flat[0].device_kind,
-            "real_shares": self.shares,
+            "computed_tokens": sorted({_computed_tokens(views) for views in self.batches}),
             "planned_memory_bytes": plan.argument_size_in_bytes + results + plan.temp_size_in_bytes,
         }
 
@@ -122,6 +144,16 @@ class OurStep:
         """What else to record."""
         peak = (self.mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
         return {"loss": float(self.metrics["loss"]), "peak_memory_bytes": peak} | self.plan()
+
+
+def _shapes(views: Views) -> Views:
+    """The shapes of a batch's arrays, for each of which the step is compiled."""
+    return jax.tree.map(np.shape, views)
+
+
+def _computed_tokens(views: Views) -> int:
+    """Tokens of all views that the networks compute, padding among them where there is no layout."""
+    return views.layout.positions.size if views.layout else views.input_ids.size
 
 
 def ours(settings: Settings) -> Implementation:
@@ -132,9 +164,7 @@ def ours(settings: Settings) -> Implementation:
 
 def planned(settings: Settings) -> dict[str, Any]:
     """The record of a step that is compiled and not run: what it would take."""
-    side = OurStep(settings)
-    side.compile()
-    plan = side.plan()
+    plan = OurStep(settings).plan()
     return {"device": plan.pop("device"), "settings": _recorded(settings), "implementations": {"ours": plan}}
 
 
@@ -159,11 +189,11 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
 
     def step() -> None:
         nonlocal loss
-        batch = next(batches)
-        # Padded to the longest sentence, as the authors' batches; compiled, to one length: each is compiled anew.
-        longest = settings.length if compiled else batch["attention_mask"].sum(axis=-1).max()
-        rows = (batch[name][:, 0, :longest] for name in ("input_ids", "attention_mask"))
-        loss = train_step(*(torch.from_numpy(values).to(device).long() for values in rows))
+        anchors = next(batches).anchors
+        # Padded to the longest sentence, as the authors' batches; compiled, as ours: each length is compiled anew.
+        longest = None if compiled else anchors.attention_mask.sum(axis=-1).max()
+        rows = (values[:, :longest] for values in (anchors.input_ids, anchors.attention_mask))
+        loss = train_step(*(torch.tensor(values, dtype=torch.long, device=device) for values in rows))
 
     on_gpu = device.type == "cuda"
     return Implementation(
@@ -186,17 +216,8 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
         steps: timed steps of each side.
         block: steps per turn.
     """
-    config = settings.config()
-    tokens = [batch["attention_mask"].sum(axis=-1) for batch in settings.batches()]
-    mean_tokens = float(np.mean(tokens))
-    flops = step_flops(
-        config,
-        transformer_config(workload.ENCODERS[settings.size], source=settings.size),
-        transformer_config(workload.GENERATORS[settings.size], source=settings.size),
-        batch_size=settings.batch_size,
-        length=settings.length,
-        mean_tokens=mean_tokens,
-    )
+    batches = settings.batches()
+    flops = statistics.mean(_flops(settings, views) for views in batches)
     with contextlib.ExitStack() as stack:
         workers = {"ours": stack.enter_context(measure.worker(ours, settings))}
         for variant in against:
@@ -213,11 +234,24 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
     return {
         "device": device,
         "settings": _recorded(settings),
-        "mean_tokens": mean_tokens,
+        "mean_tokens": statistics.mean(map(_mean_tokens, batches)),
         "step_flops": flops,
         "implementations": sides,
         "ratios": measure.ratios(sides),
     }
+
+
+def _flops(settings: Settings, views: Views) -> float:
+    encoder, generator = (
+        transformer_config(sizes[settings.size], source=settings.size)
+        for sizes in (workload.ENCODERS, workload.GENERATORS)
+    )
+    shape = views.input_ids.shape  # (examples, views, length)
+    return step_flops(settings.config(), BatchSize(encoder, generator, *shape, _mean_tokens(views)))
+
+
+def _mean_tokens(views: Views) -> float:
+    return float(views.attention_mask.sum(axis=-1).mean())
 
 
 def _recorded(settings: Settings) -> dict[str, Any]:
@@ -233,6 +267,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per step (default: %(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--chunk_size", type=int, default=0, help="train.chunk_size of our side; 0: the plain step")
+    for name in ("packing", "recompute"):
+        parser.add_argument(
+            f"--{name}", choices=("auto", "on", "off"), default="auto", help=f"train.{name} of our side"
+        )
     parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
     parser.add_argument(
         "--steps", type=int, default=20, help="timed steps of each side; 0: only compile ours (default: %(default)s)"
@@ -268,6 +306,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         batch_size=args.batch_size,
         precision=args.precision,
         chunk_size=args.chunk_size,
+        packing=args.packing,
+        recompute=args.recompute,
         text=args.text,
     )
     against = [variant for variant in args.torch if variant != "none"]

@@ -1,6 +1,7 @@
-"""What is computed: encoder sizes, random weights, and batches of synthetic or real sentences."""
+"""Workloads: encoder sizes, random weights, and token stores of synthetic or real sentences."""
 
 import itertools
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from diffcse_jax.edits import Vocabulary
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
@@ -18,8 +22,7 @@ from diffcse_jax.models.transformer import Transformer
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103  # of BERT's vocabulary
 FIRST_WORD = 110
 MAX_LENGTH = 512
-
-Batch = dict[str, Int[np.ndarray, "batch 1 length"]]
+BLOCK = 1_000_000  # sentences written at a time
 
 
 def _bert(hidden: int, blocks: int, heads: int, vocabulary: int = 30522) -> dict[str, Any]:
@@ -39,7 +42,7 @@ _DISTIL = {
 
 # Hugging Face's config.json of each size: the encoder (and the discriminator, which starts as its copy).
 ENCODERS = {
-    "tiny": _bert(16, 2, 2, vocabulary=200),
+    "tiny": _bert(16, 1, 2, vocabulary=200),
     "minilm": _bert(384, 6, 12),
     "base": _bert(768, 12, 12),
     "large": _bert(1024, 24, 16),
@@ -73,29 +76,36 @@ def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int
     return np.clip(np.rint(lengths), 3, longest).astype(np.int64)
 
 
-def synthetic_batches(size: str, count: int, batch_size: int, length: int, seed: int = 0) -> list[Batch]:
-    """Batches of random words with `synthetic_lengths`, all padded to `length`."""
+def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: int = 0) -> TokenStore:
+    """A token store of random words with `synthetic_lengths`, written block by block."""
     rng = np.random.default_rng(seed)
-    sentences = []
-    for sentence_length in synthetic_lengths(rng, count * batch_size, length):
-        words = rng.integers(FIRST_WORD, ENCODERS[size]["vocab_size"], sentence_length - 2)
-        sentences.append([CLS, *words, SEP])
-    return _batches(sentences, batch_size, length)
+    offsets = np.concatenate([[0], np.cumsum(synthetic_lengths(rng, sentences, length))])
+    folder.mkdir(parents=True)
+    np.save(folder / "offsets.npy", offsets)
+    token_ids = np.lib.format.open_memmap(folder / "token_ids.npy", "w+", np.uint16, (int(offsets[-1]),))
+    for first in range(0, sentences, BLOCK):
+        start, end = offsets[first], offsets[min(first + BLOCK, sentences)]
+        token_ids[start:end] = rng.integers(FIRST_WORD, ENCODERS[size]["vocab_size"], end - start, dtype=np.uint16)
+    token_ids[offsets[:-1]] = CLS
+    token_ids[offsets[1:] - 1] = SEP
+    token_ids.flush()
+    (folder / "meta.json").write_text(json.dumps({"columns": ["text"], "max_length": length, "note": ""}))
+    return TokenStore(folder)
 
 
-def text_batches(path: Path, count: int, batch_size: int, length: int) -> list[Batch]:
-    """Batches of the first sentences of a file, in MiniLM's tokens (those of BERT), all padded to `length`.
+def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenStore:
+    """A token store of the first sentences of a file, in MiniLM's tokens (those of BERT).
 
     Raises:
         DataError: the file has too few lines.
     """
-    from diffcse_jax.encoder import load_tokenizer
+    from diffcse_jax.data.tokenizer import load_tokenizer
 
-    sentences = read_sentences(path, count * batch_size)
-    backend = load_tokenizer(pretrained.find_folder("minilm")).backend_tokenizer
-    backend.no_padding()
-    backend.enable_truncation(length)
-    return _batches([encoding.ids for encoding in backend.encode_batch_fast(sentences)], batch_size, length)
+    folder.mkdir(parents=True)
+    lines = folder / "lines.txt"
+    lines.write_text("".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8")
+    tokenizer = load_tokenizer(pretrained.find_folder("minilm"))
+    return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder, quiet=True)
 
 
 def read_sentences(path: Path, count: int) -> list[str]:
@@ -112,16 +122,3 @@ def read_sentences(path: Path, count: int) -> list[str]:
     if len(sentences) < count:
         raise DataError(f"--text {path} has {len(sentences)} lines, {count} are needed")
     return sentences
-
-
-def _batches(sentences: list[list[int]], batch_size: int, length: int) -> list[Batch]:
-    input_ids = np.full((len(sentences), 1, length), PAD, np.int32)
-    for row, ids in zip(input_ids, sentences, strict=True):
-        row[0, : len(ids)] = ids
-    lengths = np.array([len(ids) for ids in sentences])[:, None, None]
-    attention_mask = (np.arange(length) < lengths).astype(np.int32)
-    batches = range(0, len(sentences), batch_size)
-    return [
-        {"input_ids": input_ids[i : i + batch_size], "attention_mask": attention_mask[i : i + batch_size]}
-        for i in batches
-    ]

@@ -7,11 +7,11 @@ Expected: transfer average 86.86 (published), with `cls_before_pooler`.
 
 from ml_collections import ConfigDict
 
-from configs import diffcse_base
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = diffcse_base.get_config()
+    config = shipped_config("diffcse_base")
     config.difference.weight = 0.05
     config.difference.mask_ratio = 0.15
     config.optim.learning_rate = 2e-6

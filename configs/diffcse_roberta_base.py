@@ -10,11 +10,11 @@ fails with an index overflow here.)
 
 from ml_collections import ConfigDict
 
-from configs import diffcse_base
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = diffcse_base.get_config()
+    config = shipped_config("diffcse_base")
     config.model.name_or_path = "roberta-base"
     config.generator.name_or_path = "distilroberta-base"
     config.difference.mask_ratio = 0.20

@@ -7,11 +7,11 @@ Expected: transfer average 87.04 (published), with `cls_before_pooler`.
 
 from ml_collections import ConfigDict
 
-from configs import diffcse_roberta_base
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = diffcse_roberta_base.get_config()
+    config = shipped_config("diffcse_roberta_base")
     config.difference.weight = 0.05
     config.difference.mask_ratio = 0.15
     config.train.batch_size = 128

@@ -9,11 +9,11 @@ No code of this combination is published: it is the sum of both objectives, each
 
 from ml_collections import ConfigDict
 
-from configs import diffcse_base
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = diffcse_base.get_config()
+    config = shipped_config("diffcse_base")
     config.contrast.negatives = "off_dropout"
     config.contrast.negative_ratio = 0.9
     config.dcl.weight = 0.1

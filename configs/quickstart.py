@@ -7,11 +7,11 @@ Dev score: retrieval on held-out functions: from a docstring's first sentence fi
 
 from ml_collections import ConfigDict
 
-from configs import diffcse_minilm
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = diffcse_minilm.get_config()
+    config = shipped_config("diffcse_minilm")
     config.generator.head_steps = 80
     config.data.train_file = "docstrings"
     config.train.steps = 45

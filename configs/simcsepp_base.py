@@ -10,11 +10,11 @@ in the form of the authors' earlier, complete code: m = 0.9 on the positive logi
 
 from ml_collections import ConfigDict
 
-from configs import simcse_base
+from diffcse_jax.config import shipped_config
 
 
 def get_config() -> ConfigDict:
-    config = simcse_base.get_config()
+    config = shipped_config("simcse_base")
     config.contrast.negatives = "off_dropout"
     config.contrast.negative_ratio = 0.9
     config.dcl.weight = 0.1

@@ -5,54 +5,99 @@ Nothing here carries a gradient. The rules are those of the authors' code, which
 paper's text as an option.
 """
 
-import dataclasses
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.groups import GeneratorConfig
+from diffcse_jax.models.computation import FEW, MOST, Computation, row_keys
+from diffcse_jax.models.packing import token_keys
+
+TOKENS_AT_ONCE = 1024  # whose logits over the vocabulary the generator holds
 
 
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-    """What masking must know of a tokenizer."""
+class Masked(NamedTuple):
+    """Masked sentences."""
 
-    size: int
-    mask_id: int | None
-    special_ids: tuple[int, ...]  # never masked: [CLS], [SEP], [PAD], [UNK], [MASK]
+    rows: Rows
+    selected: Bool[Array, "rows length"]  # which positions were masked
 
 
-def mask_tokens(
-    key: PRNGKeyArray,
-    input_ids: Int[Array, "batch length"],
-    *,
-    vocabulary: Vocabulary,
-    ratio: float,
-    style: str,
-) -> tuple[Int[Array, "batch length"], Bool[Array, "batch length"]]:
+class Edited(NamedTuple):
+    """Sentences that differ from the original."""
+
+    rows: Rows
+    replaced: Bool[Array, "rows length"]  # where they do
+
+
+def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
     """Masks a random share of the ordinary tokens.
 
     Args:
+        key: a row's mask is a function of it, the row's number and the position, and not of the padding.
+        rows: the sentences.
+        vocabulary: the tokenizer's.
         ratio: probability of each ordinary token to be selected.
         style: `bert`: of the selected, 80 % become [MASK], 10 % a random token of the whole vocabulary, 10 % stay;
             `mask`: all become [MASK].
-
-    Returns:
-        The masked ids, and which positions were selected.
     """
-    select_key, style_key, token_key = jax.random.split(key, 3)
-    ordinary = ~jnp.isin(input_ids, jnp.array(vocabulary.special_ids, input_ids.dtype))
-    selected = ordinary & jax.random.bernoulli(select_key, ratio, input_ids.shape)
-    if style == "mask":
-        return jnp.where(selected, vocabulary.mask_id, input_ids), selected
-    random_ids = jax.random.randint(token_key, input_ids.shape, 0, vocabulary.size, input_ids.dtype)
-    draw = jax.random.uniform(style_key, input_ids.shape)
-    edited = jnp.where(draw < 0.8, vocabulary.mask_id, jnp.where(draw < 0.9, random_ids, input_ids))
-    return jnp.where(selected, edited, input_ids), selected
+    ids = rows.input_ids
+    select_keys, style_keys, token_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
+        row_keys(key, len(ids))
+    )
+    length = (ids.shape[1],)
+    ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
+    selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, length))(select_keys)
+    masked = jnp.array(vocabulary.mask_id, ids.dtype)
+    if style == "bert":
+        random_ids = jax.vmap(lambda key: jax.random.randint(key, length, 0, vocabulary.size, ids.dtype))(token_keys)
+        draw = jax.vmap(lambda key: jax.random.uniform(key, length))(style_keys)
+        masked = jnp.where(draw < 0.8, masked, jnp.where(draw < 0.9, random_ids, ids))
+    return Masked(rows._replace(input_ids=jnp.where(selected, masked, ids)), selected)
+
+
+def generate(frozen: Computation, rows: Rows, masked: Masked, options: GeneratorConfig, key: PRNGKeyArray) -> Edited:
+    """The generator's sentences.
+
+    Args:
+        frozen: holds `generator` and `generator_head`.
+        rows: the original sentences.
+        masked: the same, masked.
+        options: how the generator's tokens are chosen and where they are used.
+        key: of its dropout and of sampling.
+    """
+    generator, head = frozen.network("generator"), frozen.network("generator_head")
+    word_embeddings = frozen.params["generator.embeddings.word.embedding"]
+    shares = FEW if options.positions == "masked" else MOST
+
+    def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        state, key = token
+        return choose_token(head(state, word_embeddings), key)
+
+    def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
+
+    def tokens_of(rows: Rows, filled: jax.Array, dropout_keys: jax.Array, decode_keys: jax.Array | None) -> jax.Array:
+        states = generator(rows, keys=dropout_keys)["last_hidden_state"]
+        return frozen.at_positions(choose, filled, states, decode_keys, shares=shares)
+
+    dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
+    by_token: Key[Array, "rows length"] | None = None
+    if options.decode == "sample":
+        by_token = token_keys(decode_keys, rows.padded())
+    filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
+    tokens = frozen.in_chunks(tokens_of, masked.rows, filled, dropout_keys, by_token)
+    return replace_tokens(tokens, rows, filled)
 
 
 def filled_positions(
-    selected: Bool[Array, "batch length"], attention_mask: Int[Array, "batch length"], *, positions: str
-) -> Bool[Array, "batch length"]:
+    selected: Bool[Array, "rows length"], attention_mask: Int[Array, "rows length"], *, positions: str
+) -> Bool[Array, "rows length"]:
     """Where the generator's token is used: never at position 0 or in padding, as in the authors' code.
 
     Args:
@@ -64,33 +109,27 @@ def filled_positions(
     return real & selected if positions == "masked" else real
 
 
-def choose_token(logits: Float[Array, " vocab"], *, decode: str, key: PRNGKeyArray | None = None) -> Int[Array, ""]:
-    """The generator's token.
+def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None) -> Int[Array, ""]:
+    """The generator's token: the most probable one, or one that is sampled.
 
     Args:
         logits: the generator's output at one position.
-        decode: `argmax` or `sample`.
-        key: for sampling.
+        key: of the sample; None: the most probable token.
     """
-    return jnp.argmax(logits) if decode == "argmax" else jax.random.categorical(key, logits)
+    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits)
 
 
-def replace_tokens(
-    tokens: Int[Array, "batch length"],
-    input_ids: Int[Array, "batch length"],
-    filled: Bool[Array, "batch length"],
-    attention_mask: Int[Array, "batch length"],
-) -> tuple[Int[Array, "batch length"], Bool[Array, "batch length"]]:
+def replace_tokens(tokens: Int[Array, "rows length"], rows: Rows, filled: Bool[Array, "rows length"]) -> Edited:
     """Fills in the generator's tokens; padding becomes id 0, as in the authors' code.
 
     Args:
         tokens: the generator's.
-        input_ids: the original sentences.
+        rows: the original sentences.
         filled: where the generator's token is used.
-        attention_mask: 1 for real tokens.
 
     Returns:
-        The edited ids, and where they differ from the original (real tokens only).
+        The edited sentences, and where they differ from the original (real tokens only).
     """
-    edited = jnp.where(filled, tokens.astype(input_ids.dtype), input_ids) * attention_mask.astype(input_ids.dtype)
-    return edited, (edited != input_ids) & (attention_mask > 0)
+    ids, mask = rows.input_ids, rows.attention_mask
+    edited = jnp.where(filled, tokens.astype(ids.dtype), ids) * mask.astype(ids.dtype)
+    return Edited(rows._replace(input_ids=edited), (edited != ids) & (mask > 0))

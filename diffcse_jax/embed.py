@@ -30,10 +30,11 @@ import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float
 
-from diffcse_jax.config import POOLERS, DataConfig
-from diffcse_jax.data.corpus import Corpus, open_corpus
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.sources import open_corpus, sha256
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
+from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
 
@@ -44,7 +45,7 @@ Lines = list[tuple[int, str]]  # number and sentence
 def embed(
     inputs: Sequence[Path], output: Path, encoder: SentenceEncoder, *, rows_per_file: int, batch_size: int, dtype: str
 ) -> int:
-    """Embeds what is not embedded yet of these input files.
+    """Embeds those sentences of the input files that are not embedded yet.
 
     Args:
         inputs: files that training reads; of several columns the first is embedded. Lines that hold no sentence are
@@ -110,17 +111,29 @@ def start_output(output: Path, settings: dict[str, Any]) -> None:
 
 def _require_same_file(output: Path, source: Path) -> None:
     """Output files are named after their input, so another file of that name, or a changed one, must not follow it."""
-    now = {"bytes": source.stat().st_size}
+    files = _files_of(source)
+    now = {"bytes": sum(file.stat().st_size for file in files), "sha256": sha256(files)}
     earlier = _record_once(output / f"_{source.name}.json", now)
-    if earlier != now:
+    # A record of an earlier version holds the size alone. It still counts, so that an upgrade costs no finished work.
+    changed = next((key for key in now if earlier.get(key, now[key]) != now[key]), None)
+    if changed:
         raise DataError(
-            f"{source} has {now['bytes']:,} bytes; what {output} holds of a file of that name was made from "
-            f"{earlier['bytes']:,}. Give another --output, or remove its files from there"
+            f"{source} has {_told(changed, now)}; the vectors that {output} holds of a file of that name were made "
+            f"from {_told(changed, earlier)}. Give another --output, or remove the files of that name from there"
         )
 
 
+def _files_of(source: Path) -> list[Path]:
+    """The input itself, or the files of a data-set folder."""
+    return sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+
+
+def _told(key: str, record: dict[str, Any]) -> str:
+    return f"{record['bytes']:,} bytes" if key == "bytes" else f"content of SHA-256 {record['sha256'][:12]}"
+
+
 def _record_once(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON file holds; where there is none, it is written with `content`, by one process alone."""
+    """The content of the JSON file; where there is none, it is written with `content`, by one process alone."""
     partial = _partial(path)
     partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     try:
@@ -184,7 +197,7 @@ def _write(
 
 
 def _remove_partials(output: Path, source: Path) -> None:
-    """Removes what a killed process left of the files of this input; no other process writes them."""
+    """Removes the partial files that a killed process left of this input; no other process writes them."""
     name = glob.escape(source.name)
     for leftover in itertools.chain(output.glob(f".{name}.*"), output.glob(f"._{name}.*")):
         leftover.unlink()

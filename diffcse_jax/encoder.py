@@ -6,27 +6,29 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 import tqdm
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax import pooling_modules
-from diffcse_jax.config import POOLERS
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.workdir import SavedEncoder, read_encoder, workdir_of
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.storage.workdir import workdir_of
 
 SHORTEST_BUCKET = 16
 CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer
@@ -34,33 +36,23 @@ CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then t
 Sentences = str | Sequence[str]
 
 
-@runtime_checkable
-class Encoder(Protocol):
-    """What evaluation asks of an encoder, whatever computes it."""
-
-    pooler: str
-
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
-        """One vector per sentence."""
-
-
 class SentenceEncoder:
-    """A transformer with its pooler and tokenizer.
+    """A transformer (the network of blocks) with a pooler (how its hidden states become a vector) and a tokenizer.
 
     One sentence or many: where a method takes a string it returns one result, where it takes a list a row per entry.
 
     Args:
         config: sizes of the transformer.
-        transformer: its parameters. Batches are spread over the device mesh that they live on; other arrays are
-            copied to all devices of this host.
+        transformer: parameters of the transformer. Batches are spread over the device mesh that they live on; other
+            arrays are copied to all devices of this host.
         tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
         pooler: one of `diffcse_jax.config.POOLERS`.
         pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: computation type of the transformer; vectors are float32 always.
 
     Raises:
-        CheckpointError: the pooler is unknown, or `cls` and there is no head; or the tokenizer has more tokens than the
-            transformer has embeddings.
+        CheckpointError: the pooler is unknown, or `cls` and there is no pooler head; or the tokenizer has more tokens
+            than the transformer has embeddings.
     """
 
     def __init__(
@@ -112,14 +104,13 @@ class SentenceEncoder:
         if workdir_of(path):
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype)
         model = pretrained.load(str(path_or_id))
-        record = pooling_modules.read(model.folder)
-        head = record.head if record and record.head else model.pooler
+        record = sentence_transformers_folder.read(model.folder)
         return cls(
             model.config,
             model.transformer,
             load_tokenizer(model.folder),
-            pooler=choose_pooler(pooler, record and record.pooler, str(path_or_id)),
-            pooler_head=head,
+            pooler=choose_pooler(pooler, record.pooler if record else None, str(path_or_id)),
+            pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
         )
 
@@ -127,7 +118,7 @@ class SentenceEncoder:
     def from_saved(
         cls, saved: SavedEncoder, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32
     ) -> "SentenceEncoder":
-        """The encoder of a `diffcse_jax.workdir.SavedEncoder`."""
+        """The encoder of a `diffcse_jax.storage.checkpoint.SavedEncoder`."""
         return cls(
             saved.transformer_config,
             saved.transformer,
@@ -173,7 +164,7 @@ class SentenceEncoder:
         return vectors[[distinct[sentence] for sentence in sentences]]
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
-        """Cosine similarities of all pairs: (len(a), len(b)), without the axis of what is a single string."""
+        """Cosine similarities of all pairs: (len(a), len(b)), without the axis of an argument that is one string."""
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
     def build_index(self, sentences: Sequence[str], batch_size: int = 64, show_progress: bool = False) -> None:
@@ -197,26 +188,24 @@ class SentenceEncoder:
         Raises:
             ValueError: there is no index yet.
         """
-        if isinstance(queries, str):
-            return self.search([queries], top_k, threshold)[0]
         if self._index is None:
             raise ValueError("there is no index to search; call build_index(sentences) first")
         sentences, vectors = self._index
-        found = []
-        for scores in self.encode(queries, normalize=True) @ vectors.T:
+        found: list[list[tuple[str, float]]] = []
+        for scores in self.encode([queries] if isinstance(queries, str) else queries, normalize=True) @ vectors.T:
             best = np.argsort(-scores, kind="stable")[:top_k]
             found.append(
                 [(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold]
             )
-        return found
+        return found[0] if isinstance(queries, str) else found
 
     def fingerprint(self) -> str:
-        """A hash of what vectors depend on beside the text: sizes, weights, pooler, computation type, tokenizer."""
+        """A hash of all that determines a sentence's vector: sizes, weights, pooler, computation type, tokenizer."""
         digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name)).encode())
         digest.update(self._backend.to_str().encode())
         for name, array in sorted(self._params.items()):
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()[:32]
 
     def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
@@ -290,7 +279,8 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
     Raises:
         CheckpointError: there is neither.
     """
-    if explicit is None and recorded is None:
+    pooler = explicit or recorded
+    if pooler is None:
         raise CheckpointError(f"{source} does not record its pooler; choose one of: {', '.join(POOLERS)}")
     if explicit and recorded and explicit != recorded:
         warnings.warn(
@@ -298,7 +288,7 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
             "scores can be far lower than the model's own",
             stacklevel=3,
         )
-    return explicit or recorded
+    return pooler
 
 
 def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
@@ -308,29 +298,6 @@ def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
             f"{sum(cut)} of {len(cut)} sentences are longer than the model's {max_length} tokens and were cut",
             stacklevel=5,
         )
-
-
-def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
-    """The fast tokenizer of a Hugging Face folder.
-
-    Raises:
-        CheckpointError: there is none, or its files cannot be read.
-    """
-    # Without any of these, transformers returns a tokenizer whose vocabulary is empty.
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
-        raise CheckpointError(f"{folder} holds no tokenizer: neither tokenizer.json nor a vocabulary")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers raise a dozen types
-        raise CheckpointError(f"{folder}: cannot load the tokenizer: {error}") from error
-
-
-def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
-    """A copy of the tokenizer's backend that neither pads nor cuts."""
-    backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
 
 
 def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
@@ -359,16 +326,16 @@ def _compiled_forward(
 ) -> Callable[..., jax.Array]:
     """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""
     transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
-    head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
+    pooler_head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         # The default precision of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
-            states = bound(input_ids, attention_mask, last_positions=positions_read(pooler))["hidden_states"]
+            states = bound(Rows(input_ids, attention_mask), last_positions=positions_read(pooler))["hidden_states"]
             pooled = pool(states, attention_mask, pooler)
             if pooler == "cls":
-                pooled = parameters.bind(head, parameters.subset(params, "pooler_head"))(pooled)
+                pooled = parameters.bind(pooler_head, parameters.subset(params, "pooler_head"))(pooled)
         return pooled.astype(jnp.float32)
 
     # Replicated, every host can read the whole result.
@@ -383,7 +350,7 @@ def _bucket(length: int) -> int:
 
 def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[list[int], jax.Array]]:
     """The same, drawn two ahead: the device computes while the host prepares the next batches."""
-    drawn = collections.deque()
+    drawn: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
     for batch in batches:
         drawn.append(batch)
         if len(drawn) > 2:

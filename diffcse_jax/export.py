@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 import diffcse_jax
-from diffcse_jax import pooling_modules
-from diffcse_jax.encoder import SentenceEncoder, load_tokenizer, unlimited_tokenizer
+from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, reported_to_user
-from diffcse_jax.models import pretrained
-from diffcse_jax.pooling_modules import write_json
-from diffcse_jax.workdir import SavedEncoder, read_encoder
+from diffcse_jax.models import families, pretrained
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.storage.files import write_json
 
 TOLERANCE = 1e-4
 CHECK_FILE = "export_check.json"
@@ -44,7 +45,6 @@ SAMPLES = (
     "Numbers: 1, 22, 333; symbols: @ # & * ( )",
 )
 
-_ARCHITECTURES = {"bert": "BertModel", "roberta": "RobertaModel", "distilbert": "DistilBertModel"}
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -57,7 +57,7 @@ def export(source: Path, output: Path) -> dict[str, Any]:
         output: the folder to write. An earlier export there is replaced.
 
     Returns:
-        What `export_check.json` in the folder holds: the largest absolute differences between the embeddings of
+        The content of `export_check.json` in the folder: the largest absolute differences between the embeddings of
         sample sentences by the encoder in memory and by each reader of the folder.
 
     Raises:
@@ -113,9 +113,12 @@ def _remove_siblings(output: Path, suffix: str) -> None:
 def write_folder(saved: SavedEncoder, folder: Path) -> None:
     """Writes configuration, weights, tokenizer and modules into an existing folder."""
     sizes = saved.transformer_config
-    hf_config = dict(saved.hf_config) | {"architectures": [_ARCHITECTURES[sizes.family]], "dtype": "float32"}
+    hf_config = dict(saved.hf_config) | {
+        "architectures": [families.find(sizes.family).architecture],
+        "dtype": "float32",
+    }
     hf_config.pop("torch_dtype", None)
-    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
+    if saved.pooler in sentence_transformers_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
 
@@ -129,7 +132,7 @@ def write_folder(saved: SavedEncoder, folder: Path) -> None:
             shutil.copyfile(saved.folder / name, folder / name)
     unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
 
-    pooling_modules.write(
+    sentence_transformers_folder.write(
         folder, saved.pooler, num_blocks=sizes.num_blocks, hidden_size=sizes.hidden_size, head=saved.pooler_head
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
@@ -162,7 +165,7 @@ def check_folder(saved: SavedEncoder, folder: Path) -> dict[str, Any]:
 def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
     """Whatever can read the folder here, each independently of the others."""
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
-    has_hf_pooler = bool(pretrained.TABLES[saved.transformer_config.family].pooler)
+    has_hf_pooler = bool(families.find(saved.transformer_config.family).pooler)
     if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
         from diffcse_jax.evaluation.backends import TorchEncoder
 
@@ -183,7 +186,7 @@ def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
     settings = {
         "base model": config.model.name_or_path,
         "training text": config.data.train_file,
-        "objective": " + ".join(f"{weight:g} {name}" for name, weight in config.weights.items()),
+        "objective": " + ".join(f"{each.weight:g} {name}" for name, each in config.objectives.items()),
         "pooler": saved.pooler,
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
         "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",

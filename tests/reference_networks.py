@@ -5,17 +5,19 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
+from tiny_networks import views_of
 
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Vocabulary
+from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.edits import Masked
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import Masked, Views, as_views
-from diffcse_jax.training.rows import real_share
 
 NO_DROPOUT = {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
 VOCABULARY = Vocabulary(size=30522, mask_id=103, special_ids=(0, 100, 101, 102, 103))
@@ -41,7 +43,7 @@ def reference_config(**groups: Mapping) -> Config:
     """A configuration with every dropout off, as in the reference; `groups` are laid over it."""
     model = NO_DROPOUT | groups.pop("model", {})
     generator = {"dropout": False} | groups.pop("generator", {})
-    return Config.from_dict({"model": model, "generator": generator, **groups})
+    return Config.from_dict({"precision": "float32", "model": model, "generator": generator, **groups})
 
 
 def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tuple:
@@ -88,20 +90,16 @@ def by_reference_name(params: Params) -> dict[str, np.ndarray]:
     return named
 
 
-def reference_batch(folder: Path, name: str) -> tuple[dict[str, np.ndarray], Masked]:
-    """The batch `unsup`, `pair` or `sup`, and its masked rows."""
+def reference_views(folder: Path, name: str) -> Views:
+    """The batch `unsup`, `pair` or `sup`, laid out as in training: without most of the padding."""
     inputs = np.load(folder / "inputs.npz")
     batch = {key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")}
+    return jax.tree.map(jnp.asarray, views_of(batch, packed=True))
+
+
+def reference_masked(folder: Path, name: str, rows: Rows) -> Masked:
+    """The masked rows of a batch."""
+    inputs = np.load(folder / "inputs.npz")
     masked_ids = inputs[f"{name}.mlm_input_ids"].reshape(-1, 32).astype(np.int32)
     selected = inputs[f"{name}.mlm_labels"].reshape(-1, 32) != -100
-    return batch, Masked(jnp.asarray(masked_ids), jnp.asarray(selected))
-
-
-def reference_views(folder: Path, name: str) -> Views:
-    """The rows, laid out as in training: without most of the padding."""
-    batch, _ = reference_batch(folder, name)
-    return as_views({key: jnp.asarray(rows) for key, rows in batch.items()}, share_of(batch))
-
-
-def share_of(batch: dict[str, np.ndarray]) -> float:
-    return real_share(batch["attention_mask"].sum(axis=-1), batch["input_ids"].shape[-1], chunk_size=0)
+    return Masked(rows._replace(input_ids=jnp.asarray(masked_ids)), jnp.asarray(selected))

@@ -6,10 +6,11 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax.config import DataConfig
-from diffcse_jax.data import array_record
-from diffcse_jax.data.corpus import Corpus, open_corpus
+from diffcse_jax.data import array_record, array_record_reader
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
 
 
 def corpus_of(rows: list[tuple[str, ...]]) -> Corpus:
@@ -36,7 +37,7 @@ def test_what_is_prepared_is_read_in_order(tmp_path_factory, data):
 
 
 def test_shards_are_read_one_after_the_other_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_record, "BLOCK_RECORDS", 3)
+    monkeypatch.setattr(array_record_reader, "BLOCK_RECORDS", 3)
     rows = [(f"sentence {number}",) for number in range(20)]
     folder = array_record.prepare(corpus_of(rows), tmp_path, shards=3)
     assert len(list(folder.glob("*.array_record-*"))) == 3

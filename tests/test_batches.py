@@ -1,14 +1,16 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.batches import Batch, BatchSource, batches_per_epoch, bucket_lengths, make_batches
+from diffcse_jax.data.batches import BatchSource, Packing, Shards, batches_per_epoch, make_batches
+from diffcse_jax.data.rows import Views
 from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PAD = 21, 4, 9999
 PER_EPOCH = 5
@@ -30,12 +32,17 @@ def written_store(folder: Path, lengths: np.ndarray) -> TokenStore:
     return TokenStore(folder)
 
 
+@pytest.fixture(scope="module")
+def source(store) -> BatchSource:
+    return source_of(store)
+
+
 def source_of(store: TokenStore, **options) -> BatchSource:
     return BatchSource(store, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options})
 
 
-def examples_of(batch: Batch) -> list[int]:
-    return batch["input_ids"][:, 0, 0].tolist()
+def examples_of(views: Views) -> list[int]:
+    return views.input_ids[:, 0, 0].tolist()
 
 
 def epoch_order(source: BatchSource, epoch: int) -> tuple[int, ...]:
@@ -43,22 +50,8 @@ def epoch_order(source: BatchSource, epoch: int) -> tuple[int, ...]:
     return tuple(example for step in steps for example in examples_of(source[step]))
 
 
-def assert_same(left: Batch, right: Batch) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name])
-
-
-@given(st.integers(3, 600))
-def test_buckets_are_few_and_end_at_the_maximal_length(max_length):
-    buckets = bucket_lengths(max_length)
-    assert buckets[-1] == max_length
-    assert list(buckets) == sorted(set(buckets))
-    assert len(buckets) <= 6
-
-
-def test_buckets_of_the_default_length():
-    assert bucket_lengths(32) == (8, 16, 24, 32)
+def assert_same(left: Views, right: Views) -> None:
+    jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 6])
@@ -82,43 +75,70 @@ def test_every_example_has_the_same_chance_to_be_left_out(store):
     assert visits.max() <= 200
 
 
-def test_batches_are_padded_to_the_smallest_bucket(store):
+def test_batches_hold_their_sentences_in_one_of_few_lengths(store):
     source = source_of(store)
-    widths = set()
+    lengths = sorted({shape.length for shape in source.shapes})
+    assert lengths[-1] == 32
+    assert len(lengths) <= 2
     for step in range(len(source)):
-        batch = source[step]
-        rows, width = np.array(examples_of(batch)), batch["input_ids"].shape[-1]
+        views = source[step]
+        rows, length = np.array(examples_of(views)), views.input_ids.shape[-1]
         longest = store.lengths(rows).max()
-        assert width == min(bucket for bucket in bucket_lengths(32) if bucket >= longest)
-        np.testing.assert_array_equal(batch["attention_mask"].sum(-1), store.lengths(rows))
-        expected = np.where(batch["attention_mask"] == 1, rows[:, None, None], PAD)
-        np.testing.assert_array_equal(batch["input_ids"], expected)
-        assert np.all(np.diff(batch["attention_mask"], axis=-1) <= 0)  # padding comes last
-        assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
-        widths.add(width)
-    assert len(widths) > 1
+        assert length == min(candidate for candidate in lengths if candidate >= longest)
+        np.testing.assert_array_equal(views.attention_mask.sum(-1), store.lengths(rows))
+        expected = np.where(views.attention_mask == 1, rows[:, None, None], PAD)
+        np.testing.assert_array_equal(views.input_ids, expected)
+        assert np.all(np.diff(views.attention_mask, axis=-1) <= 0)  # padding comes last
+        assert {array.dtype for array in jax.tree.leaves(views)} == {np.dtype(np.int32)}
 
 
-@pytest.mark.parametrize("process_count", [2, 4])
-def test_processes_hold_slices_of_the_global_batch(store, process_count):
-    whole = source_of(store)
-    parts = [source_of(store, process_index=i, process_count=process_count) for i in range(process_count)]
+def test_a_single_sentence_is_its_own_second_view(tmp_path):
+    views = source_of(written_store(tmp_path, np.full((EXAMPLES, 1), 5)))[0]
+    assert views.per_example == 2
+    np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
+    np.testing.assert_array_equal(views.rows.input_ids, np.repeat(views.input_ids[:, 0], 2, axis=0))
+    np.testing.assert_array_equal(views.anchors.input_ids, views.input_ids[:, 0])
+
+
+@pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 1), (2, 2)])
+def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
+    source = source_of(store, shards=Shards(range(devices), devices), packing=Packing(chunks=chunks, anchors=True))
+    assert len(source.shapes) <= 4
+    slots, padded = set(), source_of(store)
+    for step in range(len(source)):
+        views = source[step]
+        for rows in (views.rows, views.anchors):
+            if rows.layout is not None:
+                assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
+                slots.add(rows.layout.positions.shape[1])
+        assert_same(views.padded(), padded[step])  # a layout changes nothing else
+    assert len(slots) > 1
+
+
+def test_the_shapes_to_come_are_foreseen(store):
+    source = source_of(store, packing=Packing())
+    foreseen = source.shapes_of(range(3, 40))
+    first = {}
+    for step in range(3, 40):
+        first.setdefault(str(jax.tree.map(np.shape, source[step])), step)
+    assert list(foreseen.values()) == list(first.values())
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_hold_slices_of_the_global_batch(store, count):
+    whole = source_of(store, shards=Shards(range(count), count), packing=Packing())
+    parts = [source_of(store, shards=Shards(range(i, i + 1), count), packing=Packing()) for i in range(count)]
     for step in range(12):
-        slices = [part[step] for part in parts]
-        for name in ("input_ids", "attention_mask"):
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in slices]), whole[step][name])
-        for part in slices:
-            np.testing.assert_array_equal(part["lengths"], whole[step]["lengths"])
-    np.testing.assert_array_equal(whole[0]["lengths"], whole[0]["attention_mask"].sum(axis=-1))
+        assert_same(jax.tree.map(lambda *slices: np.concatenate(slices), *(part[step] for part in parts)), whole[step])
 
 
 @given(st.integers(0, 40))
-def test_a_resumed_iterator_continues_identically(store, delivered):
-    batches = make_batches(source_of(store))
+def test_a_resumed_iterator_continues_identically(source, delivered):
+    batches = make_batches(source)
     for _ in range(delivered):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
-    resumed = make_batches(source_of(store))
+    resumed = make_batches(source)
     next(resumed)
     resumed.set_state(state)
     rest, again = list(batches), list(resumed)
@@ -127,9 +147,8 @@ def test_a_resumed_iterator_continues_identically(store, delivered):
         assert_same(left, right)
 
 
-def test_the_iterator_delivers_the_sources_batches_in_order(store):
-    source = source_of(store)
-    for step, batch in enumerate(make_batches(source_of(store))):
+def test_the_iterator_delivers_the_sources_batches_in_order(source):
+    for step, batch in enumerate(make_batches(source)):
         assert_same(batch, source[step])
     assert step == len(source) - 1
 
@@ -143,6 +162,6 @@ def test_fewer_examples_than_a_batch_are_refused(store):
         source_of(store, batch_size=32)
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(store):
-    with pytest.raises(ConfigError, match=r"train\.batch_size=4 cannot be split evenly over 3 processes"):
-        source_of(store, process_count=3)
+def test_a_batch_that_shards_cannot_share_is_refused(store):
+    with pytest.raises(ValueError, match="a batch of 4 does not split evenly over 3 shards"):
+        source_of(store, shards=Shards(range(1), 3))

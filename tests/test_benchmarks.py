@@ -1,11 +1,15 @@
 """The benchmarks: what they count, that both sides compute the same, that each command leaves its record."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +17,25 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import components, flops, input_pipeline, measure, torch_twin, train_step, workload
+from benchmarks import components, encode, flops, input_pipeline, measure, planning, torch_twin, train_step, workload
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Vocabulary
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.flops import BatchSize, transformer_flops
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
-from diffcse_jax.training.objective import Corruptions, Edited, as_views, objective
+from diffcse_jax.training.objective import total_loss
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = train_step.Settings(size="tiny", objective="diffcse", length=12, batch_size=8, precision="float32")
+SETTINGS = train_step.Settings(
+    size="tiny", objective="diffcse", length=12, batch_size=8, precision="float32", distinct_batches=1
+)
 SIZES = pretrained.transformer_config(workload.ENCODERS["tiny"], source="test")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# torch.compile warns of what PyTorch itself uses.
-COMPILED = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")])
 IMPLEMENTATION_KEYS = {
     "step_seconds", "sentences_per_second", "compile_seconds", "peak_memory_bytes", "peak_rss_bytes",
     "flops_per_second", "share_of_peak", "loss",
@@ -40,39 +48,47 @@ class Sides:
     def __init__(self, objective_name: str):
         groups = train_step.OBJECTIVES[objective_name]
         model = groups.get("model", {}) | {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}
-        self.config = Config.from_dict({**groups, "model": model, "generator": {"dropout": False}})
+        self.config = Config.from_dict(
+            {**groups, "model": model, "generator": {"dropout": False}, "precision": "float32"}
+        )
         vocabulary = workload.vocabulary("tiny")
         self.generator = workload.random_checkpoint(workload.GENERATORS["tiny"], seed=1)
         encoder = workload.random_checkpoint(workload.ENCODERS["tiny"], seed=0)
-        self.networks, params, self.batch_stats, self.frozen = build(self.config, encoder, self.generator, vocabulary)
+        self.networks, params, self.batch_stats, _ = build(self.config, encoder, self.generator, vocabulary)
         # Far from where training starts, where all sentences look alike.
         self.params = {name: 5.0 * value if name.endswith("kernel") else value for name, value in params.items()}
         hf_config = workload.ENCODERS["tiny"] | NO_DROPOUT
         self.twin = torch_twin.Twin(self.config, hf_config, hf_config, vocabulary)
         self._copy()
-        batch = workload.synthetic_batches("tiny", 1, batch_size=8, length=12)[0]
-        assert batch["attention_mask"].sum(axis=-1).max() == 12  # so that both count the same padding
-        self.batch = batch
-        self.rows = [torch.from_numpy(batch[name][:, 0]).long() for name in ("input_ids", "attention_mask")]
+        (views,) = SETTINGS.batches()
+        self.views = jax.tree.map(jnp.asarray, views)
+        self.rows = tokens_of(views.anchors)
 
     def _copy(self) -> None:
-        networks = ["encoder"] + ["discriminator"] * self.config.uses_difference
+        networks = ["encoder"] + ["discriminator"] * ("difference" in self.config.objectives)
         for name in networks:
             tensors = pretrained.to_hf(parameters.subset(self.params, name), "transformer", SIZES)
             getattr(self.twin, name).load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
         heads = {"dense": "0"} if self.config.model.projector == "mlp" else {"expand": "0", "contract": "3"}
         for ours, theirs in heads.items():
             copy_dense(self.twin.projector.get_submodule(theirs), parameters.subset(self.params, f"projector.{ours}"))
-        if self.config.uses_difference:
+        if "difference" in self.config.objectives:
             copy_dense(self.twin.token_classifier, parameters.subset(self.params, "token_classifier"))
 
     def our_loss(self, edited: Edited | None = None) -> float:
-        views = as_views({name: jnp.asarray(rows) for name, rows in self.batch.items()})
-        key = jax.random.key(0)  # read by nothing: every rate is 0
-        loss, _ = jax.jit(functools.partial(objective, networks=self.networks, config=self.config, views=views))(
-            self.params, self.batch_stats, corruptions=Corruptions(edited, None), key=key
-        )
-        return float(loss)
+        corruptions = dict.fromkeys(self.config.objectives) | ({"difference": edited} if edited else {})
+
+        @jax.jit
+        def loss(params: parameters.Params) -> jax.Array:
+            key = jax.random.key(0)  # read by nothing: every rate is 0
+            computation = Computation(self.networks, params)
+            return total_loss(self.config, computation, self.batch_stats, self.views, corruptions, key)[0]
+
+        return float(loss(self.params))
+
+
+def tokens_of(rows: Rows) -> list[torch.Tensor]:
+    return [torch.tensor(values, dtype=torch.long) for values in (rows.input_ids, rows.attention_mask)]
 
 
 def copy_dense(layer: torch.nn.Linear, params: parameters.Params) -> None:
@@ -97,7 +113,8 @@ def test_the_twin_has_our_difference_loss(monkeypatch):
     filled = torch.from_numpy(np.where(rng.random(input_ids.shape) < 0.3, 150, input_ids))
     edited, replaced = torch_twin.restore(filled, input_ids, attention_mask)
     monkeypatch.setattr(sides.twin, "edit", lambda *rows: (edited, replaced))
-    ours = Edited(jnp.asarray(edited.int().numpy()), jnp.asarray(replaced.numpy()))
+    rows = sides.views.rows._replace(input_ids=jnp.asarray(edited.int().numpy()))
+    ours = Edited(rows, jnp.asarray(replaced.numpy()))
     sides.config = dataclasses.replace(
         sides.config, difference=dataclasses.replace(sides.config.difference, weight=1.0)
     )
@@ -131,48 +148,56 @@ def test_the_twin_masks_ordinary_tokens_80_10_10():
     np.testing.assert_allclose(shares, [0.3 * 0.8, 0.3 * 0.1], rtol=0.03)
 
 
-@pytest.mark.parametrize("compiled", [False, COMPILED])
-def test_the_twin_learns(compiled):
-    torch.manual_seed(0)
-    sides = Sides("simcsepp")
-    config = dataclasses.replace(sides.config, optim=dataclasses.replace(sides.config.optim, learning_rate=1e-2))
-    step = torch_twin.make_step(sides.twin, config, total_steps=100, compiled=compiled)
-    losses = [step(*sides.rows).item() for _ in range(10)]
-    np.testing.assert_allclose(losses[0], sides.our_loss(), rtol=1e-4)
-    assert losses[-1] < 0.8 * losses[0]
-
-
-@pytest.mark.parametrize("compiled", [False, COMPILED])
-def test_the_twin_has_negatives_without_dropout(compiled):
-    # At a ratio near 0 the loss depends on the negatives alone; at a learning rate of 0 nothing else changes it.
-    groups = {"contrast": {"negatives": "off_dropout", "negative_ratio": 1e-6}, "optim": {"learning_rate": 0.0}}
+def learning_twin(dropout: bool, compiled: bool) -> Callable[[], float]:
+    """Steps on one batch under a loss of nothing but the negatives: at a ratio near 0 the positives do not count."""
+    groups = {"contrast": {"negatives": "off_dropout", "negative_ratio": 1e-6}, "optim": {"learning_rate": 1e-3}}
     config = Config.from_dict(train_step.OBJECTIVES["simcse"] | groups)
-    twin = torch_twin.Twin(config, workload.ENCODERS["tiny"], workload.GENERATORS["tiny"], workload.vocabulary("tiny"))
+    hf_config = workload.ENCODERS["tiny"] | ({} if dropout else NO_DROPOUT)
+    torch.manual_seed(0)
+    twin = torch_twin.Twin(config, hf_config, hf_config, workload.vocabulary("tiny"))
+    with torch.no_grad():  # far from where training starts, where all sentences look alike
+        for matrix in (parameter for parameter in twin.parameters() if parameter.ndim == 2):
+            matrix *= 5.0
     step = torch_twin.make_step(twin, config, total_steps=100, compiled=compiled)
-    batch = workload.synthetic_batches("tiny", 1, batch_size=8, length=12)[0]
-    rows = [torch.from_numpy(batch[name][:, 0]).long() for name in ("input_ids", "attention_mask")]
-    losses = [step(*rows).item() for _ in range(3)]
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-4)
-    assert twin.encoder.training
+    (views,) = SETTINGS.batches()
+    return lambda: step(*tokens_of(views.anchors)).item()
+
+
+# torch.compile warns of what PyTorch itself uses.
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        False,
+        pytest.param(True, marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]),
+    ],
+)
+def test_the_twin_learns_from_negatives_without_dropout(compiled):
+    with_dropout, without = learning_twin(dropout=True, compiled=compiled), learning_twin(dropout=False, compiled=False)
+    losses, expected = ([step() for _ in range(5)] for step in (with_dropout, without))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_flops_by_hand():
-    # Hidden 16, 2 blocks, feed-forward 64, vocabulary 200; 8 sentences of 12 positions, 9 of them real: 16 rows.
+    # Hidden 16, 1 block, feed-forward 64, vocabulary 200; 8 sentences of 12 positions, 9 of them real: 16 rows.
     block = 4 * 2 * 16 * 16 + 2 * 2 * 12 * 16 + 2 * 2 * 16 * 64
-    passed = 16 * 12 * 2 * block
+    passed = 16 * 12 * block
     contrast = 2 * 8 * 8 * 16
-    common = {"batch_size": 8, "length": 12, "mean_tokens": 9.0}
+    batch = BatchSize(SIZES, SIZES, examples=8, views=2, length=12, mean_tokens=9.0)
 
-    def count(name: str) -> int:
-        config = dataclasses.replace(SETTINGS, objective=name).config()
-        return flops.step_flops(config, SIZES, SIZES, **common)
+    def count(name: str, **groups: Any) -> float:
+        return flops.step_flops(Config.from_dict(train_step.OBJECTIVES[name] | groups), batch)
 
     mlp, batchnorm = 2 * 16 * 16, 2 * (2 * 16 * 32)
     assert count("simcse") == 3 * (passed + 16 * mlp + contrast)
     assert count("simcsepp") == 3 * (passed + passed // 2 + 24 * mlp + contrast + 2 * 8 * 16 * 16)
-    vocabulary = 16 * 8 * (2 * 16 * 16 + 2 * 16 * 200)
+    vocabulary = 2 * 16 * 16 + 2 * 16 * 200
     classifier = 16 * 12 * 2 * 16 * 2
-    assert count("diffcse") == 3 * (2 * passed + 16 * batchnorm + contrast + classifier) + passed + vocabulary
+    generator = passed + 16 * 8 * vocabulary
+    assert count("diffcse") == 3 * (2 * passed + 16 * batchnorm + contrast + classifier) + generator
+    masked = 16 * 7 * 0.15 * vocabulary  # [CLS] and [SEP] are spared
+    alone = count("simcse", contrast={"weight": 0.0}, mlm={"weight": 1.0})
+    assert alone == pytest.approx(3 * (passed + masked), abs=3)
 
 
 def test_flops_of_a_transformer_are_nearly_those_xla_counts():
@@ -181,12 +206,22 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     definition = parameters.definition(transformer)
 
     def forward(params, ids, mask):
-        return parameters.bind(definition, params)(ids, mask)["last_hidden_state"]
+        return parameters.bind(definition, params)(Rows(ids, mask))["last_hidden_state"]
 
     ids = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]
     # XLA counts norms, softmax and activations too.
-    assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
+    assert 1.0 < counted / transformer_flops(sizes, rows=4, length=32) < 1.05
+
+
+def test_the_plan_of_a_run(capsys):
+    planning.main(["--size", "tiny", "--prices", "2.5", "1.2"])
+    table, _, state = capsys.readouterr().out.strip().partition("\n\n")
+    assert len(table.splitlines()) == 2 + (len(train_step.OBJECTIVES) + 1) * len(planning.SENTENCES)
+    assert state.startswith("Train state")
+    # A discriminator and its head of two logits, with weights and bias, beside the encoder; three arrays of 4 bytes.
+    simcse, diffcse = (planning.state_bytes("tiny", name) for name in ("simcse", "diffcse"))
+    assert diffcse == 2 * simcse + 3 * 4 * 2 * (16 + 1)
 
 
 def test_synthetic_lengths_are_those_of_sentences():
@@ -197,26 +232,37 @@ def test_synthetic_lengths_are_those_of_sentences():
 
 
 def test_synthetic_batches_are_sentences():
-    first, second = workload.synthetic_batches("tiny", 2, batch_size=8, length=12)
-    ids, mask = first["input_ids"], first["attention_mask"]
-    assert ids.shape == mask.shape == (8, 1, 12)
-    assert (ids[..., 0] == workload.CLS).all()
+    first, second = (views.anchors for views in dataclasses.replace(SETTINGS, distinct_batches=2).batches())
+    ids, mask = first.input_ids, first.attention_mask
+    assert ids.shape == mask.shape == (8, 12)
+    assert (ids[:, 0] == workload.CLS).all()
     assert (ids[mask == 0] == workload.PAD).all()
     np.testing.assert_array_equal((ids == workload.SEP).sum(axis=-1), 1)
-    assert not np.array_equal(ids, second["input_ids"])
+    assert not np.array_equal(ids, second.input_ids)
 
 
-@pytest.mark.parametrize(
-    "objective_name", ["simcse", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simcsepp", "diffcse"))]
-)
-def test_our_side_steps(objective_name):
-    side = train_step.ours(dataclasses.replace(SETTINGS, objective=objective_name))
+def test_batches_of_a_text_are_its_first_sentences(tmp_path):
+    (tmp_path / "text.txt").write_text("A b.\nC d.\nE f g h i.\n")
+    text = dataclasses.replace(SETTINGS, size="minilm", length=5, batch_size=2, text=tmp_path / "text.txt")
+    (views,) = text.batches()
+    assert views.input_ids.shape == (2, 2, 5)
+    assert {row[0][1] for row in views.input_ids.tolist()} == {1037, 1039}  # "a" and "c"
+    np.testing.assert_array_equal(views.attention_mask, 1)
+
+
+@pytest.mark.slow
+def test_our_side_steps(monkeypatch):
+    everything = train_step.OBJECTIVES["simcsepp"] | train_step.OBJECTIVES["diffcse"] | {"difference": {}}
+    monkeypatch.setitem(train_step.OBJECTIVES, "everything", everything)
+    side = train_step.ours(dataclasses.replace(SETTINGS, objective="everything"))
     side.step()
     side.wait()
     first = side.facts()
     side.step()
     assert np.isfinite(first["loss"])
     assert side.facts()["loss"] != first["loss"]
+    (computed,) = first["computed_tokens"]
+    assert computed < 2 * 8 * 12  # padding is left out
     assert first["planned_memory_bytes"] > 0
 
 
@@ -245,45 +291,46 @@ def test_share_of_peak():
     assert measure.share_of_peak(1e12, "cpu", "float32") is None
 
 
-@pytest.mark.slow
-def test_the_step_runs_where_only_its_own_packages_are():
-    script = """
-import sys
-sys.modules |= dict.fromkeys(["grain", "ml_collections", "tensorflow_datasets", "torch"])
-from benchmarks import encode, train_step
-side = train_step.ours(train_step.Settings("tiny", "simcse", length=12, batch_size=8, precision="float32"))
-side.step()
-print(side.facts()["loss"])
-"""
-    finished = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert np.isfinite(float(finished.stdout))
+TINY_STEP = ["--size", "tiny", "--length", "12", "--packing", "off"]
+
+
+@pytest.fixture(scope="module")
+def train_step_record(tmp_path_factory) -> dict[str, Any]:
+    output = tmp_path_factory.mktemp("train_step") / "results" / "tiny.json"
+    train_step.main([*TINY_STEP, "--steps", "2", "--output", str(output)])
+    return json.loads(output.read_text())
 
 
 @pytest.mark.slow
-def test_train_step_command(tmp_path):
-    output = tmp_path / "results" / "tiny.json"
-    train_step.main(["--size", "tiny", "--batch_size", "8", "--length", "12", "--steps", "2", "--output", str(output)])
-    record = json.loads(output.read_text())
+def test_train_step_command(train_step_record):
+    record = train_step_record
     assert record["command"].startswith("python -m benchmarks.train_step --size tiny")
     assert {"machine", "versions", "device", "settings", "mean_tokens", "step_flops", "ratios"} <= record.keys()
     assert record["implementations"].keys() == {"ours", "torch_eager"}
     for side in record["implementations"].values():
         assert side.keys() >= IMPLEMENTATION_KEYS
+        assert np.isfinite(side["loss"])
     medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_run_is_planned(tmp_path):
+def test_a_step_is_planned_where_only_its_own_packages_are(tmp_path, train_step_record):
     output = tmp_path / "plan.json"
-    size = ["--size", "tiny", "--length", "12", "--steps", "0", "--output", str(output)]
-    planned = []
-    for options in ([], ["--chunk_size", "8"]):
-        train_step.main([*size, *options])
-        planned.append(json.loads(output.read_text())["implementations"]["ours"]["planned_memory_bytes"])
-    whole, chunks = planned
-    assert chunks < whole / 2
+    script = """
+import sys
+sys.modules |= dict.fromkeys(["grain", "ml_collections", "tensorflow_datasets", "torch"])
+from benchmarks import encode, train_step
+train_step.main(sys.argv[1:])
+"""
+    options = [*TINY_STEP, "--chunk_size", "8", "--steps", "0", "--torch", "none", "--output", str(output)]
+    finished = subprocess.run(
+        [sys.executable, "-c", script, *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    records = json.loads(output.read_text()), train_step_record
+    in_chunks, whole = (record["implementations"]["ours"]["planned_memory_bytes"] for record in records)
+    assert in_chunks < whole / 2
 
 
 @pytest.mark.parametrize(
@@ -322,7 +369,7 @@ def test_components_command(tmp_path):
     output = tmp_path / "components.json"
     components.main(["--size", "tiny", "--sentences", "4", "--rounds", "1", "--output", str(output)])
     parts = json.loads(output.read_text())["parts"]
-    assert len(parts) == 8
+    assert len(parts) == 9
     for part in parts.values():
         assert part["seconds"].keys() == {components.AS_IS, *part["ratios"]}
 
@@ -335,24 +382,33 @@ def test_the_libraries_attention_computes_the_same():
 
 
 @pytest.mark.slow
-def test_encode_command(tmp_path):
-    from benchmarks import encode
-
+def test_encode_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "worker", in_this_process)
     output = tmp_path / "encode.json"
     others = ["sentence-transformers", "transformers"]
-    encode.main(["--sentences", "24", "--rounds", "1", "--against", *others, "--output", str(output)])
+    encode.main(["--sentences", "8", "--rounds", "1", "--against", *others, "--output", str(output)])
     record = json.loads(output.read_text())
     assert record["ratios"].keys() == set(others)
     assert all(0 < difference < 1e-5 for difference in record["max_abs_difference"].values())
-    assert record["settings"]["sentences"] == 24
+    assert record["settings"]["sentences"] == 8
 
 
-@pytest.mark.slow
+@contextlib.contextmanager
+def in_this_process(build: Callable[..., measure.Implementation], *arguments: Any) -> Iterator[measure.Worker]:
+    """A worker that is no process of its own."""
+    side = build(*arguments)
+
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            side.step()
+        side.wait()
+        return 1.0
+
+    yield measure.Worker(run(1), run, side.facts)
+
+
 def test_a_worker_that_fails_is_an_error_here():
-    with (
-        pytest.raises(RuntimeError, match="worker of ours ended"),
-        measure.worker(train_step.ours, dataclasses.replace(SETTINGS, objective="none")),
-    ):
+    with pytest.raises(RuntimeError, match="worker of sqrt ended"), measure.worker(math.sqrt, -1):
         pass
 
 

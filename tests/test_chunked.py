@@ -5,12 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.models.computation import Computation
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import as_views, corrupt, objective
-from diffcse_jax.training.rows import real_share
+from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
 
 BATCH_SIZE = 16
@@ -19,15 +19,11 @@ OFF_DROPOUT = {"contrast": {"negatives": "off_dropout", "negative_ratio": 0.9}}
 MLM = {"mlm": {"weight": 0.1}}
 DCL = {"dcl": {"weight": 0.1}}
 CASES = {
-    "contrast": (1, SIMCSE),
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
     "off-dropout": (1, SIMCSE, OFF_DROPOUT),
     "mean": (2, SIMCSE, {"contrast": {"negatives": "mean"}}),
-    "dcl": (1, SIMCSE, DCL),
-    "mlm": (2, SIMCSE, MLM),
     "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
-    "difference": (1,),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
     "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
@@ -41,20 +37,24 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     columns, *parts = CASES[name]
     sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
     config = config_of(*parts, sizes)
-    definitions, *arrays = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    chunks = BATCH_SIZE // (chunk_size or BATCH_SIZE)
+    computation = functools.partial(Computation, built.networks, chunks=chunks, devices=devices)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    def grad_of_objective(params, batch_stats, frozen, batch, key):
-        views = as_views(batch, share)
-        corruptions = corrupt(definitions, config, frozen, views, key)
-        return jax.grad(objective, has_aux=True)(params, batch_stats, definitions, config, views, corruptions, key)
+    def grad_of_objective(params, batch_stats, frozen, views, key):
+        corruptions = corrupt(config, computation(frozen), views, key)
+
+        def loss(params):
+            return total_loss(config, computation(params), batch_stats, views, corruptions, key)
+
+        return jax.grad(loss, has_aux=True)(params)
 
     mesh = make_mesh(config)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
-    share = real_share(batch["lengths"], batch["input_ids"].shape[-1], chunk_size) if packed else 1.0
-    batch = shard_batch(batch, mesh)
-    arrays = jax.device_put(arrays, replicated(mesh))
-    grads, (metrics, batch_stats) = grad_of_objective(*arrays, batch, jax.random.key(0))
+    views = shard_batch(views_of(batch, packed=packed, devices=devices, chunks=chunks), mesh)
+    arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
+    grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))
     return metrics, batch_stats, grads
 
 
@@ -77,7 +77,7 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "difference", "difference, masked", "all"])
+@pytest.mark.parametrize("name", ["hard negatives", "difference, masked", "all"])
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):
@@ -85,7 +85,7 @@ def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk_size", [1, 16])
 def test_any_chunk_size_gives_the_same(chunk_size):
     chunked, plain = evaluate("all", chunk_size, packed=True)[0]["loss"], evaluate("all", 0)[0]["loss"]
     np.testing.assert_allclose(chunked, plain, rtol=1e-5)

@@ -230,7 +230,9 @@ def test_possible_combination_is_accepted(values):
     ("objective", "weight", "uses"), [("rtd", 0.005, True), ("rtd", 0.0, False), ("none", 0.005, False)]
 )
 def test_difference_is_off_by_objective_or_weight(objective, weight, uses):
-    assert config_of({"difference.objective": objective, "difference.weight": weight}).uses_difference is uses
+    config = config_of({"difference.objective": objective, "difference.weight": weight})
+    assert ("difference" in config.objectives) is uses
+    assert config.needs("generator") is uses
 
 
 @pytest.mark.parametrize(

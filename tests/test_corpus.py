@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus, open_corpus
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
 
 
 def corpus_of(path: Path, content: bytes, **options) -> Corpus:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from test_sts import TableEncoder, write_stsb
 
-from diffcse_jax.config import Config, EvalConfig
+from diffcse_jax.config import Config
 from diffcse_jax.data import docstrings
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.groups import EvalConfig
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 

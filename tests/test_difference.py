@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import log_softmax
 
-from diffcse_jax.objectives.difference import masked_language_model, replaced_token_detection
+from diffcse_jax.objectives.difference.rtd import replaced_token_detection
+from diffcse_jax.objectives.mlm import masked_language_model
 
 logits_of_any_size = arrays.arrays(np.float32, (2, 3, 2), elements=st.floats(-1e4, 1e4, width=32))
 labels = arrays.arrays(np.bool_, (2, 3))

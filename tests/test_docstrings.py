@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diffcse_jax.config import DataConfig
 from diffcse_jax.data import docstrings
-from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.groups import DataConfig
 
 NUMPY_STYLE = """
     Compute the ``median`` along the specified *axis*.  The result of `numpy.median` is exact.
@@ -153,7 +153,7 @@ def test_docstrings_is_a_corpus():
 
 def fingerprint_of_a_fresh_process(hash_seed: int) -> str:
     code = (
-        "from diffcse_jax.config import DataConfig; from diffcse_jax.data.corpus import open_corpus; "
+        "from diffcse_jax.groups import DataConfig; from diffcse_jax.data.sources import open_corpus; "
         "print(open_corpus(DataConfig(train_file='docstrings')).fingerprint())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}

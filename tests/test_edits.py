@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from diffcse_jax.edits import Vocabulary, choose_token, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.edits import choose_token, filled_positions, mask_tokens, replace_tokens
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -19,10 +21,9 @@ seeds = st.integers(0, 2**31)
 
 
 def masked(ids: np.ndarray, seed: int, ratio: float = 0.3, style: str = "bert") -> tuple[np.ndarray, np.ndarray]:
-    edited, selected = mask_tokens(
-        jax.random.key(seed), jnp.array(ids), vocabulary=VOCABULARY, ratio=ratio, style=style
-    )
-    return np.asarray(edited), np.asarray(selected)
+    rows = Rows(jnp.array(ids), jnp.ones_like(ids))
+    edited = mask_tokens(jax.random.key(seed), rows, vocabulary=VOCABULARY, ratio=ratio, style=style)
+    return np.asarray(edited.rows.input_ids), np.asarray(edited.selected)
 
 
 def replaced(
@@ -39,11 +40,11 @@ def replaced(
     real = np.arange(ids.shape[1]) < sentence_lengths[:, None]
     attention_mask = jnp.array(real, jnp.int32)
     keys = jax.random.split(jax.random.key(seed), ids.size)
-    choose = jax.vmap(lambda logits, key: choose_token(logits, decode=decode, key=key))
+    choose = jax.vmap(lambda logits, key: choose_token(logits, key if decode == "sample" else None))
     tokens = choose(jnp.array(logits).reshape(ids.size, -1), keys).reshape(ids.shape)
     filled = filled_positions(jnp.array(selected), attention_mask, positions=positions)
-    edited, labels = replace_tokens(tokens, jnp.array(ids), filled, attention_mask)
-    return np.asarray(edited), np.asarray(labels), real
+    edited = replace_tokens(tokens, Rows(jnp.array(ids), attention_mask), filled)
+    return np.asarray(edited.rows.input_ids), np.asarray(edited.replaced), real
 
 
 def assert_share(count: int, trials: int, probability: float) -> None:
@@ -79,6 +80,12 @@ def test_share_of_masked_tokens_and_what_becomes_of_them(ratio):
     drawn = np.bincount(tokens[(tokens != MASK) & (tokens != 10)], minlength=VOCABULARY.size)
     for token in set(range(VOCABULARY.size)) - {MASK, 10}:  # special tokens are drawn as often as any
         assert_share(drawn[token], count, same_by_chance)
+
+
+def test_a_rows_mask_does_not_depend_on_padding_or_other_rows():
+    ids = np.random.default_rng(0).integers(4, 40, (3, 16), np.int32)
+    for whole, part in zip(masked(ids, seed=0), masked(ids[:2, :9], seed=0), strict=True):
+        np.testing.assert_array_equal(whole[:2, :9], part)
 
 
 def test_each_row_and_each_key_has_its_own_mask():

@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,6 +145,31 @@ def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
     assert "process 0 of 1: 38 sentences of 6 files embedded" in err
 
 
+def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    file = tmp_path / "shards/shard-1.txt"
+    file.write_text(file.read_text().replace("sentence 7", "sentence 8"))
+    with pytest.raises(SystemExit) as stopped:
+        embed.main(arguments(tmp_path, model))
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert re.search(
+        r"shards/shard-1\.txt has content of SHA-256 \w{12}; .* were made from content of SHA-256 \w{12}\.", err
+    )
+
+
+def test_a_record_of_an_earlier_version_is_compared_by_its_size(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    for record in (tmp_path / "out").glob("_shard-*.json"):
+        record.write_text(json.dumps({"bytes": json.loads(record.read_text())["bytes"]}))
+    embed.main(arguments(tmp_path, model))
+    assert "process 0 of 1: 0 sentences" in capsys.readouterr().err
+    (tmp_path / "shards/shard-1.txt").write_text("other\n")
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model))
+    assert "shard-1.txt has 6 bytes; " in capsys.readouterr().err
+
+
 def test_another_file_of_an_embedded_name_is_refused(tmp_path, shards, model, capsys):
     embed.main(arguments(tmp_path, model))
     with (tmp_path / "shards/shard-1.txt").open("a") as file:
@@ -153,11 +179,11 @@ def test_another_file_of_an_embedded_name_is_refused(tmp_path, shards, model, ca
     assert stopped.value.code == 2
     err = capsys.readouterr().err
     assert "shards/shard-1.txt has 558 bytes" in err
-    assert "from 540. Give another --output, or remove" in err
+    assert "from 540 bytes. Give another --output, or remove" in err
 
 
 def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys):
-    """The path says nothing about the weights behind it: a run's best checkpoint changes."""
+    """The path says nothing about the weights: a run's best checkpoint changes."""
     embed.main(arguments(tmp_path, model))
     file = Path(model) / "model.safetensors"
     tensors = load_file(file)

@@ -8,8 +8,8 @@ import pytest
 from test_sts import write_stsb
 from tiny_model import MAX_LENGTH, write_tiny_model
 
-from diffcse_jax import pooling_modules
 from diffcse_jax.config import Config
+from diffcse_jax.storage import sentence_transformers_folder
 
 EVAL = Path(__file__).parents[1] / "eval.py"
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
@@ -86,7 +86,7 @@ def test_a_similarity_other_than_cosine_is_told(run):
 
 def test_a_pooler_against_the_record_is_obeyed_warned_of_and_noted(run, tmp_path):
     model = tmp_path / "model"
-    pooling_modules.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
+    sentence_transformers_folder.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
     assert code == 0
     assert results["pooler"] == "cls_before_pooler"

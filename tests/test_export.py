@@ -1,3 +1,4 @@
+import itertools
 import json
 import subprocess
 import sys
@@ -9,13 +10,14 @@ from safetensors.numpy import load_file
 from tiny_model import MAX_LENGTH, random_params, write_tiny_model
 from transformers.utils import logging
 
-from diffcse_jax import SentenceEncoder, export, pooling_modules
-from diffcse_jax.config import POOLERS, Config
+from diffcse_jax import SentenceEncoder, export
+from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.workdir import SavedEncoder
+from diffcse_jax.storage.checkpoint import SavedEncoder
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -45,8 +47,16 @@ def saved(tmp_path, minilm_dir, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("pooler", POOLERS)
+@pytest.mark.parametrize(
+    ("family", "pooler"),
+    [
+        *(("bert", pooler) for pooler in POOLERS),
+        *itertools.product(["distilbert", "mpnet"], ["cls", "avg_first_last"]),
+        ("roberta", "avg"),
+        ("xlm-roberta", "avg"),
+        ("camembert", "cls"),
+    ],
+)
 def test_every_reader_gives_the_trained_embeddings(family, pooler, saved, tmp_path):
     saved(family, pooler)
     check = export.export(tmp_path / "workdir", tmp_path / "out")
@@ -194,45 +204,3 @@ def test_as_a_command_it_refuses_what_is_no_workdir(tmp_path):
     assert finished.returncode == 2
     assert "is no training workdir" in finished.stderr
     assert "Traceback" not in finished.stderr
-
-
-def write_modules(folder, *names, pooling=None, activation=None):
-    modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
-        for i, name in enumerate(["Transformer", *names])
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    for module in modules[1:]:
-        (folder / module["path"]).mkdir()
-        config = pooling if module["path"].endswith("Pooling") else {"activation_function": activation}
-        (folder / module["path"] / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize(
-    ("pooling", "pooler"),
-    [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "avg"),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls_before_pooler"),
-        ({"embedding_dimension": 16, "pooling_mode": "mean"}, "avg"),
-        ({"embedding_dimension": 16, "pooling_mode": "cls"}, "cls_before_pooler"),
-    ],
-)
-def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
-    write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
-    assert pooling_modules.read(tmp_path) == pooling_modules.Record(pooler, None)
-
-
-@pytest.mark.parametrize(
-    ("names", "pooling", "message"),
-    [
-        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "cannot follow the modules Transformer, Pooling, LSTM"),
-        (["Normalize"], None, "cannot follow the modules"),
-        (["Pooling"], {"pooling_mode_max_tokens": True}, "cannot follow max_tokens pooling"),
-        (["Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}, "cannot follow mean_tokens"),
-        (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
-    ],
-)
-def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message, tmp_path):
-    write_modules(tmp_path, *names, pooling=pooling, activation="torch.nn.modules.linear.Identity")
-    with pytest.raises(CheckpointError, match=message):
-        pooling_modules.read(tmp_path)

@@ -55,7 +55,7 @@ def torch_batchnorm_projector() -> torch.nn.Sequential:
 
 
 def batchnorm_arrays(head: torch.nn.Sequential, read) -> Params:
-    """What `read` takes from each parameter, under our names and in our layout."""
+    """`read` of each parameter, under our names and in our layout."""
     return {
         "expand.kernel": read(head[0].weight).T,
         "expand_norm.scale": read(head[1].weight),
@@ -189,9 +189,10 @@ def test_an_own_decoder_takes_the_place_of_the_word_embeddings():
     np.testing.assert_array_equal(own, masked_lm_head(SIZES, shared)(hidden_states, params["decoder"]))
 
 
-@pytest.mark.parametrize(("family", "follows"), [("bert", True), ("distilbert", True), ("roberta", False)])
-def test_robertas_head_has_gelu_whatever_the_activation(family, follows):
-    relu, gelu = (dataclasses.replace(SIZES, family=family, activation=name) for name in ("relu", "gelu"))
+@pytest.mark.parametrize(("mlm_activation", "follows"), [("", True), ("gelu", False)])
+def test_a_head_with_its_own_activation_does_not_follow_the_blocks(mlm_activation, follows):
+    sizes = dataclasses.replace(SIZES, mlm_activation=mlm_activation)
+    relu, gelu = (dataclasses.replace(sizes, activation=name) for name in ("relu", "gelu"))
     params, _ = parameters.initial(partial(MaskedLMHead, relu, tied=False), jax.random.key(0))
     rows = jnp.asarray(random_rows(0))
     outputs = [np.asarray(masked_lm_head(config, params, tied=False)(rows)) for config in (relu, gelu)]

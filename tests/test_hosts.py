@@ -1,22 +1,33 @@
 """Several processes on this machine train like one, through the public command."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+import jax
 import pytest
+from jax.experimental import multihost_utils
+from test_sts import write_stsb
 from tiny_model import write_tiny_model
 
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.commands import train
+from diffcse_jax.config import Config
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.checkpoint import read_encoder
+from diffcse_jax.storage.workdir import held
 from diffcse_jax.training.metrics import read_metrics
-from diffcse_jax.workdir import read_encoder
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 6
+COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the processes of this file
 BOUND = 120  # seconds in which the loss of a process must be noticed
 
 
@@ -31,9 +42,20 @@ def arguments(tmp_path_factory, minilm_dir) -> list[str]:
             "model.name_or_path": write_tiny_model(folder / "model", minilm_dir), "generator.head_steps": 3,
             "generator.head_batch_size": 8, "data.train_file": text, "data.max_length": 16,
             "data.cache_dir": folder / "cache", "train.batch_size": 8, "train.steps": STEPS, "train.log_every": 1,
-            "eval.every": 3, "eval.metric": "halves_retrieval",
+            "eval.every": 3,
         }
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stsb_dev(tmp_path_factory) -> Iterator[None]:
+    """Dev pairs where the commands of these tests look for them."""
+    folder = tmp_path_factory.mktemp("data")
+    pairs = [f"-\t-\t-\t-\t{score}\tthe number {score}\tthe words {score * score}\n" for score in range(6)]
+    write_stsb(folder / "senteval", "dev", pairs)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DIFFCSE_DATA_DIR", str(folder))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +68,26 @@ def alone(tmp_path_factory, arguments) -> Path:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path, arguments, alone):
-    outputs = finish(start_hosts(tmp_path / "together", arguments, count=2))
+    """The second has no dev data; it gets them from the first."""
+    no_data = {"DIFFCSE_DATA_DIR": str(tmp_path / "nowhere")}
+    outputs = finish(start_hosts(tmp_path / "together", arguments, count=2, of_last=no_data))
     check_same(tmp_path / "together", alone)
     assert (tmp_path / "together" / "export" / "model.safetensors").is_file()
     assert "exported to" in outputs[0]
     for line in ("token store", "masked-LM head", "step 6"):  # one host speaks
         assert line in outputs[0]
         assert line not in outputs[1]
+    assert "notice" not in "".join(outputs)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
-    """Four processes with split weights are killed behind their first checkpoint; one process finishes the run."""
+    """Four processes are killed after their first checkpoint; one finishes the run.
+
+    Weights are split over both axes of the mesh; the model axis spans two processes, which feed the same rows.
+    """
     workdir = tmp_path / "run"
-    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.fully_sharded": True})], count=4)
+    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.fully_sharded": True, "mesh.model": 2})], count=4)
     wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
     for process in processes:
         process.kill()
@@ -86,6 +114,15 @@ def test_a_process_that_dies_ends_the_others(tmp_path, arguments):
 
 
 @pytest.mark.slow
+def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
+    with held(tmp_path / "run"):
+        processes = start_hosts(tmp_path / "run", arguments, count=2)
+        outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], outputs
+    assert all(f"run is in use by process {os.getpid()} on host" in output for output in outputs), outputs
+
+
+@pytest.mark.slow
 def test_hosts_that_are_not_found_are_explained(tmp_path, arguments):
     run = start(tmp_path / "run", [*arguments, *overrides({"distributed": True})], {})
     output = run.communicate(timeout=BOUND)[0]
@@ -93,6 +130,41 @@ def test_hosts_that_are_not_found_are_explained(tmp_path, arguments):
     assert "error: the other processes were not found: " in output
     assert "elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), " in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("error", [None, DataError("no such text")])
+def test_the_first_process_decides_for_all(error, monkeypatch):
+    """Two processes, one after the other in this one; the second reads the messages that the first has sent."""
+    value, sent = {"metric": "ü", "numbers": [1, 0.1]}, []
+
+    def decide():
+        assert jax.process_index() == 0
+        if error:
+            raise error
+        return value
+
+    def broadcast(array):
+        if jax.process_index() == 0:
+            sent.append(array)
+            return array
+        received = sent.pop(0)
+        assert (received.shape, received.dtype) == (array.shape, array.dtype)
+        return received
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", broadcast)
+    for index in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        with pytest.raises(DataError, match="no such text") if error else contextlib.nullcontext():
+            assert hosts.decided_by_first(decide) == value
+    assert not sent
+
+
+def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):
+    set_environment(monkeypatch, {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
+    with pytest.raises(ConfigError, match=r"JAX_NUM_PROCESSES=2 .* set distributed=True, or unset JAX_NUM_PROCESSES"):
+        train.run(Config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +207,7 @@ def check_same(workdir: Path, expected: Path) -> None:
     rows, rows_expected = read_metrics(workdir), read_metrics(expected)
     assert [row["step"] for row in rows] == [row["step"] for row in rows_expected]
     for row, row_expected in zip(rows, rows_expected, strict=True):
-        name = "loss" if "loss" in row_expected else "dev/halves_retrieval"
+        name = "loss" if "loss" in row_expected else "dev/stsb_spearman"
         assert row[name] == pytest.approx(row_expected[name], rel=1e-5)
 
 
@@ -148,27 +220,41 @@ def wait_for(condition, processes: list[subprocess.Popen]) -> None:
     pytest.fail("waited for 300 seconds")
 
 
-def start_hosts(workdir: Path, arguments: list[str], count: int) -> list[subprocess.Popen]:
+def start_hosts(
+    workdir: Path, arguments: list[str], count: int, of_last: Mapping[str, str] = MappingProxyType({})
+) -> list[subprocess.Popen]:
+    """Processes of one run, `of_last` being environment variables of the last one."""
     address = f"127.0.0.1:{free_port()}"
     environments = [
         {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(index)}
         for index in range(count)
     ]
+    environments[-1].update(of_last)
     arguments = [*arguments, *overrides({"distributed": True})]
     return [start(workdir, arguments, environment) for environment in environments]
 
 
 def start(workdir: Path, arguments: list[str], host: dict[str, str]) -> subprocess.Popen:
+    """Starts a process. Those that compute the same compile it once: most of their time is compiling."""
+    compiled = {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": COMPILED.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     command = [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
     return subprocess.Popen(
         [*command, *arguments],
-        cwd=REPOSITORY, env=os.environ | {"XLA_FLAGS": ""} | host, text=True,
+        cwd=REPOSITORY, env=os.environ | compiled | host, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
     return outputs

@@ -1,4 +1,4 @@
-"""What the loop does between steps. Whole runs are in test_cli.py and test_resume.py."""
+"""The loop between steps. Whole runs are in test_cli.py and test_resume.py."""
 
 import json
 from unittest import mock
@@ -11,15 +11,14 @@ from tiny_networks import SIZES, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import UserError
+from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
 from diffcse_jax.training import loop as loop_module
-from diffcse_jax.training.checkpoint import Checkpoints
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.step import TrainState
 
 
 @pytest.fixture
 def events(monkeypatch) -> list[str]:
-    """What happened, in order."""
+    """The events, in order."""
     events = []
     monkeypatch.setattr(
         loop_module, "evaluate", lambda run, state, write: events.append(f"evaluated {state.step}") or {}

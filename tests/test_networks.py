@@ -9,7 +9,7 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, SIZES, VOCABULARY, config_of
 
 from diffcse_jax.config import Config
-from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.parameters import subset
 from diffcse_jax.training import networks
@@ -42,8 +42,7 @@ def test_a_network_that_nothing_needs_does_not_exist(parts, trained, frozen):
     definitions, params, batch_stats, frozen_params = built(*parts)
     assert first_names(params) == trained
     assert first_names(frozen_params) == frozen
-    fields = {field.name for field in dataclasses.fields(definitions)} - {"vocabulary"}
-    assert {name for name in fields if getattr(definitions, name) is not None} == trained | frozen
+    assert definitions.definitions.keys() == trained | frozen
     batch_norm = config_of(*parts).model.projector == "batchnorm"
     assert first_names(batch_stats) == ({"projector"} if batch_norm else set())
 
@@ -92,16 +91,15 @@ def test_definitions_of_one_configuration_are_equal():
     assert first != built(NO_DROPOUT)[0]
 
 
+def test_a_new_head_does_not_depend_on_what_else_there_is():
+    alone, beside = built()[1], built({"mlm": {"weight": 0.1}})[1]
+    for name in ("projector.expand.kernel", "token_classifier.kernel"):
+        np.testing.assert_array_equal(alone[name], beside[name])
+
+
 def test_dropout_rates_must_fit_the_blocks():
     with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*3 hidden dropout rates for 2 blocks"):
         built({"model": {"hidden_dropout": (0.1, 0.2, 0.3)}})
-
-
-@pytest.mark.parametrize(
-    ("precision", "expected"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
-)
-def test_compute_dtype_on_cpu(precision, expected):
-    assert networks.compute_dtype(precision) == jnp.dtype(expected)
 
 
 def test_a_generator_with_another_number_of_tokens_is_refused(monkeypatch, minilm_dir):
@@ -131,6 +129,8 @@ def test_vocabulary_of_a_tokenizer(minilm_dir):
     vocabulary = networks.vocabulary_of(Config(), tokenizer, 30522)
     assert (vocabulary.size, vocabulary.mask_id) == (30522, 103)
     assert vocabulary.special_ids == (0, 100, 101, 102, 103)  # [PAD] [UNK] [CLS] [SEP] [MASK]
+    # Random tokens are the tokenizer's: a model may have embeddings that no token reads.
+    assert networks.vocabulary_of(Config(), tokenizer, 30600).size == 30522
     with pytest.raises(ConfigError, match="30522 tokens, the model only 30521"):
         networks.vocabulary_of(Config(), tokenizer, 30521)
     tokenizer.mask_token = None

@@ -1,33 +1,39 @@
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch
+from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
-from diffcse_jax.objectives import contrastive
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
+from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import as_views, corrupt, objective
+from diffcse_jax.training.objective import corrupt, total_loss
 
 RTD_METRICS = {"loss_difference", "rtd_accuracy", "rtd_accuracy_replaced", "rtd_accuracy_kept", "rtd_share_kept"}
 ALWAYS = {"loss", "similarity_positive", "similarity_negative", "alignment", "uniformity"}
 
 
 def evaluate(*parts, batch=None, seed: int = 0, precision: str = "float32"):
-    """Metrics and gradients of a configuration's objective on a small batch."""
-    config = dataclasses.replace(config_of(*parts), precision=precision)
-    definitions, params, batch_stats, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    batch = jax.tree.map(jnp.asarray, batch or random_batch())
-    grads, (metrics, _) = compiled_grad(definitions, config, params, batch_stats, frozen, batch, jax.random.key(seed))
+    """Metrics and gradients of a configuration's objectives on a small batch."""
+    config = config_of(*parts, {"precision": precision})
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    arrays = built.params, built.batch_stats, built.frozen
+    views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
+    grads, (metrics, _) = compiled_grad(built.networks, config, *arrays, views, jax.random.key(seed))
     return metrics, grads
 
 
-def grad_of_objective(definitions, config, params, batch_stats, frozen, batch, key):
-    views = as_views(batch)
-    corruptions = corrupt(definitions, config, frozen, views, key)
-    return jax.grad(objective, has_aux=True)(params, batch_stats, definitions, config, views, corruptions, key)
+def grad_of_objective(definitions, config, params, batch_stats, frozen, views, key):
+    corruptions = corrupt(config, Computation(definitions, frozen), views, key)
+
+    def loss(params):
+        return total_loss(config, Computation(definitions, params), batch_stats, views, corruptions, key)
+
+    return jax.grad(loss, has_aux=True)(params)
 
 
 # Compiling takes longer than running: optimising less halves it.
@@ -36,14 +42,24 @@ compiled_grad = jax.jit(
 )
 
 
+def abstract_metrics(config) -> set[str]:
+    """The names of metrics, without computing them."""
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    run = functools.partial(grad_of_objective, built.networks, config)
+    arrays = built.params, built.batch_stats, built.frozen
+    _, (metrics, _) = jax.eval_shape(run, *arrays, views_of(random_batch()), jax.random.key(0))
+    return set(metrics)
+
+
 def projected(batch) -> list[np.ndarray]:
     """The projected vectors of every column, dropout off."""
-    definitions, params, _, _ = networks.build(config_of(SIMCSE, NO_DROPOUT), ENCODER, None, VOCABULARY)
-    encoder, projector = definitions.bind("encoder", params), definitions.bind("projector", params)
+    built = networks.build(config_of(SIMCSE, NO_DROPOUT), ENCODER, None, VOCABULARY)
+    computation = Computation(built.networks, built.params)
+    encoder, projector = computation.network("encoder"), computation.network("projector")
     columns = []
     for column in range(batch["input_ids"].shape[1]):
-        ids, mask = (jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask"))
-        columns.append(projector(encoder(ids, mask)["last_hidden_state"][:, 0]))
+        rows = Rows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
+        columns.append(projector(encoder(rows)["last_hidden_state"][:, 0]))
     return columns
 
 
@@ -51,31 +67,15 @@ def total(grads, prefix: str) -> float:
     return float(sum(np.abs(grad).sum() for name, grad in grads.items() if name.startswith(prefix + ".")))
 
 
-def test_a_single_sentence_is_its_own_second_view():
-    batch = random_batch(size=3, columns=1)
-    views = as_views({name: jnp.asarray(rows) for name, rows in batch.items()})
-    assert views.count == 2
-    for rows, name in zip(views[:2], ("input_ids", "attention_mask"), strict=True):
-        np.testing.assert_array_equal(rows, np.repeat(batch[name][:, 0], 2, axis=0))
-
-
-@pytest.mark.parametrize("columns", [2, 3])
-def test_the_views_of_an_example_are_neighbours(columns):
-    batch = random_batch(size=3, columns=columns)
-    views = as_views({name: jnp.asarray(rows) for name, rows in batch.items()})
-    assert views.count == columns
-    np.testing.assert_array_equal(views.input_ids[columns + 1], batch["input_ids"][1, 1])
-
-
 def test_columns_are_anchor_positive_and_hard_negative():
     batch = random_batch(columns=3)
     weights = {"contrast": {"hard_negative_weight": 2.0, "temperature": 0.2}}
     metrics, _ = evaluate(SIMCSE, NO_DROPOUT, weights, batch=batch)
     z1, z2, z3 = projected(batch)
-    expected = contrastive.info_nce(z1, z2, temperature=0.2, hard_negatives=z3, hard_negative_weight=2.0).mean()
+    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=z3, hard_negative_weight=2.0).mean()
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
-    np.testing.assert_allclose(metrics["alignment"], contrastive.alignment(z1, z2).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["uniformity"], contrastive.uniformity(z1), rtol=1e-5)
+    np.testing.assert_allclose(metrics["alignment"], alignment(z1, z2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["uniformity"], uniformity(z1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -84,7 +84,7 @@ def test_off_dropout_negatives_have_no_dropout(seed):
     batch, options = random_batch(), {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2}
     metrics, _ = evaluate(SIMCSE, {"contrast": options}, batch=batch, seed=seed)
     (z,) = projected(batch)
-    similarity = np.float64(contrastive.cosine_similarity(z, z)) / 0.2
+    similarity = np.float64(cosine_similarity(z, z)) / 0.2
     negatives = np.where(np.eye(len(z)), 0.0, np.exp(similarity)).sum(axis=1)
     np.testing.assert_allclose(metrics["loss"], np.log(1 + negatives).mean(), rtol=1e-4)
     assert metrics["similarity_positive"] < 0.999  # the positives did have dropout
@@ -94,7 +94,7 @@ def test_negatives_from_the_mean_of_both_views():
     batch = random_batch(columns=2)
     metrics, _ = evaluate(SIMCSE, NO_DROPOUT, {"contrast": {"negatives": "mean", "temperature": 0.2}}, batch=batch)
     z1, z2 = projected(batch)
-    expected = contrastive.off_dropout_info_nce(z1, z2, (z1 + z2) / 2, temperature=0.2, ratio=1.0, form="code")
+    expected = off_dropout_info_nce(z1, z2, (z1 + z2) / 2, temperature=0.2, ratio=1.0, form="code")
     np.testing.assert_allclose(metrics["loss"], expected.mean(), rtol=1e-5)
 
 
@@ -119,28 +119,20 @@ def test_all_objectives_at_once():
     ],
 )
 def test_what_has_weight_0_is_neither_computed_nor_reported(parts, extra):
-    config = config_of(*parts)
-    definitions, *arrays = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    run = functools.partial(grad_of_objective, definitions, config)
-    _, (metrics, _) = jax.eval_shape(run, *arrays, random_batch(), jax.random.key(0))
-    assert set(metrics) == ALWAYS | extra
+    assert abstract_metrics(config_of(*parts)) == ALWAYS | extra
 
 
 def test_the_masked_lm_alone_embeds_nothing():
     config = config_of(SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 0.1}})
-    definitions, params, batch_stats, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    run = functools.partial(grad_of_objective, definitions, config)
-    _, (metrics, _) = jax.eval_shape(run, params, batch_stats, frozen, random_batch(), jax.random.key(0))
-    assert set(metrics) == {"loss", "loss_mlm"}
+    assert abstract_metrics(config) == {"loss", "loss_mlm"}
 
 
 def test_simcse_costs_a_fraction_of_diffcse():
     def flops(*parts) -> float:
         config = config_of({"model": {"projector": "mlp"}}, *parts)
         definitions, *arrays = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-        return compiled_grad.lower(definitions, config, *arrays, random_batch(), jax.random.key(0)).cost_analysis()[
-            "flops"
-        ]
+        lowered = compiled_grad.lower(definitions, config, *arrays, views_of(random_batch()), jax.random.key(0))
+        return lowered.cost_analysis()["flops"]
 
     # The discriminator costs what the encoder does, the generator a third of it and its vocabulary.
     assert flops(SIMCSE) < 0.5 * flops()
@@ -162,7 +154,7 @@ def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
 
 
 @pytest.mark.parametrize(("condition", "reaches_projector"), [("projected", True), ("pooled", False)])
-def test_the_condition_is_taken_behind_or_before_the_projector(condition, reaches_projector):
+def test_the_condition_is_taken_after_or_before_the_projector(condition, reaches_projector):
     parts = ({"contrast": {"weight": 0.0}}, {"difference": {"condition": condition}}, {"model": {"projector": "mlp"}})
     _, grads = evaluate(*parts)
     assert (total(grads, "projector") > 0) == reaches_projector

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffcse_jax.config import POOLERS
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.pooling import pool
 from diffcse_jax.models.pretrained import load
@@ -71,7 +72,7 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
     checkpoint = load("minilm")
     definition = parameters.definition(partial(Transformer, checkpoint.config))
-    run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(*batch)["hidden_states"])
+    run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(Rows(*batch))["hidden_states"])
     return list(map(np.asarray, run(checkpoint.transformer, ids, mask))), mask
 
 

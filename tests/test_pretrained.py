@@ -14,9 +14,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_model import hf_config_of
 
+from diffcse_jax.data.rows import Rows
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import families, parameters, pretrained
+from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.pretrained import Pretrained, load, to_hf, write_tensors
 from diffcse_jax.models.transformer import Transformer
@@ -26,6 +29,9 @@ MODELS = {
     "bert": (transformers.BertConfig, transformers.BertModel, transformers.BertForMaskedLM),
     "roberta": (transformers.RobertaConfig, transformers.RobertaModel, transformers.RobertaForMaskedLM),
     "distilbert": (transformers.DistilBertConfig, transformers.DistilBertModel, transformers.DistilBertForMaskedLM),
+    "xlm-roberta": (transformers.XLMRobertaConfig, transformers.XLMRobertaModel, transformers.XLMRobertaForMaskedLM),
+    "camembert": (transformers.CamembertConfig, transformers.CamembertModel, transformers.CamembertForMaskedLM),
+    "mpnet": (transformers.MPNetConfig, transformers.MPNetModel, transformers.MPNetForMaskedLM),
 }
 ARCHITECTURES = [
     ("bert", "gelu", 2, 4),
@@ -35,6 +41,9 @@ ARCHITECTURES = [
     ("roberta", "relu", 1, 8),
     ("distilbert", "gelu", 2, 4),
     ("distilbert", "gelu_pytorch_tanh", 1, 2),
+    ("xlm-roberta", "gelu", 1, 2),
+    ("camembert", "gelu", 1, 2),
+    ("mpnet", "gelu", 2, 3),
 ]
 
 
@@ -47,7 +56,7 @@ def small_model(
     if family == "distilbert":
         sizes |= {"dim": HIDDEN, "hidden_dim": 40, "n_layers": blocks, "n_heads": heads, "activation": activation}
     else:
-        sizes |= {"hidden_size": HIDDEN, "intermediate_size": 40, "type_vocab_size": 2, "hidden_act": activation}
+        sizes |= {"hidden_size": HIDDEN, "intermediate_size": 40, "hidden_act": activation}
         sizes |= {"num_hidden_layers": blocks, "num_attention_heads": heads}
     model = (with_mlm_head if mlm else plain)(make_config(**sizes)).eval()
     generator = torch.Generator().manual_seed(0)
@@ -71,7 +80,8 @@ def tokens(pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def transformer_of(checkpoint: Pretrained, params: parameters.Params) -> Transformer:
-    return parameters.bind(parameters.definition(partial(Transformer, checkpoint.config)), params)
+    definition = parameters.definition(partial(Transformer, checkpoint.config))
+    return parameters.bind(definition, jax.tree.map(jnp.asarray, params))
 
 
 def forward(
@@ -79,7 +89,9 @@ def forward(
 ) -> list[np.ndarray]:
     condition = None if condition is None else jnp.asarray(condition)
     module = transformer_of(checkpoint, checkpoint.transformer)
-    return list(map(np.asarray, module(jnp.asarray(ids), jnp.asarray(mask), condition=condition)["hidden_states"]))
+    return list(
+        map(np.asarray, module(Rows(jnp.asarray(ids), jnp.asarray(mask)), condition=condition)["hidden_states"])
+    )
 
 
 def torch_inputs(ids: np.ndarray, mask: np.ndarray) -> dict[str, torch.Tensor]:
@@ -107,10 +119,10 @@ def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activa
     weights = np.random.default_rng(2).normal(size=(*ids.shape, HIDDEN)).astype(np.float32)
 
     def loss(params: parameters.Params) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        states = transformer_of(checkpoint, params)(jnp.asarray(ids), jnp.asarray(mask))["hidden_states"]
+        states = transformer_of(checkpoint, params)(Rows(jnp.asarray(ids), jnp.asarray(mask)))["hidden_states"]
         return (states[-1] * weights).mean(), states
 
-    gradients, states = jax.grad(loss, has_aux=True)(jax.tree.map(jnp.asarray, checkpoint.transformer))
+    gradients, states = jax.grad(loss, has_aux=True)(checkpoint.transformer)
     output = model(**torch_inputs(ids, mask), output_hidden_states=True)
     (output.last_hidden_state * torch.tensor(weights)).mean().backward()
 
@@ -123,7 +135,7 @@ def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activa
     for name, gradient in ours.items():
         np.testing.assert_allclose(gradient, theirs[name].numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
     assert not ours["embeddings.word_embeddings.weight"][model.config.pad_token_id].any()
-    if family == "roberta":
+    if checkpoint.config.position_offset:
         assert not ours["embeddings.position_embeddings.weight"][model.config.pad_token_id].any()
 
 
@@ -136,7 +148,7 @@ def test_hidden_states_of_a_real_model_are_those_of_torch(minilm_dir):
     assert_close_on_tokens(forward(load("minilm"), ids, mask), torch_forward(model, ids, mask), mask)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path, family):
     model = small_model(family)
     checkpoint = load(str(saved(model, tmp_path)))
@@ -152,13 +164,13 @@ def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path
     assert_close_on_tokens(ours, torch_forward(model, ids, mask), mask)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("family", MODELS)
-def test_masked_lm_logits_are_those_of_torch(tmp_path, family, activation):
-    model = small_model(family, activation, blocks=1, mlm=True)
+def test_masked_lm_logits_are_those_of_torch(tmp_path, family):
+    model = small_model(family, "relu", blocks=1, mlm=True)  # some heads have gelu whatever the activation of blocks
     checkpoint = load(str(saved(model, tmp_path)), needs_mlm_head=True)
     ids, mask = tokens(model.config.pad_token_id)
-    head = parameters.bind(parameters.definition(partial(MaskedLMHead, checkpoint.config)), checkpoint.mlm_head)
+    definition = parameters.definition(partial(MaskedLMHead, checkpoint.config))
+    head = parameters.bind(definition, jax.tree.map(jnp.asarray, checkpoint.mlm_head))
     hidden_states = forward(checkpoint, ids, mask)[-1]
     logits = head(jnp.asarray(hidden_states), jnp.asarray(checkpoint.transformer["embeddings.word.embedding"]))
     with torch.no_grad():
@@ -166,12 +178,13 @@ def test_masked_lm_logits_are_those_of_torch(tmp_path, family, activation):
     np.testing.assert_allclose(np.asarray(logits)[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet"])
 def test_pooler_output_is_that_of_torch(tmp_path, family):
     model = small_model(family, blocks=1)
     checkpoint = load(str(saved(model, tmp_path)))
     ids, mask = tokens(model.config.pad_token_id)
-    pooler = parameters.bind(parameters.definition(partial(MlpProjector, checkpoint.config)), checkpoint.pooler)
+    definition = parameters.definition(partial(MlpProjector, checkpoint.config))
+    pooler = parameters.bind(definition, jax.tree.map(jnp.asarray, checkpoint.pooler))
     with torch.no_grad():
         output = model(**torch_inputs(ids, mask))
     ours = pooler(jnp.asarray(output.last_hidden_state[:, 0].numpy()))
@@ -181,14 +194,15 @@ def test_pooler_output_is_that_of_torch(tmp_path, family):
 @pytest.mark.parametrize("mlm", [False, True], ids=["encoder", "masked_lm"])
 @pytest.mark.parametrize("family", MODELS)
 def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
-    folder = saved(small_model(family, mlm=mlm), tmp_path)
+    model = small_model(family, mlm=mlm)
+    folder = saved(model, tmp_path)
     checkpoint = load(str(folder))
     exported = {}
     for part in ("transformer", "pooler", "mlm_head"):
         if getattr(checkpoint, part) is not None:
             exported |= to_hf(getattr(checkpoint, part), part, checkpoint.config)
     stored = load_file(folder / "model.safetensors")
-    original = {name.removeprefix(f"{family}."): tensor.numpy() for name, tensor in stored.items()}
+    original = {name.removeprefix(f"{model.base_model_prefix}."): tensor.numpy() for name, tensor in stored.items()}
     assert exported.keys() == original.keys()
     for name, array in exported.items():
         np.testing.assert_array_equal(array, original[name], err_msg=name)
@@ -196,8 +210,9 @@ def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
     assert (checkpoint.pooler is not None) == (not mlm and family != "distilbert")
 
 
-def test_what_is_written_loads_in_transformers(tmp_path):
-    model = small_model("bert")
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_what_is_written_loads_in_transformers(tmp_path, family):
+    model = small_model(family)
     checkpoint = load(str(saved(model, tmp_path)))
     (tmp_path / "model.safetensors").unlink()
     written = to_hf(checkpoint.transformer, "transformer", checkpoint.config)
@@ -224,7 +239,18 @@ def test_sizes_and_rates_are_those_of_the_config_file(tmp_path, family):
     assert (config.family, config.activation, config.num_blocks, config.num_heads) == (family, "relu", 3, 2)
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (VOCAB, HIDDEN, 40)
     assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
-    assert config.max_length == LENGTH + 4 - (2 if family == "roberta" else 0)
+    assert config.max_length == LENGTH + 4 - (0 if family in ("bert", "distilbert") else 2)
+
+
+def test_every_family_is_compared_with_torch():
+    assert families.names() == sorted(MODELS)
+
+
+def test_buckets_of_relative_positions_are_those_of_torch():
+    count = 300  # beyond 128 positions, all distances share a bucket
+    positions = torch.arange(count)
+    of_torch = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket
+    np.testing.assert_array_equal(relative_buckets(count), of_torch(positions[None] - positions[:, None]).numpy())
 
 
 # --- other ways to store the same tensors ---
@@ -243,7 +269,7 @@ def folder(bert, tmp_path) -> Path:
 
 
 def rewrite(folder: Path, change) -> None:
-    """Stores what `change` makes of the checkpoint's tensors."""
+    """Stores the checkpoint's tensors as `change` returns them."""
     file = folder / "model.safetensors"
     tensors = change(load_file(file))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
@@ -284,7 +310,7 @@ def test_pickled_checkpoint_is_read(bert, folder):
 
 
 class Command:
-    """What a hostile pickle holds: a call to make when it is read."""
+    """The content of a hostile pickle: a call to make when it is read."""
 
     def __init__(self, marker: Path):
         self.marker = marker
@@ -356,7 +382,7 @@ def test_tensors_without_use_are_passed_over(bert, folder):
 
 def test_minilm_is_the_encoder_of_the_package(minilm_dir):
     checkpoint = load("minilm")
-    assert checkpoint.folder == Path(minilm_dir)
+    assert checkpoint.folder.samefile(minilm_dir)
     assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size) == (6, 384)
     assert checkpoint.hf_config["vocab_size"] == 30522
     assert checkpoint.mlm_head is None
@@ -406,10 +432,11 @@ def test_an_untied_decoder_is_refused(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, roberta, distilbert"),
-        ({"model_type": ...}, "architecture '?' is not supported; supported: bert, roberta, distilbert"),
+        ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, camembert, distilbert, mpnet, "),
+        ({"model_type": ...}, "architecture '?' is not supported; supported: bert, camembert, distilbert, mpnet, "),
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported; supported: gelu, gelu_new"),
-        ({"position_embedding_type": "relative_key"}, "only absolute position embeddings are supported"),
+        ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute", not "relative_key"'),
+        ({"is_decoder": True}, "config.json: is_decoder must be false, not true"),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number of at least 1, not "24"'),
         ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number of at least 1, not 0"),
@@ -424,6 +451,19 @@ def test_unusable_config_is_explained(folder, changes, message):
     edit_config(folder, **changes)
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}.*{re.escape(message)}"):
         load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32, not 64"),
+        ({"pad_token_id": 0}, "pad_token_id must be 1, not 0"),
+        ({"is_decoder": True}, "is_decoder must be false, not true"),
+    ],
+)
+def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
+    with pytest.raises(CheckpointError, match=f"^model: config.json: {message}$"):
+        pretrained.transformer_config(hf_config_of("mpnet") | changes, source="model")
 
 
 @pytest.mark.parametrize(

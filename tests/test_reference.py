@@ -13,18 +13,19 @@ import pytest
 import torch
 from reference_networks import (
     by_reference_name,
-    reference_batch,
     reference_config,
+    reference_masked,
     reference_networks,
     reference_views,
-    share_of,
 )
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.rows import Views
+from diffcse_jax.edits import Edited, generate
+from diffcse_jax.models.computation import Computation, Networks
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.training import objective as objective_module
-from diffcse_jax.training.networks import Networks
-from diffcse_jax.training.objective import Corruptions, Edited, Views, generate, objective
+from diffcse_jax.objectives.difference import rtd
+from diffcse_jax.training.objective import Corruptions, total_loss
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.step import initial_state, make_train_step
@@ -109,9 +110,11 @@ def evaluated(reference_dir) -> Callable[[str], Evaluation]:
         config = reference_config(**groups)
         networks, params, batch_stats, _ = reference_networks(config, reference_dir)
         views = reference_views(reference_dir, batch)
-        edited = edit(batch, "random" if name.endswith("genrandom") else "fitted") if config.uses_difference else None
-        masked = reference_batch(reference_dir, batch)[1] if config.mlm.weight else None
-        corruptions = Corruptions(edited, masked)
+        corruptions = dict.fromkeys(config.objectives)
+        if config.difference.weight:
+            corruptions["difference"] = edit(batch, "random" if name.endswith("genrandom") else "fitted")
+        if config.mlm.weight:
+            corruptions["mlm"] = reference_masked(reference_dir, batch, views.rows)
         results = evaluate_objective(params, batch_stats, networks, config, views, corruptions)
         return Evaluation(config, networks, params, views, corruptions, *results)
 
@@ -119,8 +122,9 @@ def evaluated(reference_dir) -> Callable[[str], Evaluation]:
     def edit(batch: str, head: str) -> Edited:
         config = reference_config()
         networks, _, _, frozen = reference_networks(config, reference_dir, head)
-        masked = reference_batch(reference_dir, batch)[1]
-        return generate(networks, config, jax.device_put(frozen), reference_views(reference_dir, batch), masked, KEY)
+        rows = reference_views(reference_dir, batch).rows
+        masked = reference_masked(reference_dir, batch, rows)
+        return generate(Computation(networks, jax.device_put(frozen)), rows, masked, config.generator, KEY)
 
     return evaluate
 
@@ -129,20 +133,21 @@ def evaluate_objective(
     params: Params, batch_stats: Params, networks: Networks, config: Config, views: Views, corruptions: Corruptions
 ) -> tuple[dict[str, jax.Array], Params, Params]:
     """Metrics, new batch statistics and gradients."""
-    rows, static = views[:2], views[2:]
-    grads, (metrics, batch_stats) = compiled_grad(params, batch_stats, networks, config, rows, static, corruptions)
+    grads, (metrics, batch_stats) = compiled_grad(params, batch_stats, networks, config, views, corruptions)
     return metrics, batch_stats, grads
 
 
 # Compiling takes longer than running: optimising less halves it.
 @functools.partial(
     jax.jit,
-    static_argnames=("networks", "config", "static"),
+    static_argnames=("networks", "config"),
     compiler_options={"xla_backend_optimization_level": 0},
 )
-def compiled_grad(params, batch_stats, networks, config, rows, static, corruptions):
-    views = Views(*rows, *static)
-    return jax.grad(objective, has_aux=True)(params, batch_stats, networks, config, views, corruptions, KEY)
+def compiled_grad(params, batch_stats, networks, config, views, corruptions):
+    def loss(params):
+        return total_loss(config, Computation(networks, params), batch_stats, views, corruptions, KEY)
+
+    return jax.grad(loss, has_aux=True)(params)
 
 
 def assert_near(ours, expected, share: float = 1e-4) -> None:
@@ -157,7 +162,7 @@ def test_losses(name, values, evaluated):
     expected = {"loss": values[name]["total"]}
     if "contrastive" in values[name]:
         expected["loss_contrast"] = values[name]["contrastive"]
-    if config.uses_difference:
+    if config.difference.weight:
         expected["loss_difference"] = values[name]["rtd"]
     if config.mlm.weight:
         expected["loss_mlm"] = values[name]["mlm"]
@@ -172,7 +177,7 @@ def test_similarities_and_accuracies(name, values, evaluated):
     case = evaluated(name)
     config, metrics = case.config, case.metrics
     expected = {"similarity_positive": "pos_avg", "similarity_negative": "neg_avg"}
-    if config.uses_difference:
+    if config.difference.weight:
         expected |= {
             "rtd_accuracy": "electra_acc",
             "rtd_accuracy_replaced": "electra_rep_acc",
@@ -207,10 +212,10 @@ def test_gradient_of_every_parameter(name, values, arrays, evaluated):
 
 
 def vanishes(parameter: str, config: Config) -> bool:
-    """Whether the gradient is zero in exact arithmetic, so that either side's value is rounding noise.
+    """True if the gradient is zero in exact arithmetic, so that either side's value is rounding noise.
 
     A key's bias adds the same to all logits of a query, which softmax ignores; what the last block adds to every
-    sentence alike, the BatchNorm behind it takes away.
+    sentence alike, the BatchNorm after it takes away.
     """
     before_batch_norm = config.model.projector == "batchnorm" and config.difference.condition == "projected"
     return parameter.endswith("attention.self.key.bias") or (
@@ -221,27 +226,27 @@ def vanishes(parameter: str, config: Config) -> bool:
 @pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
 def test_edited_sentences(name, values, arrays, evaluated):
     case = evaluated(name)
-    edited = case.corruptions.edited
-    np.testing.assert_array_equal(edited.input_ids, arrays[f"{name}.e_inputs"])
+    edited = case.corruptions["difference"]
+    np.testing.assert_array_equal(edited.rows.input_ids, arrays[f"{name}.e_inputs"])
     np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
     assert edited.replaced.sum() == values[name]["n_replaced"]
     share_kept = 1 - values[name]["n_replaced"] / values[name]["n_valid"]
     np.testing.assert_allclose(case.metrics["rtd_share_kept"], share_kept, rtol=1e-6)
-    sep = case.views.input_ids == 102
+    sep = case.views.rows.input_ids == 102
     assert (edited.replaced & sep).sum() == values[name]["n_replaced_at_sep"]
 
 
 @pytest.mark.parametrize("name", cases(name for name in CASES if not name.endswith(WITHOUT_ARRAYS)))
 def test_sentence_vectors(name, arrays, evaluated):
     case = evaluated(name)
-    states = case.networks.bind("encoder", case.params)(case.views.input_ids, case.views.attention_mask)
+    states = case.networks.bind("encoder", case.params)(case.views.rows)
     cls = states["last_hidden_state"][:, 0]
     projector = case.networks.bind("projector", case.params, case.batch_stats)
     assert_near(projector(cls), arrays[f"{name}.z"])
     if name.startswith(("simcse.", "diffcse")):
         assert_near(cls, arrays[f"{name}.encoder_cls"])
     if case.config.contrast.negatives == "off_dropout":
-        assert_near(projector(cls[:: case.views.count]), arrays[f"{name}.z0"])
+        assert_near(projector(cls[:: case.views.per_example]), arrays[f"{name}.z0"])
 
 
 @pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
@@ -249,7 +254,7 @@ def test_discriminator(name, arrays, evaluated):
     case = evaluated(name)
     condition = arrays[f"{name}.{'encoder_cls' if case.config.difference.condition == 'pooled' else 'z'}"]
     states = case.networks.bind("discriminator", case.params)(
-        case.corruptions.edited.input_ids, case.views.attention_mask, condition=jnp.array(condition)
+        case.corruptions["difference"].rows.padded(), condition=jnp.array(condition)
     )["last_hidden_state"]
     logits = case.networks.bind("token_classifier", case.params)(states)
     assert_near(states, arrays[f"{name}.disc_hidden"])
@@ -289,28 +294,28 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     expected = json.loads((reference_dir / "train.json").read_text())[name]
     config = reference_config(**groups, mesh={"data": 1})
     networks, params, batch_stats, frozen = reference_networks(config, reference_dir)
-    batch, masked = reference_batch(reference_dir, "pair")
-    monkeypatch.setattr(objective_module, "mask_tokens", lambda *_, **__: masked)
+    views = reference_views(reference_dir, "pair")
+    monkeypatch.setattr(rtd, "mask_tokens", lambda _, rows, **__: reference_masked(reference_dir, "pair", rows))
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
     step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)
     state = initial_state(params, batch_stats, optimizer, config, mesh)
-    start = cls_embeddings(networks, state.params, batch)
-    share = share_of(batch)
+    # The losses below are compared to the last digit: compiled as for users.
+    compiled = step.lower(state, frozen, views).compile({"xla_backend_optimization_level": 3})
+    start = cls_embeddings(networks, state.params, views)
     rows = []
     for index in range(20):
-        state, metrics = step(state, frozen, batch, share)
+        state, metrics = compiled(state, frozen, views)
         rows.append((metrics["loss"], metrics["grad_norm"], rate(index)))
     losses, norms, rates = np.array(rows, np.float64).T
     np.testing.assert_allclose(rates, expected["lrs"], rtol=1e-6)
     # The smallest losses, 3.5e-5, are differences of numbers near 1, which float32 rounds by 6e-8.
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-4, atol=6e-8)
     np.testing.assert_allclose(norms, expected["grad_norms_before_clip"], rtol=1e-3)
-    after = cls_embeddings(networks, state.params, batch)
+    after = cls_embeddings(networks, state.params, views)
     stored = np.load(reference_dir / "train.npz")[f"{name}.sent_emb_after"]
     np.testing.assert_allclose(after, stored, rtol=0, atol=1e-4 * np.abs(stored - start).max())
 
 
-def cls_embeddings(networks: Networks, params: Params, batch: dict[str, np.ndarray]) -> np.ndarray:
-    rows = (jnp.array(batch[name]).reshape(-1, 32) for name in ("input_ids", "attention_mask"))
-    return np.asarray(networks.bind("encoder", params)(*rows)["last_hidden_state"][:, 0])
+def cls_embeddings(networks: Networks, params: Params, views: Views) -> np.ndarray:
+    return np.asarray(networks.bind("encoder", params)(views.rows)["last_hidden_state"][:, 0])

@@ -2,15 +2,18 @@ import copy
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from test_transfer import BagOfWords
 
 from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation import regression
+from diffcse_jax.evaluation import TASKS, regression
+from diffcse_jax.evaluation.classifier import initial_weights
 from diffcse_jax.evaluation.sts import correlations
 
 LEVELS = np.arange(1, 6)
+COEFFICIENTS = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
 
 
 def shares(scores):
@@ -25,8 +28,8 @@ def shares(scores):
     return rows
 
 
-def fitted_by_torch(x, y, dev_x, dev_y):
-    """SentEval's relatedness regression: the best model and its dev Pearson."""
+def fitted_by_torch(x, y, dev_x, dev_y, coefficient):
+    """SentEval's relatedness regression: the best model and its dev coefficient."""
     np.random.seed(1111)
     torch.manual_seed(1111)
     model = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 5), torch.nn.Softmax(dim=-1))
@@ -43,9 +46,9 @@ def fitted_by_torch(x, y, dev_x, dev_y):
                 optimizer.step()
         passes += 50
         with torch.no_grad():
-            pearson = np.corrcoef(model(dev_x).numpy() @ LEVELS, dev_y)[0, 1]
-        if pearson > best:
-            best, kept = pearson, copy.deepcopy(model)
+            score = coefficient(model(dev_x).numpy() @ LEVELS, dev_y)[0]
+        if score > best:
+            best, kept = score, copy.deepcopy(model)
         elif failures >= 3:
             break
         else:
@@ -59,16 +62,37 @@ def test_scores_become_distributions_over_their_neighbours():
     np.testing.assert_allclose((regression.level_shares(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
 
 
-def test_the_fit_is_sentevals():
+@pytest.mark.parametrize("stops_by", COEFFICIENTS)
+def test_the_fit_is_sentevals(stops_by):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(200, 12)).astype(np.float32)
     y = np.clip(2.5 + x[:, :3].sum(axis=1) + generator.normal(size=200), 0, 5)
     with torch_senteval.one_thread():
-        model, pearson = fitted_by_torch(x[:150], y[:150], x[150:], y[150:])
-    weights = regression.fit(x[:150], y[:150], x[150:], y[150:])
+        model, score = fitted_by_torch(x[:150], y[:150], x[150:], y[150:], COEFFICIENTS[stops_by])
+    weights = regression.fit(x[:150], y[:150], x[150:], y[150:], stops_by)
     expected = np.c_[model[0].weight.detach().numpy(), model[0].bias.detach().numpy()]
     np.testing.assert_allclose(weights, expected, atol=2e-4)
-    assert correlations(regression.predict(weights, x[150:]), y[150:])["pearson"] == pytest.approx(pearson, abs=0.01)
+    assert correlations(regression.predict(weights, x[150:]), y[150:])[stops_by] == pytest.approx(score, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "stops_by", "blocks"),
+    [
+        (regression.STSBenchmarkFinetune, "STSBenchmark-finetune", "spearman", 3),
+        (regression.STSBenchmarkSentEval, "STSBenchmark-senteval", "pearson", 2),
+        (regression.SICKRelatednessFinetune, "SICKRelatedness-finetune", "spearman", 3),
+        (regression.SICKRelatednessSentEval, "SICKRelatedness-senteval", "pearson", 2),
+    ],
+)
+def test_each_copy_of_senteval_takes_the_weights_of_its_own_coefficient(task, name, stops_by, blocks, monkeypatch):
+    """SimCSE's tasks take the block that is best by Spearman, the original's the one that is best by Pearson."""
+    dev_scores = iter([(70, 60), (80, 70), (75, 80), *[(60, 60)] * 4])  # Pearson, Spearman
+    monkeypatch.setattr(regression, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
+    monkeypatch.setattr(regression, "_train_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
+    rows = np.ones((4, 3), np.float32)
+    weights = regression.fit(rows, np.ones(4), rows, np.ones(4), task.stops_by)
+    np.testing.assert_allclose(weights - initial_weights(5, 3), blocks, atol=1e-6)
+    assert (TASKS[name], task.stops_by) == (task, stops_by)
 
 
 def write_split(folder, split, pairs):
@@ -94,14 +118,19 @@ def test_a_task_is_trained_and_scored_on_its_splits(tmp_path):
         features[split] = np.c_[np.abs(u - v), u * v]
     golds = {split: np.array([pair[2] for pair in pairs]) for split, pairs in splits.items()}
     with torch_senteval.one_thread():
-        model, dev_pearson = fitted_by_torch(features["train"], golds["train"], features["dev"], golds["dev"])
+        model, dev_pearson = fitted_by_torch(
+            features["train"], golds["train"], features["dev"], golds["dev"], COEFFICIENTS["pearson"]
+        )
     with torch.no_grad():
         predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS
-    task = regression.STSBenchmarkRegression(tmp_path)
+    task = regression.STSBenchmarkSentEval(tmp_path)
     scores = task.run(BagOfWords(), "test")
     assert scores["n"] == 30
     assert scores["pearson"] == pytest.approx(100 * np.corrcoef(predicted, golds["test"])[0, 1], abs=0.05)
     assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
+    other = regression.STSBenchmarkFinetune(tmp_path).run(BagOfWords(), "test")
+    assert other["dev"]["spearman"] > scores["dev"]["spearman"]
+    assert other["dev"]["pearson"] < scores["dev"]["pearson"]
     dev_only = task.run(BagOfWords(), "dev")
     assert dev_only["pearson"] == scores["dev"]["pearson"]
     assert [path.name for path in task.files("dev")] == ["sts-train.csv", "sts-dev.csv"]
@@ -111,6 +140,6 @@ def test_a_task_is_trained_and_scored_on_its_splits(tmp_path):
 def test_minilm_on_sick_gains_from_training(data_dir):
     """SICK's relatedness is far better predicted with its training split than by cosine alone."""
     encoder = SentenceEncoder.from_pretrained("minilm")
-    scores = regression.SICKRelatednessRegression(data_dir / "senteval").run(encoder, "dev")
+    scores = regression.SICKRelatednessSentEval(data_dir / "senteval").run(encoder, "dev")
     assert scores["n"] == 500
     assert scores["pearson"] > 82

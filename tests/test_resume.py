@@ -1,5 +1,6 @@
 """A killed run goes on where it stopped and ends where an uninterrupted one ends, bit for bit."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -125,13 +127,22 @@ def test_another_configuration_is_refused_in_the_same_workdir(command: list[str]
     assert "Traceback" not in output
 
 
-def test_metrics_behind_the_checkpoint_and_a_cut_off_row_are_dropped(tmp_path: Path):
+def test_metrics_after_the_checkpoint_and_a_cut_off_row_are_dropped(tmp_path: Path):
     rows = [{"step": step, "loss": float(step)} for step in range(1, 6)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 6, "lo')
     writer = MetricsWriter(tmp_path, resumed_at=3)
     writer.write(4, {"loss": 40.0})
     writer.close()
     assert read_metrics(tmp_path) == [*rows[:3], {"step": 4, "loss": 40.0}]
+
+
+def test_a_disk_that_is_full_costs_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = "".join(json.dumps({"step": step, "loss": float(step)}) + "\n" for step in range(1, 6))
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        MetricsWriter(tmp_path, resumed_at=3)
+    assert (tmp_path / "metrics.jsonl").read_text() == rows
 
 
 def run(command: list[str], workdir: Path) -> str:

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.training import networks
 from diffcse_jax.training.optimizer import make_optimizer
@@ -32,17 +32,17 @@ def run():
 
 def test_a_step_is_a_function_of_state_and_batch(run):
     step, start, frozen = run
-    batch = random_batch()
-    (first, first_metrics), (second, second_metrics) = (step(start(), frozen, batch) for _ in range(2))
+    views = views_of(random_batch())
+    (first, first_metrics), (second, second_metrics) = (step(start(), frozen, views) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, (first, first_metrics), (second, second_metrics))
 
 
 def test_masks_and_dropout_differ_from_step_to_step(run):
     step, start, frozen = run
-    batch = random_batch()
-    _, first = step(start(), frozen, batch)
+    views = views_of(random_batch())
+    _, first = step(start(), frozen, views)
     state = start()
-    _, later = step(state._replace(step=jax.device_put(np.int32(7), state.step.sharding)), frozen, batch)
+    _, later = step(state._replace(step=jax.device_put(np.int32(7), state.step.sharding)), frozen, views)
     assert all(first[name] != later[name] for name in ("loss_contrast", "loss_mlm", "loss_difference"))
 
 
@@ -50,7 +50,7 @@ def test_what_a_step_changes(run):
     step, start, frozen = run
     frozen_before = jax.tree.map(np.asarray, frozen)
     old = jax.tree.map(np.asarray, start())
-    new, metrics = step(start(), frozen, random_batch())
+    new, metrics = step(start(), frozen, views_of(random_batch()))
     assert new.step == 1
     assert metrics["grad_norm"] > 0
     assert new.params.keys() == old.params.keys()
@@ -66,7 +66,7 @@ def test_the_old_state_is_given_up_and_the_pretrained_arrays_are_not(run):
     step, start, frozen = run
     before = {name: array.copy() for name, array in ENCODER.transformer.items()}
     state = start()
-    step(state, frozen, random_batch())
+    step(state, frozen, views_of(random_batch()))
     assert not [name for name, array in state.params.items() if not array.is_deleted()]
     jax.tree.map(np.testing.assert_array_equal, ENCODER.transformer, before)
 
@@ -75,6 +75,6 @@ def test_training_on_one_batch_lowers_the_loss(run):
     step, start, frozen = run
     state, losses = start(), []
     for _ in range(80):
-        state, metrics = step(state, frozen, random_batch())
+        state, metrics = step(state, frozen, views_of(random_batch()))
         losses.append(float(metrics["loss"]))
     assert np.mean(losses[-20:]) < 0.9 * np.mean(losses[:20])

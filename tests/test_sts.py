@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax import encoder as encoder_module
-from diffcse_jax.encoder import load_tokenizer
+from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import build_task, expand_groups, missing_files, sts
 from diffcse_jax.evaluation.backends import TorchEncoder

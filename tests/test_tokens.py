@@ -8,11 +8,12 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax.config import DataConfig
 from diffcse_jax.data import tokens
-from diffcse_jax.data.corpus import Corpus, open_corpus
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
@@ -37,7 +38,7 @@ def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
 
 
 def ids_of(sentence: str, max_length: int) -> list[int]:
-    """What the word tokenizer gives, computed by hand."""
+    """The word tokenizer's ids, computed by hand."""
     words = sentence.split()[: max_length - 2]
     return [CLS, *(FIRST_WORD + WORDS.index(word) if word in WORDS else UNK for word in words), SEP]
 

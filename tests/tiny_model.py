@@ -46,10 +46,11 @@ def hf_config_of(family: str) -> dict:
             "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": MAX_LENGTH,
             "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": 0,
         }  # fmt: skip
+    pad_token_id = 0 if family == "bert" else 1  # the other families number positions from the padding id + 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
         "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",
-        "max_position_embeddings": MAX_LENGTH + 2 * (family == "roberta"), "type_vocab_size": 2,
+        "max_position_embeddings": MAX_LENGTH + (0 if family == "bert" else pad_token_id + 1), "type_vocab_size": 2,
         "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-        "pad_token_id": int(family == "roberta"),
+        "pad_token_id": pad_token_id,
     }  # fmt: skip

@@ -3,12 +3,16 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from tiny_model import random_params
 
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Vocabulary
+from diffcse_jax.data.rows import Rows, Views, in_blocks, lay_out
+from diffcse_jax.data.shapes import BatchShape
+from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -31,11 +35,11 @@ GENERATOR = dataclasses.replace(
 
 
 def config_of(*parts: Mapping[str, Mapping]) -> Config:
-    """A configuration from nested mappings, later ones over earlier ones."""
-    merged: dict[str, dict] = {}
+    """A configuration in float32 from nested mappings, later ones over earlier ones."""
+    merged: dict[str, Any] = {"precision": "float32", "train": {"packing": "on", "recompute": "on"}}
     for part in parts:
         for group, values in part.items():
-            merged[group] = merged.get(group, {}) | values
+            merged[group] = merged.get(group, {}) | values if isinstance(values, Mapping) else values
     return Config.from_dict(merged)
 
 
@@ -52,3 +56,23 @@ def random_batch(
     input_ids = np.pad(input_ids, ((0, 0), (0, 0), (0, padding)), constant_values=PAD)
     attention_mask = (np.arange(length + padding) < lengths).astype(np.int32)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths[..., 0].astype(np.int32)}
+
+
+def views_of(batch: Mapping[str, np.ndarray], *, packed: bool = False, devices: int = 1, chunks: int = 1) -> Views:
+    """The views of a batch, a single sentence twice; `packed`: laid out as training would do it."""
+    examples, columns, length = batch["input_ids"].shape
+    shape = (examples, max(2, columns), length)
+    ids, mask = (np.broadcast_to(batch[name], shape) for name in ("input_ids", "attention_mask"))
+    if not packed:
+        return Views(ids, mask)
+    lengths = mask.sum(axis=-1)
+    blocks = [in_blocks(part, devices, chunks) for part in (lengths.reshape(-1), lengths[:, 0])]
+    shape = BatchShape.of(length, max(part.mean(axis=1).max() for part in blocks) / length)
+    if not shape.packed:
+        return Views(ids, mask)
+    return Views(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
+
+
+def first_column(batch: Mapping[str, np.ndarray]) -> Rows:
+    """The sentences of the first column."""
+    return Rows(*(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask")))

@@ -6,24 +6,38 @@ Batch `i` depends on nothing but the store, the seed and `i`, so an iterator's w
 
 import functools
 import threading
+from typing import TYPE_CHECKING, NamedTuple
 
-import grain
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int
 
+from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
+from diffcse_jax.data.shapes import BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
 from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 
-BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
-MAX_BUCKETS = 6  # each length met in training is one more compilation
+if TYPE_CHECKING:
+    import grain
 
-Batch = dict[str, Int32[np.ndarray, "..."]]
+SAMPLE = 512  # batches that a run's shapes are chosen by
 
 
-def bucket_lengths(max_length: int) -> tuple[int, ...]:
-    """The lengths, in tokens, that batches are padded to: at most six, the last of them `max_length`."""
-    shorter = [length for length in BUCKETS if length < max_length]
-    return (*shorter[1 - MAX_BUCKETS :], max_length)
+class Shards(NamedTuple):
+    """The part of every global batch that one process feeds, in shares of the devices along the mesh's data axis."""
+
+    local: range = range(1)
+    total: int = 1
+
+    def of(self, rows: int) -> slice:
+        """The process's slice of so many rows."""
+        return slice(self.local.start * rows // self.total, self.local.stop * rows // self.total)
+
+
+class Packing(NamedTuple):
+    """The layout of batches without padding."""
+
+    chunks: int = 1  # parts that the networks take one after the other
+    anchors: bool = False  # the anchors alone have a layout, too
 
 
 def batches_per_epoch(examples: int, batch_size: int) -> int:
@@ -41,24 +55,26 @@ def batches_per_epoch(examples: int, batch_size: int) -> int:
 
 
 class BatchSource:
-    """Random access to the batches of a training run, as the rows of one process.
+    """Random access to the batches of a training run, as the rows of one process: `data.rows.Views` of NumPy arrays.
 
-    Item `i` is a dict of `input_ids` and `attention_mask`, (B, C, T) int32: B rows of this process, C columns, T the
-    smallest bucket that holds the longest sentence of the global batch, hence the same on all processes; and of
-    `lengths`, (global B, C), the tokens of every sentence of the global batch.
+    A single column is doubled: a sentence is its own second view, which dropout tells apart. A batch is padded to the
+    smallest of the run's lengths that holds the longest sentence of the global batch: the same on all processes.
 
     Args:
         store: the tokens.
         batch_size: examples per batch over all processes.
         steps: the number of batches.
         seed: with the epoch, it determines the order of the examples.
-        pad_token_id: the id that fills sentences up to T.
-        process_index: which slice of each global batch to yield.
-        process_count: the number of slices.
+        pad_token_id: the id that fills sentences up to their length.
+        shards: the part of each global batch to yield.
+        packing: how batches are laid out; None: padding is computed, too.
+
+    Attributes:
+        shapes: what the shapes of batches are chosen from.
 
     Raises:
         DataError: the store holds less than one batch.
-        ConfigError: the processes cannot share a batch evenly.
+        ValueError: the shards cannot share a batch evenly.
     """
 
     def __init__(
@@ -69,33 +85,74 @@ class BatchSource:
         steps: int,
         seed: int,
         pad_token_id: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        shards: Shards = Shards(),  # noqa: B008
+        packing: Packing | None = None,
     ):
-        if batch_size % process_count:
-            raise ConfigError(f"train.batch_size={batch_size} cannot be split evenly over {process_count} processes")
+        if batch_size % shards.total:
+            raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
         self._store = store
         self._batch_size = batch_size
         self._steps = steps
         self._seed = seed
         self._pad_token_id = pad_token_id
-        local_size = batch_size // process_count
-        self._local = slice(process_index * local_size, (process_index + 1) * local_size)
+        self._shards = shards
+        self._packing = packing
         self._batches_per_epoch = batches_per_epoch(len(store), batch_size)
-        self._buckets = np.asarray(bucket_lengths(store.max_length))
         self._lock = threading.Lock()
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)  # prefetching threads straddle two epochs
+        sample = [self._lengths(self._rows(index)) for index in range(SAMPLE)]
+        self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], store.max_length)
+        self.shapes = choose_shapes(map(self._needed, sample), self._lengths_of_batches)
 
     def __len__(self) -> int:
         return self._steps
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Views:
         rows = self._rows(index)
-        lengths = self._store.lengths(rows).astype(np.int32)
-        width = int(self._buckets[np.searchsorted(self._buckets, lengths.max())])
-        input_ids, local_lengths = self._store.gather(rows[self._local], width, self._pad_token_id)
-        attention_mask = (np.arange(width) < local_lengths[..., None]).astype(np.int32)
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths}
+        lengths = self._lengths(rows)
+        shape = self._shape(lengths)
+        local = self._shards.of(self._batch_size)
+        input_ids, local_lengths = self._store.gather(rows[local], shape.length, self._pad_token_id)
+        attention_mask = (np.arange(shape.length) < local_lengths[..., None]).astype(np.int32)
+        views = (len(local_lengths), lengths.shape[1], shape.length)
+        input_ids, attention_mask = (np.broadcast_to(values, views) for values in (input_ids, attention_mask))
+        return Views(input_ids, attention_mask, *self._layouts(lengths[local], shape))
+
+    def shapes_of(self, indices: range) -> dict[BatchShape, int]:
+        """The shapes of these batches, each with the index of the first batch that has it, in this order."""
+        first: dict[BatchShape, int] = {}
+        for index in indices:
+            first.setdefault(self._shape(self._lengths(self._rows(index))), index)
+        return first
+
+    def _shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
+        return smallest_shape(self.shapes, self._needed(lengths))
+
+    def _needed(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
+        """The smallest shape that holds a global batch."""
+        length = smallest(self._lengths_of_batches, int(lengths.max()))
+        if self._packing is None:
+            return BatchShape.of(length, 1.0)
+        parts = [lengths.reshape(-1), lengths[:, 0]] if self._packing.anchors else [lengths.reshape(-1)]
+        fullest = max(in_blocks(part, self._shards.total, self._packing.chunks).mean(axis=1).max() for part in parts)
+        return BatchShape.of(length, fullest / length)
+
+    def _layouts(self, lengths: Int[np.ndarray, "B C"], shape: BatchShape) -> tuple[Layout | None, Layout | None]:
+        """The layouts of all views and of the anchors, of this process's rows."""
+        packing = self._packing
+        if packing is None or not shape.packed:
+            return None, None
+
+        def layout(lengths: Int[np.ndarray, " rows"]) -> Layout:
+            blocks = in_blocks(lengths, len(self._shards.local), packing.chunks)
+            return lay_out(blocks, shape.length, shape.capacity(blocks.shape[1] * shape.length))
+
+        return layout(lengths.reshape(-1)), layout(lengths[:, 0]) if packing.anchors else None
+
+    def _lengths(self, rows: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        """Tokens of every view of these examples."""
+        lengths = self._store.lengths(rows)
+        return np.repeat(lengths, 2, axis=1) if lengths.shape[1] == 1 else lengths
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
         """The examples of the global batch `index`."""
@@ -108,11 +165,13 @@ class BatchSource:
         return np.random.Generator(np.random.Philox([self._seed, epoch])).permutation(len(self._store))
 
 
-def make_batches(source: BatchSource) -> grain.DatasetIterator:
+def make_batches(source: BatchSource) -> "grain.DatasetIterator":
     """An iterator that prepares batches ahead in threads.
 
     `get_state()` is a small dict that counts the batches delivered, not those prepared; after `set_state()` with it
     the same batches follow.
     """
+    import grain  # here, because all else in this module, and a train step over it, runs without it
+
     read_options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
     return iter(grain.MapDataset.source(source).to_iter_dataset(read_options))

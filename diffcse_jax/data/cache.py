@@ -1,4 +1,4 @@
-"""What is fetched or made once per machine: the package's cache folder, and SimCSE's data set on the hub."""
+"""Files that a machine fetches or makes once: the package's cache folder, and SimCSE's data set on the hub."""
 
 import functools
 import logging
@@ -23,7 +23,7 @@ def hub_file(name: str, instead: str) -> Path:
 
     Args:
         name: the file.
-        instead: what the user can do where it cannot be had.
+        instead: advice for the user where it cannot be had.
 
     Raises:
         DataError: it cannot be had.

@@ -28,7 +28,7 @@ PROSE_SECTIONS = {"notes", "note", "summary", "extended summary", "description",
 UNDERLINE = re.compile(r"([=\-~^*#`\"'])\1{2,}$")
 FIELD_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,30}::?$")
 LIST_ITEM = re.compile(r"([-*+•]|\(?(\d{1,2}|[a-z])[.)])\s|[:|>+@.]|[\w, *]+ : |[a-z]\w*:\s|\w+ +-- ")
-MARKUP = (  # what to replace, and by what; a NUL makes its sentence unfit
+MARKUP = (  # pattern and replacement; a NUL makes its sentence unfit
     (re.compile(r":math:`[^`]*`|\$[^$]*\$"), "\0"),
     (re.compile(r":[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`"), r"\1"),  # :role:`name <target>`
     (re.compile(r"``([^`]*)``"), r"\1"),
@@ -86,7 +86,7 @@ def sentences(docstring: str) -> list[str]:
 
 def _spans(docstring: str) -> list[str]:
     """The running text, split where sentences end."""
-    spans = []
+    spans: list[str] = []
     for paragraph in _paragraphs(docstring):
         for pattern, plain in MARKUP:
             paragraph = pattern.sub(plain, paragraph)
@@ -96,7 +96,7 @@ def _spans(docstring: str) -> list[str]:
 
 def _cut(parts: Iterable[str]) -> str:
     """Whole sentences from the start, as many as fit into the words of a rest."""
-    kept = []
+    kept: list[str] = []
     for part in parts:
         if len(" ".join([*kept, part]).split()) >= REST_WORDS.stop:
             break
@@ -160,7 +160,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
     """Module names and files of the standard library and of those packages that are installed, in sorted order."""
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
     for package in PACKAGES:
-        if spec := importlib.util.find_spec(package):
+        if (spec := importlib.util.find_spec(package)) and spec.origin:
             roots.append((package, Path(spec.origin).parent))
     for package, root in roots:
         for file in sorted(root.rglob("*.py")):
@@ -175,7 +175,7 @@ def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
             tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # templates that are no Python
         return
-    pending: list[tuple[str, ast.AST]] = [(module, tree)]
+    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
     while pending:
         name, node = pending.pop()
         is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))

@@ -21,6 +21,7 @@ from jaxtyping import Int, Integer
 
 from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
+from diffcse_jax.data.tokenizer import unlimited_tokenizer
 
 FORMAT_VERSION = 1
 BLOCK_ROWS = 10_000
@@ -35,7 +36,7 @@ class TokenStore:
         max_length: the length, in tokens, that sentences were cut to.
         token_ids: all tokens, example by example and column by column.
         offsets: where each sentence starts in `token_ids`; the last entry is its end.
-        note: what the corpus reader skipped when the store was built; empty where nothing was.
+        note: the lines that the corpus reader skipped when the store was built; empty if none.
     """
 
     def __init__(self, folder: Path):
@@ -95,11 +96,12 @@ def build_or_open(
     Raises:
         DataError: the corpus cannot be read.
     """
-    encoder = _encoder(tokenizer, max_length)
-    folder = (Path(cache_dir).expanduser() if cache_dir else cache_folder("tokens")) / _store_name(corpus, encoder)
+    backend = unlimited_tokenizer(tokenizer)
+    backend.enable_truncation(max_length)
+    folder = (Path(cache_dir).expanduser() if cache_dir else cache_folder("tokens")) / _store_name(corpus, backend)
     found = folder.exists()
     if not found:
-        _build(corpus, encoder, max_length, folder, quiet)
+        _build(corpus, backend, max_length, folder, quiet)
     store = TokenStore(folder)
     if not quiet:
         outcome = "found" if found else "built"
@@ -107,25 +109,17 @@ def build_or_open(
     return store
 
 
-def _encoder(tokenizer: transformers.PreTrainedTokenizerFast, max_length: int) -> tokenizers.Tokenizer:
-    """A copy of the tokenizer's backend that cuts at `max_length` and does not pad."""
-    encoder = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    encoder.no_padding()
-    encoder.enable_truncation(max_length)
-    return encoder
-
-
-def _store_name(corpus: Corpus, encoder: tokenizers.Tokenizer) -> str:
-    parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, encoder.to_str()]
+def _store_name(corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
+    parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, backend.to_str()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool) -> None:
+def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool) -> None:
     """Writes a store beside `folder` and renames it, so that `folder` never exists half-written."""
     temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
     temporary.mkdir(parents=True)
     try:
-        _write_arrays(corpus, encoder, temporary, quiet)
+        _write_arrays(corpus, backend, temporary, quiet)
         meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.skipped_summary()}
         (temporary / "meta.json").write_text(json.dumps(meta))
         try:
@@ -137,8 +131,8 @@ def _build(corpus: Corpus, encoder: tokenizers.Tokenizer, max_length: int, folde
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_arrays(corpus: Corpus, encoder: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
-    id_type = np.uint16 if max(encoder.get_vocab().values()) < 1 << 16 else np.uint32
+def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
+    id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
     with (
         _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
         _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
@@ -148,7 +142,7 @@ def _write_arrays(corpus: Corpus, encoder: tokenizers.Tokenizer, folder: Path, q
     ):
         offsets.append(np.zeros(1))
         for rows in _blocks(corpus):
-            encodings = encoder.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
+            encodings = backend.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
             lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
             offsets.append(token_ids.size + np.cumsum(lengths))
             ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)

@@ -3,27 +3,12 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import regression, sts, transfer
 from diffcse_jax.evaluation.geometry import Geometry, Retrieval
-
-
-@runtime_checkable
-class Task(Protocol):
-    """What a task is to its callers: built on SentEval's `downstream` folder by `build_task`, run on an encoder."""
-
-    name: str
-    modes: tuple[str, ...]  # of `test`, `fasttest` and `dev`
-
-    def files(self, mode: str) -> list[Path]:
-        """The files that `run` reads in this mode."""
-
-    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
-        """Named scores, x 100."""
-
+from diffcse_jax.evaluation.protocols import Task
 
 STS_TASKS = (sts.STS12, sts.STS13, sts.STS14, sts.STS15, sts.STS16, sts.STSBenchmark, sts.SICKRelatedness)
 TRANSFER_TASKS = (
@@ -35,8 +20,15 @@ TRANSFER_TASKS = (
     transfer.TREC,
     transfer.MRPC,
 )
-REGRESSION_TASKS = (regression.STSBenchmarkRegression, regression.SICKRelatednessRegression)
-SINGLE_TASKS = (transfer.SST5, transfer.SICKEntailment, Geometry, Retrieval)  # in no group of the published tables
+REGRESSION_TASKS = (regression.STSBenchmarkSentEval, regression.SICKRelatednessSentEval)
+SINGLE_TASKS = (  # in no group of the published tables
+    regression.STSBenchmarkFinetune,
+    regression.SICKRelatednessFinetune,
+    transfer.SST5,
+    transfer.SICKEntailment,
+    Geometry,
+    Retrieval,
+)
 TASKS = {task.name: task for task in (*STS_TASKS, *TRANSFER_TASKS, *REGRESSION_TASKS, *SINGLE_TASKS)}
 GROUPS = {
     "sts": tuple(task.name for task in STS_TASKS),

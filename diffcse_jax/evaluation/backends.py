@@ -6,18 +6,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from diffcse_jax import pooling_modules
-from diffcse_jax.encoder import (
-    Encoder,
-    SentenceEncoder,
-    choose_pooler,
-    load_tokenizer,
-    require_finite,
-    warn_of_cut,
-)
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.encoder import SentenceEncoder, choose_pooler, require_finite, warn_of_cut
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.models import pretrained
-from diffcse_jax.workdir import workdir_of
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.workdir import workdir_of
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None) -> Encoder:
@@ -64,8 +59,8 @@ class TorchEncoder:
         logging.disable_progress_bar()  # of loading weights
 
         folder = pretrained.find_folder(path_or_id)
-        record = pooling_modules.read(folder)
-        self.pooler = choose_pooler(pooler, record and record.pooler, path_or_id)
+        record = sentence_transformers_folder.read(folder)
+        self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(folder)
         self._max_length = pretrained.transformer_config(

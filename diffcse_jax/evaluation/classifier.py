@@ -44,7 +44,7 @@ RMSPROP = Optimizer(learning_rate=1e-2, mean_decay=0.0, square_decay=0.99, bias_
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a classifier is trained.
+    """The training of a classifier.
 
     Attributes:
         optimizer: the update rule.
@@ -156,7 +156,7 @@ class _EarlyStopping:
     """Keeps the best weights of each fit and regularization, and counts the looks that found no better ones."""
 
     def __init__(self, weights: Weights, tenacity: int):
-        self.weights = weights.copy()
+        self.weights = np.array(weights)
         self.tenacity = tenacity
         self.correct = np.full(weights.shape[:2], -1)
         self.failures = np.zeros(weights.shape[:2], int)
@@ -166,7 +166,7 @@ class _EarlyStopping:
         return np.flatnonzero((self.failures <= self.tenacity).any(axis=1))
 
     def look(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
-        """Takes note of weights and of how many dev rows they classify correctly. What has stopped stays."""
+        """Takes note of weights and of how many dev rows they classify correctly. Those that have stopped stay."""
         better = (correct > self.correct[group]) & (self.failures[group] <= self.tenacity)
         self.correct[group] = np.where(better, correct, self.correct[group])
         self.weights[group] = np.where(better[:, :, None, None], weights, self.weights[group])
@@ -206,7 +206,7 @@ def _groups(running: Int[np.ndarray, " running"], fits: int) -> Iterator[Int[np.
 
 
 def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."]:
-    """Stacks arrays that differ in length, with `NO_ROW` behind the shorter ones."""
+    """Stacks arrays that differ in length, with `NO_ROW` after the shorter ones."""
     stacked = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), NO_ROW, np.int32)
     for target, array in zip(stacked, arrays, strict=True):
         target[: len(array)] = array
@@ -276,7 +276,7 @@ def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
     return _State(weights, mean, square, updates)
 
 
-def _bias_correction(decay: float, updates: Int32[Array, " fits"]) -> Float32[Array, "fits 1 1 1"]:
+def _bias_correction(decay: float, updates: Int32[Array | np.ndarray, " fits"]) -> Float32[Array, "fits 1 1 1"]:
     """1 - decay ** updates, without the cancellation that leaves four digits of it in float32."""
     return _expand(-jnp.expm1(updates.astype(jnp.float32) * float(np.log(decay))), 4)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from diffcse_jax.evaluation import GROUPS, published, report
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.workdir import workdir_of
+from diffcse_jax.storage.workdir import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
-SCORES = ("spearman", "acc", "devacc")  # what a task's column shows: the first of these that it has
+SCORES = ("spearman", "acc", "devacc")  # a task's column shows the first of these that it has
 PROBES = {
     "alignment": ("geometry", "alignment"),
     "uniformity": ("geometry", "uniformity"),
@@ -25,21 +25,23 @@ SHORT_NAMES = {
     "SICKRelatedness": "SICK-R",
     "average sts": "average",
     "average transfer": "average",
-    "STSBenchmark-finetune": "STS-B regression",
-    "SICKRelatedness-finetune": "SICK-R regression",
+    "STSBenchmark-senteval": "STS-B regression",
+    "SICKRelatedness-senteval": "SICK-R regression",
+    "STSBenchmark-finetune": "STS-B finetune",
+    "SICKRelatedness-finetune": "SICK-R finetune",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A label, and what to print in each column that has a value."""
+    """A line of a table: its label, and the text of each column that has a value."""
 
     label: str
     cells: dict[str, str]
 
 
 def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:
-    """What eval.py prints: as text, each model in detail; and a comparison, where there is something to compare."""
+    """The output of eval.py: as text, each model in detail; and a comparison, where there is something to compare."""
     parts = [report.table(results) for results in models] if style == "text" else []
     if len(models) > 1 or with_published or style != "text":
         parts.append(compare(models, with_published=with_published, style=style))
@@ -72,7 +74,7 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
 
 
 def document(models: Sequence[Results]) -> dict[str, Any]:
-    """What `results.json` holds: the results of one model, or those of several under `models`."""
+    """The content of `results.json`: the results of one model, or those of several under `models`."""
     return dict(models[0]) if len(models) == 1 else {"models": list(models), "seeds": seeds_of(models)}
 
 
@@ -91,7 +93,7 @@ def seeds_of(models: Sequence[Results]) -> list[dict[str, Any]]:
 
 def seed_groups(models: Sequence[str]) -> list[list[int]]:
     """Positions of workdirs (or exports in them) whose configurations are the same but for `train.seed`."""
-    groups = {}
+    groups: dict[str, list[int]] = {}
     for index, model in enumerate(models):
         if configuration := _configuration_but_seed(Path(model).expanduser()):
             groups.setdefault(configuration, []).append(index)

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Float, Float32
 from matplotlib.figure import Figure
 
-from diffcse_jax.encoder import Encoder, normalized
+from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.retrieval import ranks_among
 from diffcse_jax.evaluation.sts import ScoredPairs, STSBenchmark
 
@@ -25,7 +26,7 @@ BLOCK = 1024  # rows whose distances are held at once
 
 @dataclasses.dataclass(frozen=True)
 class StsbProbe:
-    """What looks at STS-B's pairs of one split.
+    """A task on the pairs of one split of STS-B.
 
     Attributes:
         folder: SentEval's `downstream` folder.
@@ -44,7 +45,8 @@ class StsbProbe:
         """The split's pairs, and the vectors of their first and second sentences."""
         pairs = STSBenchmark(self.folder).load(_split_of(mode))
         vectors = encoder.encode(pairs.first + pairs.second, batch_size=batch_size)
-        return pairs, *np.split(vectors, 2)
+        first, second = np.split(vectors, 2)
+        return pairs, first, second
 
 
 class Geometry(StsbProbe):
@@ -113,7 +115,7 @@ def best_hits(
     similarities: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int
 ) -> list[tuple[str, float]]:
     """The most similar different sentences, with their similarities."""
-    hits = {}
+    hits: dict[str, float] = {}
     for row in np.argsort(-similarities, kind="stable"):
         if len(hits) == top_k:
             break

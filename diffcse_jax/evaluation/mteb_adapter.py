@@ -23,10 +23,10 @@ from diffcse_jax.encoder import SentenceEncoder
 
 
 class MtebEncoder(AbsEncoder):
-    """A `SentenceEncoder` behind mteb's encoder protocol; similarities are cosines, prompts are not used.
+    """A `SentenceEncoder` with mteb's encoder protocol; similarities are cosines, prompts are not used.
 
     Args:
-        model_name: what `SentenceEncoder.from_pretrained` takes.
+        model_name: as `SentenceEncoder.from_pretrained` takes it.
         revision: for mteb's records only.
         device: ignored; JAX takes the accelerator that it finds.
         pooler: overrides the recorded pooler, with a warning.

@@ -12,11 +12,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import open_corpus
-from diffcse_jax.encoder import Encoder
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.objectives.decorrelation import dimension_contrast
+from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.groups import DataConfig
+from diffcse_jax.objectives.dcl import dimension_contrast
 
 DCL_TEMPERATURE = 0.05
 DCL_BATCH_SIZE = 512
@@ -122,8 +122,8 @@ def decorrelation(
     for _ in range(DCL_STEPS):
         rows = generator.choice(len(vectors), min(DCL_BATCH_SIZE, len(vectors)), replace=False)
         matrix, opt_state = _dcl_step(matrix, opt_state, standardised[rows])
-    matrix = np.asarray(matrix)
-    return mean, matrix / deviation[:, None] / (standardised @ matrix).std(axis=0)
+    trained = np.asarray(matrix)
+    return mean, trained / deviation[:, None] / (standardised @ trained).std(axis=0)
 
 
 @jax.jit

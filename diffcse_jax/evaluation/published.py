@@ -10,7 +10,7 @@ from diffcse_jax.evaluation import GROUPS
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A row of a published table: what the model is, and its scores by column of `comparison`."""
+    """A row of a published table: the model's description, and its scores by column of `comparison`."""
 
     label: str
     scores: dict[str, float]

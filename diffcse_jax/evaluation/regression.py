@@ -1,8 +1,14 @@
-"""STS-B and SICK-R as the original SentEval scores them: a similarity model trained on frozen sentence vectors.
+"""Supervised STS-B and SICK-R: a similarity model trained on frozen sentence vectors, in the two forms of SentEval.
 
-SimCSE's copy keeps the tasks as `STSBenchmark-finetune` and `SICKRelatedness-finetune`, and reports the unsupervised
-ones in their place. A softmax layer on |u - v| and u * v predicts a distribution over the scores 1 to 5 (Tai, Socher
-and Manning 2015); the score is its mean.
+A softmax layer on |u - v| and u * v predicts a distribution over the scores 1 to 5 (Tai, Socher and Manning 2015); the
+predicted score is its mean. Training is stopped early by a coefficient on the dev split, of which SentEval's copies
+differ in one point (`tools/relatedness.py`):
+
+- `STSBenchmark-senteval`, `SICKRelatedness-senteval`: Pearson's, in the original SentEval, whose tasks are named
+  `STSBenchmark` and `SICKRelatedness` (here, as in SimCSE, the names of the unsupervised tasks);
+- `STSBenchmark-finetune`, `SICKRelatedness-finetune`: Spearman's, in SimCSE's copy, under these names.
+
+The weights after the block of passes with the best coefficient are scored, so that the two may take different ones.
 """
 
 import dataclasses
@@ -13,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Float64, Int32
 
-from diffcse_jax.encoder import Encoder
 from diffcse_jax.evaluation.classifier import SEED, initial_weights
+from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.sts import ScoredPairs, SICKRelatedness, STSBenchmark, correlations, read_pairs
 
 LEVELS = np.arange(1, 6, dtype=np.float32)
@@ -31,7 +37,7 @@ Weights = Float32[Array | np.ndarray, "levels dimension_and_bias"]
 
 @dataclasses.dataclass(frozen=True)
 class SimilarityRegression:
-    """Trained on the train split, stopped early by Pearson's coefficient on the dev split, scored on the test split.
+    """Trained on the train split, stopped early by a coefficient on the dev split, scored on the test split.
 
     Attributes:
         folder: SentEval's `downstream` folder.
@@ -44,6 +50,7 @@ class SimilarityRegression:
     splits: ClassVar[dict[str, str]]  # split to file below the folder
     columns: ClassVar[tuple[int, int, int]]
     header: ClassVar[bool]
+    stops_by: ClassVar[str]  # one of `sts.COEFFICIENTS`
 
     def files(self, mode: str) -> list[Path]:
         """The files that `run` reads in this mode."""
@@ -68,7 +75,7 @@ class SimilarityRegression:
         splits = {split: self.load(split) for split in self._splits_of_mode(mode)}
         features = _features(encoder, splits, batch_size)
         targets = {split: pairs.gold for split, pairs in splits.items()}
-        weights = fit(features["train"], targets["train"], features["dev"], targets["dev"])
+        weights = fit(features["train"], targets["train"], features["dev"], targets["dev"], self.stops_by)
         scores = {
             split: correlations(predict(weights, features[split]), targets[split])
             for split in splits
@@ -80,18 +87,38 @@ class SimilarityRegression:
         return ["train", "dev"] if mode == "dev" else ["train", "dev", "test"]
 
 
-class STSBenchmarkRegression(SimilarityRegression):
+class STSBenchmarkFinetune(SimilarityRegression):
+    """STS-B in SimCSE's copy."""
+
     name = "STSBenchmark-finetune"
+    stops_by = "spearman"
     splits: ClassVar = {"train": "STS/STSBenchmark/sts-train.csv"} | STSBenchmark.splits
     columns = STSBenchmark.columns
     header = STSBenchmark.header
 
 
-class SICKRelatednessRegression(SimilarityRegression):
+class STSBenchmarkSentEval(STSBenchmarkFinetune):
+    """STS-B in the original SentEval."""
+
+    name = "STSBenchmark-senteval"
+    stops_by = "pearson"
+
+
+class SICKRelatednessFinetune(SimilarityRegression):
+    """SICK-R in SimCSE's copy."""
+
     name = "SICKRelatedness-finetune"
+    stops_by = "spearman"
     splits: ClassVar = {"train": "SICK/SICK_train.txt"} | SICKRelatedness.splits
     columns = SICKRelatedness.columns
     header = SICKRelatedness.header
+
+
+class SICKRelatednessSentEval(SICKRelatednessFinetune):
+    """SICK-R in the original SentEval."""
+
+    name = "SICKRelatedness-senteval"
+    stops_by = "pearson"
 
 
 def fit(
@@ -99,8 +126,17 @@ def fit(
     gold: Float[np.ndarray, " train"],
     dev_features: Float32[np.ndarray, "dev dimension"],
     dev_gold: Float[np.ndarray, " dev"],
+    stops_by: str,
 ) -> Float32[np.ndarray, "levels dimension_and_bias"]:
-    """The weights with the best dev Pearson (SentEval's `tools/relatedness.py`)."""
+    """The weights after the block with the best dev coefficient (SentEval's `tools/relatedness.py`).
+
+    Args:
+        features: |u - v| and u * v of the training pairs, side by side.
+        gold: their scores, 1 to 5.
+        dev_features: those of the dev pairs.
+        dev_gold: their scores.
+        stops_by: `pearson` or `spearman`.
+    """
     inputs, targets = jnp.asarray(_with_bias(features)), jnp.asarray(level_shares(gold))
     weights = jnp.asarray(initial_weights(len(LEVELS), features.shape[1]))
     opt_state = OPTIMIZER.init(weights)
@@ -109,9 +145,9 @@ def fit(
     for _ in range(0, LAST_PASS + 1, PASSES_PER_BLOCK):
         batches = np.stack([_batches(generator.permutation(len(features))) for _ in range(PASSES_PER_BLOCK)])
         weights, opt_state = _train_block(weights, opt_state, inputs, targets, batches.reshape(-1, BATCH_SIZE))
-        pearson = correlations(predict(np.asarray(weights), dev_features), dev_gold)["pearson"]
-        if pearson > best:
-            best, best_weights = pearson, np.asarray(weights)
+        score = correlations(predict(np.asarray(weights), dev_features), dev_gold)[stops_by]
+        if score > best:
+            best, best_weights = score, np.asarray(weights)
         elif failures >= TENACITY:
             break
         else:
@@ -121,13 +157,13 @@ def fit(
 
 def predict(
     weights: Float32[np.ndarray, "levels dimension_and_bias"], features: Float32[np.ndarray, "rows dimension"]
-) -> Float32[np.ndarray, " rows"]:
-    """Expected score of each row."""
-    return np.asarray(jax.nn.softmax(_with_bias(features) @ weights.T)) @ LEVELS
+) -> Float64[np.ndarray, " rows"]:
+    """Expected score of each row, summed in float64 as in SentEval."""
+    return np.asarray(jax.nn.softmax(_with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
 
 
 def level_shares(gold: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows levels"]:
-    """Scores as distributions over the two levels next to them; below 1, what is missing to 1 has no level."""
+    """Scores as distributions over the two levels next to them; below 1, the share missing to 1 has no level."""
     return np.maximum(0, 1 - np.abs(gold[:, None] - LEVELS)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation results: what `results.json` holds, and the table for people."""
+"""Evaluation results: the content of `results.json`, and the table for people."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def with_aggregation(tasks: Mapping[str, Mapping[str, Any]], aggregation: str) -
 
 
 def missing_reason(paths: Sequence[Path]) -> str:
-    """What to tell about a task whose files are not there."""
+    """The message about a task whose files are not there."""
     return f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if len(paths) > 1 else "")
 
 
@@ -36,10 +36,10 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
 
 
 def check_writable(path: Path) -> None:
-    """Tries whether `write` will be able to, before hours are spent on results; changes no file.
+    """Tries to open the file of `write`, before hours are spent on results; changes no file.
 
     Raises:
-        ConfigError: it will not.
+        ConfigError: it cannot be written.
     """
     with _naming_output(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write(content: Results, path: Path) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """The same structure with scores rounded to two decimals, and what is smaller than 10 to four digits."""
+    """The same structure with scores rounded to two decimals, or to four where they are smaller than 10."""
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -95,7 +95,7 @@ def _naming_output(path: Path) -> Iterator[None]:
 
 
 def _heading(results: Results) -> list[str]:
-    """What the scores depend on, defaults left out where they would go without saying."""
+    """The settings that the scores depend on, without defaults that go without saying."""
     heading = [results["model"], f"pooler {results['pooler']}", results["mode"], results["backend"]]
     if results["similarity"] != "cosine":
         heading.append(f"{results['similarity']} similarity")

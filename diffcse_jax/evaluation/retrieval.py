@@ -45,7 +45,8 @@ def ranks_among(
 
 def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> tuple[list[str], list[str]]:
     """First and second halves, by words, of the first `limit` distinct sentences of at least `fewest_words`."""
-    first, second = [], []
+    first: list[str] = []
+    second: list[str] = []
     seen = set()
     for sentence in sentences:
         if len(first) == limit:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import tqdm
 
-from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import REGRESSION_TASKS, Task, build_task, expand_groups, missing_files, report
+from diffcse_jax.evaluation import REGRESSION_TASKS, build_task, expand_groups, missing_files, report
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.postprocessing import post_process
+from diffcse_jax.evaluation.protocols import Encoder, Task
 from diffcse_jax.evaluation.report import Results
 from diffcse_jax.evaluation.suite import senteval_folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is the same for all models of a comparison; the options of eval.py by their names."""
+    """The settings that all models of a comparison share: the options of eval.py by their names."""
 
     tasks: str
     data_dir: str
@@ -64,9 +64,9 @@ def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[Sequence
     """Runs all tasks on one model after another.
 
     Args:
-        models: what `load_encoder` takes, each.
+        models: each as `load_encoder` takes it.
         settings: the options.
-        keep: called with the results so far behind each task, since the next one may fail.
+        keep: called with the results so far after each task, since the next one may fail.
 
     Returns:
         Results by model.
@@ -75,15 +75,15 @@ def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[Sequence
         UserError: an option, a model, its pooler or a file that cannot be used.
     """
     tasks = build_tasks(settings)
-    done = []
+    done: list[Results] = []
     for model in dict.fromkeys(models):
         done.append(evaluate_model(model, tasks, settings, lambda results: keep([*done, results])))
     return done
 
 
 def evaluate_model(model: str, tasks: dict[str, Task], settings: Settings, keep: Callable[[Results], None]) -> Results:
-    """Runs the tasks on a model; `keep` gets the results before the first task and behind each."""
-    scores = {}
+    """Runs the tasks on a model; `keep` gets the results before the first task and after each."""
+    scores: dict[str, dict] = {}
     missing = {name: missing_files(task, settings.mode) for name, task in tasks.items()}
     present = [name for name in tasks if not missing[name]]
     with _noted_warnings() as notes:
@@ -132,7 +132,7 @@ def _noted_warnings() -> Iterator[list[str]]:
     """Warnings for the user are printed as they come, each once, and kept."""
     notes = []
 
-    def note(message: Warning | str, *_: object) -> None:
+    def note(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in notes:
             print(f"warning: {message}", file=sys.stderr)
         notes.append(str(message))

@@ -12,8 +12,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
-from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.protocols import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +161,8 @@ def read_parallel_pairs(sentences: Path, scores: Path) -> ScoredPairs:
         kept.append((first, second, _number(gold, scores, number)))
     if not kept:
         raise DataError(f"{scores}: no scored pairs")
-    first, second, gold = zip(*kept, strict=True)
-    return ScoredPairs(list(first), list(second), np.array(gold))
+    firsts, seconds, numbers = zip(*kept, strict=True)
+    return ScoredPairs(list(firsts), list(seconds), np.array(numbers))
 
 
 def aggregated(
@@ -219,7 +219,7 @@ def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool =
 
 
 def pair_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """`tab_separated` without what editors leave in a file: a byte-order mark, and blank lines at the end."""
+    """`tab_separated` without a byte-order mark and blank lines at the end, which editors leave in a file."""
     rows = tab_separated(path, encoding="utf-8-sig")
     while rows and rows[-1][1] == [""]:
         rows.pop()
@@ -244,7 +244,7 @@ def score_pairs(
 ) -> dict[str, dict[str, Any]]:
     """Correlations, x 100, of each named set: `{"spearman": ..., "pearson": ..., "n": pairs}`.
 
-    All sets are encoded in one go, so that what they share is computed once.
+    All sets are encoded in one go, so that a sentence they share is computed once.
     """
     systems = similarities(encoder, sets, batch_size, similarity)
     return {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}

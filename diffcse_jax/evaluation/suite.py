@@ -30,7 +30,7 @@ def hub_folder() -> Path:
     """The suite of the hub, extracted into the package's cache folder.
 
     Raises:
-        DataError: it cannot be downloaded or extracted, with what to put where instead.
+        DataError: it cannot be downloaded or extracted; the message says which files to put where instead.
     """
     archive = hub_file(
         HUB_FILE,
@@ -42,12 +42,12 @@ def hub_folder() -> Path:
 
 
 def extracted(archive: Path, folder: Path) -> Path:
-    """The folder, with the archive's content; what an earlier call has extracted is kept.
+    """The folder, with the archive's content; an earlier call's extraction is kept.
 
     Members that would end outside the folder, links out of it and device files are refused.
 
     Raises:
-        DataError: the archive is damaged or holds what is refused, or the folder cannot be written.
+        DataError: the archive is damaged or holds refused members, or the folder cannot be written.
     """
     if folder.is_dir():
         return folder

@@ -6,14 +6,13 @@ settings that SimCSE and DiffCSE report.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.encoder import Encoder
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import transfer_data
 from diffcse_jax.evaluation.classifier import (
@@ -27,6 +26,7 @@ from diffcse_jax.evaluation.classifier import (
     predict,
     train_classifiers,
 )
+from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.transfer_data import Example, in_order, read_class
 
 Scores = dict[str, Any]
@@ -36,7 +36,7 @@ Labels = Int[np.ndarray, "..."]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a mode of evaluation fixes: folds of cross-validation, and how classifiers are trained."""
+    """Settings of an evaluation mode: folds of cross-validation, and the recipe of classifiers."""
 
     folds: int
     recipe: Recipe
@@ -88,11 +88,15 @@ class TransferTask(abc.ABC):
     name: ClassVar[str]
     classes: ClassVar[int]
     splits: ClassVar[dict[str, tuple[str, ...]]]  # split to files below the folder
-    read: ClassVar[Callable[[Path], list[Example]]]
 
     def files(self, mode: str) -> list[Path]:
         """The files that `run` reads in this mode."""
         return [path for split in self._splits_of_mode(mode) for path in self._paths(split)]
+
+    @staticmethod
+    def read(path: Path) -> list[Example]:
+        """The examples of a file, which is a whole split; other tasks override `load`."""
+        raise NotImplementedError
 
     def load(self, split: str) -> list[Example]:
         """The examples of a split, in the order in which SentEval numbers them.
@@ -118,7 +122,7 @@ class TransferTask(abc.ABC):
 
     @abc.abstractmethod
     def score(self, features: Features, settings: Settings) -> Scores:
-        """What `run` returns, from vectors."""
+        """The scores that `run` returns, from vectors."""
 
     def test_scores(self, features: Features, weights: Float32[np.ndarray, "classes dimension_and_bias"]) -> Scores:
         """Scores of a classifier on the test split, if the mode has one."""
@@ -158,8 +162,8 @@ class NestedCrossValidation(TransferTask):
             best, score = best_regularization(accuracies)
             dev.append(score)
             test.append(accuracy(features.predict(final[best], rows), features.labels[rows]))
-        rows = len(features.labels)
-        return {"acc": rounded_mean(test), "devacc": rounded_mean(dev), "ndev": rows, "ntest": rows}
+        count = len(features.labels)
+        return {"acc": rounded_mean(test), "devacc": rounded_mean(dev), "ndev": count, "ntest": count}
 
 
 class CrossValidation(TransferTask):

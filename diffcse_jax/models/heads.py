@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from diffcse_jax.models.transformer import ACTIVATIONS, TransformerConfig, dense, layer_norm
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, layer_norm, matmul
+from diffcse_jax.models.transformer import TransformerConfig
 
 
 class MlpProjector(nnx.Module):
     """Dense + tanh: SimCSE's projector, and the pooler of Hugging Face's BERT and RoBERTa."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        self.dense = dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.dense = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
 
     def __call__(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
         return jnp.tanh(self.dense(pooled))
@@ -24,9 +25,9 @@ class BatchNormProjector(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         size = config.hidden_size
-        self.expand = dense(size, 2 * size, bias=False, dtype=dtype, rngs=rngs)
+        self.expand = Dense(size, 2 * size, bias=False, dtype=dtype, rngs=rngs)
         self.expand_norm = BatchNorm(2 * size, affine=True)
-        self.contract = dense(2 * size, size, bias=False, dtype=dtype, rngs=rngs)
+        self.contract = Dense(2 * size, size, bias=False, dtype=dtype, rngs=rngs)
         self.contract_norm = BatchNorm(size, affine=False)
 
     def __call__(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
@@ -39,7 +40,7 @@ class BatchNorm(nnx.Module):
 
     The statistics are float32 and those of the whole global batch: under `jax.jit` the rows are. PyTorch keeps the
     unbiased variance (n / (n - 1)), Flax's layer the biased one, hence our own. Nothing evaluates with the running
-    statistics, because the projector is dropped when encoding; checkpoints carry them for who continues elsewhere.
+    statistics, because the projector is dropped when encoding; checkpoints carry them for use elsewhere.
     """
 
     epsilon = 1e-5
@@ -56,13 +57,16 @@ class BatchNorm(nnx.Module):
         mean, var = values.mean(axis=0, keepdims=True), values.var(axis=0, keepdims=True)
         self._update(mean[0], var[0] * (len(rows) / (len(rows) - 1)))
         normalised = (values - mean) * jax.lax.rsqrt(var + self.epsilon)
-        if self.scale is not None:
+        if self.scale is not None and self.bias is not None:
             normalised = normalised * self.scale[None] + self.bias[None]
         return normalised.astype(rows.dtype)
 
     def _update(self, mean: jax.Array, var: jax.Array) -> None:
         for running, batch in ((self.mean, mean), (self.var, var)):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch)
+
+
+PROJECTORS = {"mlp": MlpProjector, "batchnorm": BatchNormProjector}
 
 
 class MaskedLMHead(nnx.Module):
@@ -73,12 +77,12 @@ class MaskedLMHead(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        self.transform = dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.norm = layer_norm(config, dtype=dtype, rngs=rngs)
+        self.transform = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.norm = layer_norm(config.hidden_size, config.norm_epsilon, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         shape = (config.vocab_size, config.hidden_size)
         self.decoder = None if tied else nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
-        self.activation = "gelu" if config.family == "roberta" else config.activation
+        self.activation = config.mlm_activation or config.activation
 
     def __call__(
         self,
@@ -88,21 +92,19 @@ class MaskedLMHead(nnx.Module):
         """Float32 logits over the vocabulary."""
         decoder = word_embeddings if self.decoder is None else self.decoder[...]
         transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_states)))
-        logits = jnp.einsum(
-            "...D,VD->...V", transformed, decoder.astype(transformed.dtype), preferred_element_type=jnp.float32
-        )
+        logits = matmul(transformed, jnp.asarray(decoder).T, jnp.float32)
         return logits + jnp.broadcast_to(self.bias[...], logits.shape)
 
 
-def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
+def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
     """The discriminator's head: two logits per token, class 1 = replaced.
 
-    Initialised as PyTorch's `nn.Linear`, U(-1/sqrt(hidden), 1/sqrt(hidden)), which is what the published runs began
-    from (not BERT's N(0, 0.02)).
+    Initialised as PyTorch's `nn.Linear`, U(-1/sqrt(hidden), 1/sqrt(hidden)), from which the published runs began
+    (not BERT's N(0, 0.02)).
     """
     bound = config.hidden_size**-0.5
 
-    def uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, **_: object) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+    def uniform(key: PRNGKeyArray, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
-    return nnx.Linear(config.hidden_size, 2, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
+    return Dense(config.hidden_size, 2, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)

@@ -1,92 +1,56 @@
-"""Real tokens side by side, without the padding between them.
+"""Real tokens side by side: between rows, (rows, length, ...), and packed tokens, (tokens, ...).
 
-Nearly all of a transformer treats each token for itself: dense layers, norms, dropout. On packed tokens these cost what
-the text costs, not what its longest sentence would; attention alone needs rows, and takes them from `unpack`.
-
-Packing changes no result: the value at a real token is the same, and those at padding are read by nobody.
+Rows without a layout stay as they are, so that a network is written once for both. The value at a real token is the
+same either way; those at padding are read by nobody.
 """
-
-import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Key, Shaped
+
+from diffcse_jax.data.rows import Rows
 
 
-class Packing(NamedTuple):
-    """Where the real tokens of padded rows lie in a packed array, (blocks * capacity, ...).
-
-    Each block holds the tokens of a part of the rows.
-    """
-
-    positions: Int[Array, "blocks capacity"]  # in the block's rows, flattened; their size where a slot is unused
-    slots: Int[Array, "blocks size"]  # the inverse: of each position of the rows; `capacity` where there is padding
-    row_length: int
-
-
-def blocks_of(rows: int) -> int:
-    """The parts that rows are taken in, one per device, so that gathering tokens moves nothing between devices."""
-    return math.gcd(rows, jax.device_count())
-
-
-def pack_rows(attention_mask: Int[Array, "rows length"], real_share: float) -> Packing | None:
-    """Lays out the real tokens of rows.
-
-    Args:
-        attention_mask: 1 for real tokens.
-        real_share: the share of real positions in the fullest block, or more. Tokens beyond it would be lost.
-
-    Returns:
-        The layout; None where all positions may be real, so that nothing would be gained.
-    """
-    if real_share >= 1.0:
-        return None
-    rows, length = attention_mask.shape
-    blocks = blocks_of(rows)
-    size = rows // blocks * length
-    capacity = math.ceil(real_share * size)
-    real = attention_mask.reshape(blocks, size) > 0
-    positions = jax.vmap(lambda real: jnp.nonzero(real, size=capacity, fill_value=size)[0])(real)
-    slots = jnp.where(real, jnp.cumsum(real, axis=1) - 1, capacity)
-    return Packing(positions, slots, length)
-
-
-def pack_ids(ids: Int[Array, "rows length"], packing: Packing | None, fill: int) -> Int[Array, "*tokens"]:
-    """Integers of the real tokens, and `fill` in unused slots; the rows themselves without a packing."""
-    if packing is None:
+def pack_ids(ids: Int[Array, "rows length"], rows: Rows, fill: int) -> Int[Array, "*tokens"]:
+    """Integers of the real tokens, and `fill` in unused slots."""
+    if rows.layout is None:
         return ids
-    ids = ids.reshape(packing.slots.shape)
-    packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(ids, packing.positions)
+    ids = ids.reshape(rows.layout.slots.shape)
+    packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(ids, rows.layout.positions)
     return packed.reshape(-1)
 
 
-def pack(states: Float[Array, "rows length hidden"], packing: Packing | None) -> Float[Array, "*tokens hidden"]:
-    """The states of the real tokens; the rows themselves without a packing."""
-    if packing is None:
+def pack(states: Float[Array, "rows length hidden"], rows: Rows) -> Float[Array, "*tokens hidden"]:
+    """The states of the real tokens."""
+    if rows.layout is None:
         return states
-    states = states.reshape(*packing.slots.shape, states.shape[-1])
-    return jax.vmap(_gather)(states, packing.positions, packing.slots).reshape(-1, states.shape[-1])
+    states = states.reshape(*rows.layout.slots.shape, states.shape[-1])
+    return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
 
 
-def unpack(states: Float[Array, "*tokens hidden"], packing: Packing | None) -> Float[Array, "rows length hidden"]:
+def unpack(states: Float[Array, "*tokens hidden"], rows: Rows) -> Float[Array, "rows length hidden"]:
     """The states as rows, with zeros at padding; the inverse of `pack`."""
-    if packing is None:
+    if rows.layout is None:
         return states
-    states = states.reshape(*packing.positions.shape, -1)
-    rows = jax.vmap(_gather)(states, packing.slots, packing.positions)
-    return rows.reshape(-1, packing.row_length, states.shape[-1])
+    states = states.reshape(*rows.layout.positions.shape, -1)
+    unpacked = jax.vmap(_gather)(states, rows.layout.slots, rows.layout.positions)
+    return unpacked.reshape(*rows.input_ids.shape, states.shape[-1])
 
 
-def token_rows(values: Shaped[Array, " rows"], packing: Packing) -> Shaped[Array, " tokens"]:
-    """For each packed token the value of its row."""
-    rows = packing.positions // packing.row_length
-    return jax.vmap(lambda values, rows: values[rows])(values.reshape(len(rows), -1), rows).reshape(-1)
+def token_keys(keys: Key[Array, " rows"], rows: Rows, positions: int | None = None) -> Key[Array, "*tokens"]:
+    """A key for each token, from its row's key and its position, so that it is the same in every layout.
 
-
-def token_positions(packing: Packing) -> Int[Array, " tokens"]:
-    """For each packed token its position in its row."""
-    return packing.positions.reshape(-1) % packing.row_length
+    Args:
+        keys: one per row.
+        rows: the rows.
+        positions: only so many of each row, the first ones, as rows; None: all tokens.
+    """
+    if rows.layout is None or positions is not None:
+        numbers = jnp.arange(positions or rows.input_ids.shape[1])
+        return jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
+    length, where = rows.input_ids.shape[1], rows.layout.positions
+    of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
+    return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)
 
 
 @jax.custom_vjp

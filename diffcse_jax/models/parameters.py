@@ -27,8 +27,8 @@ def shapes(build: Build) -> Params:
 
 def initial(build: Build, key: PRNGKeyArray) -> tuple[Params, Params]:
     """Initial parameters and batch statistics of the module that `build` makes."""
-    _, params, batch_stats = nnx.split(build(rngs=nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
-    return _flat(params), _flat(batch_stats)
+    module = build(rngs=nnx.Rngs(key))
+    return _flat(nnx.state(module, nnx.Param)), batch_stats_of(module)
 
 
 def bind(graphdef: nnx.GraphDef, params: Mapping, batch_stats: Mapping | None = None) -> Any:
@@ -51,9 +51,10 @@ def prefixed(params: Mapping, prefix: str) -> Params:
     return {f"{prefix}.{name}": value for name, value in params.items()}
 
 
-def _abstract(build: Build) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+def _abstract(build: Build) -> tuple[nnx.GraphDef, nnx.State]:
     module = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
-    return nnx.split(module, nnx.Param, nnx.BatchStat)
+    graphdef, params, *_ = nnx.split(module, nnx.Param, nnx.BatchStat)
+    return graphdef, params
 
 
 def _flat(state: nnx.State) -> Params:

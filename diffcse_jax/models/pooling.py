@@ -9,7 +9,7 @@ AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1)
 
 
 def positions_read(pooler: str) -> int | None:
-    """How many positions of the last layer the pooler reads, from the first one on; None: all."""
+    """The number of positions of the last layer that the pooler reads, from the first one on; None: all."""
     return None if pooler in AVERAGED_LAYERS else 1
 
 
@@ -29,7 +29,7 @@ def pool(
     if pooler in ("cls", "cls_before_pooler"):
         return hidden_states[-1][:, 0]
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS[pooler]]
-    return _masked_mean(sum(layers) / len(layers), attention_mask)
+    return _masked_mean(sum(layers[1:], start=layers[0]) / len(layers), attention_mask)
 
 
 def _masked_mean(states: jax.Array, attention_mask: jax.Array) -> jax.Array:

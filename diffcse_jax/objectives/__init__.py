@@ -1,1 +1,125 @@
-"""Losses as pure functions: arrays in, one value per example out. They know no model; the caller reduces."""
+"""Training objectives: one module each, found by its name, which is that of its group of keys in the configuration.
+
+A module holds `Options`, the dataclass of its keys (`weight` among them); pure functions of arrays, which know no model
+and give one value per example; and `objective`, which makes an `Objective` of its options and the configuration (or
+None, where they say that it takes no part). Nothing else names it: `docs/extending.md` adds one.
+"""
+
+import abc
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from diffcse_jax.data.rows import Views
+from diffcse_jax.groups import RunConfig
+from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.flops import BatchSize
+from diffcse_jax.models.parameters import Build, Params
+from diffcse_jax.models.pretrained import Pretrained
+
+Metrics = dict[str, jax.Array]
+
+NEEDS = frozenset(
+    {
+        "vectors",  # sentence vectors of all views
+        "off_dropout",  # those of the anchors in a pass without dropout
+        "mask_token",  # of the tokenizer
+        "generator",  # the frozen masked LM: networks `generator` and `generator_head`
+    }
+)
+
+
+class Network(NamedTuple):
+    """A network that an objective asks for."""
+
+    build: Build  # makes the module, given dtype= and rngs=
+    start: Params | None = None  # None: its initial weights
+    frozen: bool = False
+
+
+class Starts(NamedTuple):
+    """The checkpoints that networks start from; `config` of each has the run's dropout rates."""
+
+    encoder: Pretrained
+    generator: Pretrained | None  # there where an objective needs it
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(abc.ABC):
+    """A term of the training loss.
+
+    Attributes:
+        options: its group of keys.
+        config: the whole configuration.
+        panels: pictures of its own among the curves of a run: titles to names of metrics.
+    """
+
+    options: Any
+    config: RunConfig
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @property
+    def weight(self) -> float:
+        """Of its loss in the sum; 0: it takes no part."""
+        return self.options.weight
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Members of `NEEDS`."""
+        return frozenset({"vectors"})
+
+    def check_columns(self, count: int) -> None:
+        """Refuses data of so many columns, 1 to 3, where the objective has no form for them.
+
+        Raises:
+            ConfigError: with what to do.
+        """
+        del count
+
+    def networks(self, starts: Starts) -> Mapping[str, Network]:
+        """Networks beside the encoder and its projector. Objectives that give the same name share the network."""
+        del starts
+        return {}
+
+    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> PyTree:
+        """Edited inputs of a step, which carry no gradient; `loss` receives them.
+
+        Args:
+            frozen: the frozen networks.
+            views: the batch.
+            key: for this objective alone.
+        """
+        del frozen, views, key
+
+    @abc.abstractmethod
+    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """The loss of a batch, without the weight, and named metrics.
+
+        Args:
+            forward: the batch and its sentence vectors; the trained networks.
+            corrupted: what `corrupt` returned.
+            key: dropout key, for this objective alone.
+        """
+
+    def flops(self, batch: BatchSize) -> tuple[float, float]:
+        """Model FLOPs of its forward pass, without those of the sentence vectors: of trained and of frozen networks."""
+        del batch
+        return 0.0, 0.0
+
+
+@functools.cache
+def modules() -> dict[str, ModuleType]:
+    """The modules of all objectives by name."""
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names_in(__path__)}
+
+
+def names_in(path: list[str]) -> tuple[str, ...]:
+    """The modules in a package, in order of their names."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(path)))

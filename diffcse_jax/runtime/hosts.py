@@ -32,6 +32,20 @@ def join() -> None:
         ) from error
 
 
+def require_alone() -> None:
+    """Refuses the environment of several processes: without `distributed` each of them would train the whole run.
+
+    Raises:
+        ConfigError: JAX_NUM_PROCESSES is more than 1, or JAX_PROCESS_ID and JAX_NUM_PROCESSES are no such pair.
+    """
+    _, count = process_from_environment() or (0, 1)
+    if count > 1:
+        raise ConfigError(
+            f"JAX_NUM_PROCESSES={count} makes this one of {count} processes, but distributed=False lets each train "
+            "alone in the same workdir: set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+        )
+
+
 def process_from_environment() -> tuple[int, int] | None:
     """JAX_PROCESS_ID and JAX_NUM_PROCESSES; None where neither is set.
 
@@ -51,13 +65,13 @@ def process_from_environment() -> tuple[int, int] | None:
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """What process 0 decides, on all processes: each of them calls this, `decide` runs on the first alone.
+    """The decision of process 0, on all processes: each of them calls this, `decide` runs on the first alone.
 
     Args:
         decide: returns a value that JSON can hold.
 
     Raises:
-        UserError: what `decide` raised, on every process, so that none waits for the others.
+        UserError: the error of `decide`, on every process, so that none waits for the others.
     """
     if jax.process_count() == 1:
         return decide()

@@ -1,25 +1,32 @@
-"""A picture of a run: its losses, the discriminator's accuracy and the dev scores over the steps."""
+"""A picture of a run: its losses, what its objectives add to them, and the dev scores over the steps."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from diffcse_jax.config import Config
 from diffcse_jax.training.metrics import read_metrics
 
 Rows = list[dict[str, float]]
 
 
-def draw_curves(workdir: Path) -> Path:
-    """Draws `metrics.jsonl` of a workdir into `report/curves.png`, and returns that path."""
+def draw_curves(workdir: Path, config: Config) -> Path:
+    """Draws `metrics.jsonl` of a workdir into `report/curves.png`, and returns that path.
+
+    Args:
+        workdir: the run's folder.
+        config: its configuration; objectives may ask for panels of their own.
+    """
     rows = read_metrics(workdir)
     dev_names = sorted({name for row in rows for name in row if name.startswith("dev/")})
-    loss_names = sorted({name for row in rows for name in row if name.startswith("loss_")})
-    panels = [("loss", loss_names), ("dev score", dev_names)]
-    if any("rtd_accuracy" in row for row in rows):
-        panels.insert(1, ("replaced-token detection", ["rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced"]))
+    panels: dict[str, Sequence[str]] = {"loss": [f"loss_{name}" for name in config.objectives]}
+    for objective in config.objectives.values():
+        panels |= objective.panels
+    panels["dev score"] = dev_names
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         _draw_panel(axes, rows, title, names)
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
@@ -27,7 +34,7 @@ def draw_curves(workdir: Path) -> Path:
     return path
 
 
-def _draw_panel(axes: Axes, rows: Rows, title: str, names: list[str]) -> None:
+def _draw_panel(axes: Axes, rows: Rows, title: str, names: Iterable[str]) -> None:
     for name in names:
         points = [(row["step"], row[name]) for row in rows if name in row]
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None, label=name.split("/")[-1])

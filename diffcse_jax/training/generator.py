@@ -7,7 +7,6 @@ hundred steps give a generator whose guesses are plausible enough to be worth de
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,26 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tqdm
-from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import Batch, BatchSource, make_batches
+from diffcse_jax.data.batches import BatchSource, Packing, make_batches
+from diffcse_jax.data.rows import Views
 from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.edits import Vocabulary, mask_tokens
+from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import parameters
+from diffcse_jax.models.computation import FEW, Computation, Networks, mean_where, named_key
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.objectives.difference import masked_language_model
+from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training.metrics import no_bar, report
-from diffcse_jax.training.rows import FEW, at_positions, mean_where
-from diffcse_jax.training.sharding import replicated, shard_batch
+from diffcse_jax.training.sharding import replicated, shard_batch, shards_of
 
 HELD_OUT_BATCHES = 8
 
@@ -74,16 +74,17 @@ def train_head(
         Its parameters, and accuracy (%) and perplexity on masked tokens of batches it was not trained on (as far as
         the corpus has more of them), with the number of steps.
     """
-    options, seed = config.generator, config.train.seed
+    options, root = config.generator, named_key(jax.random.key(config.train.seed), "generator head")
     build_head = partial(MaskedLMHead, encoder.config)
-    body = parameters.definition(partial(Transformer, encoder.config))
-    loss = partial(_head_loss, parameters.definition(build_head), body, vocabulary, config.difference.mask_ratio)
+    modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, encoder.config), "head": build_head}
+    networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
+    loss = partial(_head_loss, networks, mesh.shape["data"], options.head_mask_ratio)
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: dict, index: Int[Array, ""]) -> tuple:
-        key = jax.random.fold_in(jax.random.key(seed), index)
-        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, batch, key)
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Views, index: Int[Array, ""]) -> tuple:
+        key = jax.random.fold_in(named_key(root, "train step"), index)
+        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)
         return optax.apply_updates(head, updates), opt_state, value
 
@@ -91,63 +92,47 @@ def train_head(
         store,
         batch_size=options.head_batch_size,
         steps=options.head_steps + HELD_OUT_BATCHES,
-        seed=seed,
+        seed=config.train.seed,
         pad_token_id=encoder.config.pad_token_id,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        shards=shards_of(mesh),
+        packing=Packing(anchors=True) if config.train.packing == "on" else None,
     )
     batches = make_batches(source)
-    head, frozen = jax.device_put(
-        (parameters.initial(build_head, jax.random.key(seed))[0], encoder.transformer), replicated(mesh)
-    )
+    head, _ = parameters.initial(build_head, named_key(root, "initial weights"))
+    start = parameters.prefixed(head, "head"), parameters.prefixed(encoder.transformer, "transformer")
+    head, frozen = jax.device_put(start, replicated(mesh))
     opt_state = jax.device_put(optimizer.init(head), replicated(mesh))
     with tqdm.trange(options.head_steps, desc="masked-LM head", disable=no_bar(), unit=" steps") as progress:
         for index in progress:
             head, opt_state, value = step(head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index))
             if index % 20 == 0:
                 progress.set_postfix(loss=f"{float(value):.2f}")
-    scores = _held_out_scores(jax.jit(loss), head, frozen, batches, mesh, seed) | {"steps": options.head_steps}
-    return {name: np.asarray(value) for name, value in head.items()}, scores
+    compiled = jax.jit(loss)
+    held_out = [
+        compiled(head, frozen, shard_batch(views, mesh), jax.random.fold_in(named_key(root, "held out"), index))
+        for index, views in enumerate(batches)
+    ]
+    mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
+    scores = {"accuracy": 100 * float(accuracy), "perplexity": math.exp(mean_loss), "steps": options.head_steps}
+    return {name: np.asarray(value) for name, value in parameters.subset(head, "head").items()}, scores
 
 
 def _head_loss(
-    head_definition: nnx.GraphDef,
-    body_definition: nnx.GraphDef,
-    vocabulary: Vocabulary,
-    mask_ratio: float,
-    head: Params,
-    frozen: Params,
-    batch: dict[str, Int[Array, "batch columns length"]],
-    key: PRNGKeyArray,
+    networks: Networks, devices: int, mask_ratio: float, head: Params, frozen: Params, views: Views, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy on masked tokens of the first column."""
-    input_ids, attention_mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
-    masked_ids, selected = mask_tokens(key, input_ids, vocabulary=vocabulary, ratio=mask_ratio, style="bert")
-    states = parameters.bind(body_definition, frozen)(masked_ids, attention_mask)["last_hidden_state"]
-    head, word_embeddings = parameters.bind(head_definition, head), frozen["embeddings.word.embedding"]
+    """Mean cross-entropy and accuracy on masked tokens of the anchors."""
+    anchors = views.anchors
+    masked = mask_tokens(key, anchors, vocabulary=networks.vocabulary, ratio=mask_ratio, style="bert")
+    computation = Computation(networks, head | frozen, devices=devices)
+    states = computation.network("transformer")(masked.rows)["last_hidden_state"]
+    head_network, word_embeddings = computation.network("head"), frozen["transformer.embeddings.word.embedding"]
 
     def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = head(states, word_embeddings)
+        logits = head_network(states, word_embeddings)
         return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
 
-    losses, right = at_positions(at_tokens, selected, states, input_ids, shares=FEW)
-    return mean_where(losses, selected), mean_where(right, selected)
-
-
-def _held_out_scores(
-    loss: Callable[..., tuple[jax.Array, jax.Array]],
-    head: Params,
-    frozen: Params,
-    batches: Iterable[Batch],
-    mesh: Mesh,
-    seed: int,
-) -> dict[str, float]:
-    results = [
-        loss(head, frozen, shard_batch(batch, mesh), jax.random.fold_in(jax.random.key(seed + 1), index))
-        for index, batch in enumerate(batches)
-    ]
-    mean_loss, accuracy = np.mean([[float(value) for value in result] for result in results], axis=0)
-    return {"accuracy": 100 * float(accuracy), "perplexity": math.exp(mean_loss)}
+    losses, right = computation.at_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
+    return mean_where(losses, masked.selected), mean_where(right, masked.selected)
 
 
 def _summary(scores: dict[str, float]) -> str:

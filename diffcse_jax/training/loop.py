@@ -16,33 +16,38 @@ import jax
 import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import Batch, BatchSource, batches_per_epoch, make_batches
-from diffcse_jax.data.corpus import open_corpus
+from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_epoch, make_batches
+from diffcse_jax.data.rows import Views
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
-from diffcse_jax.encoder import SentenceEncoder, load_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.objectives import Metrics
+from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import networks
-from diffcse_jax.training.checkpoint import Checkpoints
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, no_bar, report
-from diffcse_jax.training.objective import Metrics
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from diffcse_jax.training.rows import real_share
-from diffcse_jax.training.sharding import by_rules, make_mesh, shard_batch
-from diffcse_jax.training.step import TrainState, initial_state, make_train_step
-from diffcse_jax.workdir import start_workdir
+from diffcse_jax.training.programs import Programs
+from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
+from diffcse_jax.training.step import initial_state, make_train_step
 
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What chooses the best checkpoint."""
+    """A dev evaluation, which chooses the best checkpoint."""
 
-    metric: str
+    @property
+    def metric(self) -> str:
+        """The score that chooses."""
 
     def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
         """Named scores, among them `metric`; higher is better."""
@@ -70,57 +75,53 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
-    # 1. What can be refused is refused before any text is read.
+    # 1. Refused before any text is read: a mesh, a model, a generator or a workdir that cannot be used.
     mesh = make_mesh(config)
+    config = resolved(config, mesh)
     encoder = pretrained.load(config.model.name_or_path)
     tokenizer = load_tokenizer(encoder.folder)
-    networks.with_dropout(encoder.config, config)
+    networks.for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
-    named_generator = config.uses_difference and not config.trains_generator_head
+    named_generator = config.needs("generator") and not config.trains_generator_head
     generator = networks.load_generator(config, encoder, tokenizer) if named_generator else None
     _check_max_length(config, encoder)
-    start_workdir(workdir, config, encoder, tokenizer)
+    start_workdir(workdir, config, encoder, tokenizer, generator)
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
     max_length, cache_dir = config.data.max_length, config.data.cache_dir
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
-    _check_columns(config, store, corpus.name)
+    for objective in config.objectives.values():
+        objective.check_columns(len(store.columns))
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(store), config.train.batch_size)
-    batches = make_batches(_batch_source(config, store, total_steps, encoder.config.pad_token_id))
+    source = _batch_source(config, store, total_steps, encoder.config.pad_token_id, mesh)
+    batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
         generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
-    definitions, params, batch_stats, frozen = networks.build(config, encoder, generator, vocabulary)
+    built = networks.build(config, encoder, generator, vocabulary)
     optimizer = make_optimizer(config.optim, total_steps)
-    state = initial_state(params, batch_stats, optimizer, config, mesh)
-    frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))
+    state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
+    frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
 
-    # 4. Over them, where an earlier run of this workdir stopped.
-    checkpoints = Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name)
-    if checkpoints.latest_step is not None:
-        state, data_state = checkpoints.restore(state)
-        batches.set_state(data_state)
-        report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
-
-    compiled = make_train_step(definitions, config, optimizer, mesh)
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        share = real_share(batch["lengths"], batch["input_ids"].shape[-1], config.train.chunk_size)
-        return compiled(state, frozen, shard_batch(batch, mesh), share)
-
-    run = Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
-    try:
-        loop(run, train_step, state, batches)
-    finally:
-        checkpoints.close()
+    # 4. From where an earlier run of this workdir stopped, if there was one.
+    with Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name) as checkpoints:
+        if checkpoints.latest_step is not None:
+            state, data_state = checkpoints.restore(state)
+            batches.set_state(data_state)
+            report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
+        # 5. The step, compiled for the shapes of the batches to come.
+        step = make_train_step(built.networks, config, optimizer, mesh)
+        with Programs(step, state, frozen, _foreseen(source, int(state.step), mesh)) as programs:
+            run = Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
+            loop(run, lambda state, views: programs(state, shard_batch(views, mesh)), state, batches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the loop reads and writes beside the train state."""
+    """A run, as the loop sees it: all but the train state."""
 
     config: Config
     workdir: Path
@@ -131,18 +132,18 @@ class Run:
     tokenizer: PreTrainedTokenizerFast
 
     def logs_at(self, step: int) -> bool:
-        """Whether a row of metrics is written behind this step."""
+        """True if a row of metrics is written after this step."""
         return step in (1, self.total_steps) or step % self.config.train.log_every == 0
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the encoder is evaluated and saved behind this step."""
+        """True if the encoder is evaluated and saved after this step."""
         every = self.config.eval.every
         return step == self.total_steps or (every > 0 and step % every == 0)
 
 
 def loop(
     run: Run,
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    train_step: Callable[[TrainState, Views], tuple[TrainState, Metrics]],
     state: TrainState,
     batches: grain.DatasetIterator,
 ) -> None:
@@ -268,31 +269,31 @@ def _check_max_length(config: Config, encoder: pretrained.Pretrained) -> None:
         )
 
 
-def _check_columns(config: Config, store: TokenStore, corpus_name: str) -> None:
-    if len(store.columns) == 3 and config.contrast.negatives != "dropout":
-        raise ConfigError(
-            f"contrast.negatives={config.contrast.negatives!r} has no form with hard negatives, but {corpus_name} has "
-            "three columns; use contrast.negatives='dropout', or name one or two of them in data.columns"
-        )
-
-
 def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
-    """Whether to stop. Several hosts ask one another, at logged steps only, so that all stop at the same one."""
+    """True if any host was asked to stop. They ask one another at logged steps only, so that all stop at the same."""
     if jax.process_count() == 1:
         return stop()
     return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
 
 
-def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: int) -> BatchSource:
+def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: int, mesh: Mesh) -> BatchSource:
+    options = config.train
+    packing = Packing(options.batch_size // (options.chunk_size or options.batch_size), config.needs("off_dropout"))
     return BatchSource(
         store,
-        batch_size=config.train.batch_size,
+        batch_size=options.batch_size,
         steps=steps,
-        seed=config.train.seed,
+        seed=options.seed,
         pad_token_id=pad_token_id,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        shards=shards_of(mesh),
+        packing=packing if options.packing == "on" else None,
     )
+
+
+def _foreseen(source: BatchSource, step: int, mesh: Mesh) -> Iterator[Views]:
+    """A batch of each shape that is to come in the next steps, the first one needed first."""
+    shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
+    return (shard_batch(source[index], mesh) for index in shapes.values())
 
 
 @contextmanager
@@ -311,7 +312,7 @@ def _metrics_writer(workdir: Path, resumed_at: int) -> Iterator[Write]:
 @contextmanager
 def _stop_requested() -> Iterator[Callable[[], bool]]:
     """A function that tells whether SIGINT or SIGTERM has come; a second Ctrl-C stops at once."""
-    received = []
+    received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if received and number == signal.SIGINT:

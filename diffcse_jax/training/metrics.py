@@ -1,4 +1,4 @@
-"""What a run tells: `metrics.jsonl`, TensorBoard events, lines on the terminal."""
+"""A run's reports: `metrics.jsonl`, TensorBoard events, lines on the terminal."""
 
 import json
 import sys
@@ -9,6 +9,8 @@ import jax
 import tqdm
 from tensorboardX import SummaryWriter
 
+from diffcse_jax.storage.files import write_text
+
 
 class MetricsWriter:
     """Appends rows to `metrics.jsonl` and TensorBoard events of a workdir.
@@ -16,13 +18,13 @@ class MetricsWriter:
     Args:
         workdir: where the files are.
         resumed_at: the step of the checkpoint training goes on from, or 0. Rows of later steps, left by a run that was
-            killed behind its last checkpoint, are removed.
+            killed after its last checkpoint, are removed.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
         self._path = workdir / "metrics.jsonl"
         kept = [row for row in read_metrics(workdir) if row["step"] <= resumed_at] if resumed_at else []
-        self._path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -44,7 +46,7 @@ def report(message: str) -> None:
 
 
 def no_bar() -> bool | None:
-    """What tqdm's `disable` takes: hosts but the first draw no bar, the first one where there is a terminal (None)."""
+    """The value of tqdm's `disable`: None on the first host (a bar if there is a terminal), True on the others."""
     return True if jax.process_index() else None
 
 

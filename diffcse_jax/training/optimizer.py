@@ -1,12 +1,10 @@
 """AdamW as the originals' trainer runs it: its epsilon, linear decay, clipping at a global norm, no decay of norms."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from diffcse_jax.config import OptimConfig
+from diffcse_jax.groups import OptimConfig
 from diffcse_jax.models.parameters import Params
 
 
@@ -33,12 +31,6 @@ def decays(params: Params) -> dict[str, bool]:
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 
-class AdamState(NamedTuple):
-    count: jax.Array
-    mu: Params
-    nu: Params
-
-
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformation:
     """Adam whose epsilon is added before the bias correction, as in transformers' former AdamW.
 
@@ -47,10 +39,13 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> 
     moves the losses by 0.3-0.8 %.
     """
 
-    def init(params: Params) -> AdamState:
-        return AdamState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params))
+    def init(params: Params) -> optax.ScaleByAdamState:
+        mu, nu = optax.tree.zeros_like(params), optax.tree.zeros_like(params)
+        return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), mu, nu)
 
-    def update(updates: Params, state: AdamState, params: Params | None = None) -> tuple[Params, AdamState]:
+    def update(
+        updates: Params, state: optax.ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Params, optax.ScaleByAdamState]:
         del params
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
@@ -58,6 +53,6 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> 
         t = count.astype(jnp.float32)
         correction = jnp.sqrt(1 - b2**t) / (1 - b1**t)
         scaled = jax.tree.map(lambda m, v: correction * m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return scaled, AdamState(count, mu, nu)
+        return scaled, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)

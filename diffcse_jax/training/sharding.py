@@ -4,6 +4,7 @@ The mesh has two axes. Batches are split over `data`. Parameters and optimizer s
 the configuration splits them: over `data` too (`mesh.fully_sharded`), and over `model` (`mesh.model` above 1).
 """
 
+import dataclasses
 import re
 
 import jax
@@ -12,17 +13,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.batches import Shards
+from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import ConfigError
 
 # The axes over which each dimension of a parameter may be split: the first rule that matches a name counts. Along
 # `model`, heads and intermediate units are split, and the vocabulary; `data` takes the other dimension.
 RULES = (
-    (r"embeddings\.word\.embedding|mlm_head\.decoder", ("model", "data")),
-    (r"embeddings\.(position|token_type)\.embedding", (None, "data")),
+    (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
+    (r"\.embedding", (None, "data")),
     (r"\.(query|key|value|intermediate)\.kernel", ("data", "model")),
     (r"\.(query|key|value|intermediate)\.bias", ("model",)),
     (r"\.output\.kernel", ("model", "data")),
-    (r"(expand|contract|dense|transform|token_classifier)\.kernel", ("data", None)),
+    (r"\.kernel", ("data", None)),
     (r"(bias|scale|mean|var)", (None,)),
 )
 
@@ -50,6 +53,40 @@ def make_mesh(config: Config) -> Mesh:
     return jax.make_mesh(
         (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=available[: data * model]
     )
+
+
+def resolved(config: Config, mesh: Mesh) -> Config:
+    """The configuration with every `auto` that depends on the devices decided, by those of the mesh."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+
+    def decided(value: str, on_cpus: str, elsewhere: str) -> str:
+        return value if value != "auto" else on_cpus if on_cpu else elsewhere
+
+    train = dataclasses.replace(
+        config.train,
+        packing=decided(config.train.packing, "on", "off"),
+        recompute=decided(config.train.recompute, "on", "off"),
+    )
+    precision = decided(config.precision, "float32", "bfloat16")
+    return dataclasses.replace(config, train=train, precision=precision)
+
+
+def shards_of(mesh: Mesh) -> Shards:
+    """The part of every batch that this process feeds: the rows of its devices, whatever else shares them.
+
+    Raises:
+        ConfigError: the mesh has no device of this process, or those it has are apart from one another.
+    """
+    on_data_axis = np.moveaxis(mesh.devices, mesh.axis_names.index("data"), 0)
+    here = jax.process_index()
+    local = [index for index, devices in enumerate(on_data_axis) if any(one.process_index == here for one in devices)]
+    if not local or local[-1] - local[0] + 1 != len(local):
+        raise ConfigError(
+            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
+            f"{'has no device in the mesh' if not local else 'has devices that are apart on the data axis'}; "
+            "leave mesh.data at 0 and choose a mesh.model that divides the devices of a host, or the other way round"
+        )
+    return Shards(range(local[0], local[-1] + 1), len(on_data_axis))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -81,11 +118,16 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
     return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """A global batch of tokens from the rows of this process, split over the data axis."""
+def shard_batch(views: Views, mesh: Mesh) -> Views:
+    """A global batch from the rows of this process, split over the data axis."""
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    names = ("input_ids", "attention_mask")
-    return {name: jax.make_array_from_process_local_data(sharding, batch[name]) for name in names}
+    shards = shards_of(mesh)
+
+    def placed(local: np.ndarray) -> jax.Array:
+        rows = len(local) * shards.total // len(shards.local)
+        return jax.make_array_from_process_local_data(sharding, local, (rows, *local.shape[1:]))
+
+    return jax.tree.map(placed, views)
 
 
 def _axes_of(name: str) -> tuple[str | None, ...]:

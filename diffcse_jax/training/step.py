@@ -1,7 +1,6 @@
-"""The train step: one compiled function."""
+"""The train step: one function, compiled for each shape of batches."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +8,16 @@ import optax
 from jax.sharding import Mesh
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.rows import Views
+from diffcse_jax.models.computation import Computation, Networks, named_key
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.training.networks import Networks, compute_dtype
-from diffcse_jax.training.objective import Metrics, as_views, corrupt, objective
+from diffcse_jax.objectives import Metrics
+from diffcse_jax.storage.checkpoint import TrainState
+from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import by_rules, replicated
 
-
-class TrainState(NamedTuple):
-    """What training changes. Randomness is a function of (seed, step), so there is no state of it."""
-
-    step: jax.Array
-    params: Params
-    batch_stats: Params
-    opt_state: optax.OptState
-
-
-# (state, frozen parameters, batch, real_share) -> (state, metrics)
-TrainStep = Callable[[TrainState, Params, dict[str, jax.Array], float], tuple[TrainState, Metrics]]
+# (state, frozen parameters, batch) -> (state, metrics)
+TrainStep = Callable[[TrainState, Params, Views], tuple[TrainState, Metrics]]
 
 
 def initial_state(
@@ -45,19 +37,21 @@ def initial_state(
 def make_train_step(
     networks: Networks, config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainStep:
-    """Compiles the step, once for each `rows.real_share` of a batch; the old state's memory is reused."""
+    """The step as a function that `jax.jit` compiles for each shape of batches; the old state's memory is reused."""
+    chunks = config.train.batch_size // (config.train.chunk_size or config.train.batch_size)
+    devices = mesh.shape["data"]
 
-    def train_step(
-        state: TrainState, frozen: Params, batch: dict[str, jax.Array], real_share: float = 1.0
-    ) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
-        corruption_key, dropout_key = jax.random.split(key)
+    def train_step(state: TrainState, frozen: Params, views: Views) -> tuple[TrainState, Metrics]:
+        root = named_key(jax.random.key(config.train.seed), "train step")
+        corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
-        views = as_views(batch, real_share)
-        corruptions = corrupt(networks, config, frozen, views, corruption_key)
-        grads, (metrics, batch_stats) = jax.grad(objective, has_aux=True)(
-            state.params, state.batch_stats, networks, config, views, corruptions, dropout_key
-        )
+        corruptions = corrupt(config, Computation(networks, frozen, chunks, devices), views, corruption_key)
+
+        def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Params]]:
+            trained = Computation(networks, params, chunks, devices)
+            return total_loss(config, trained, state.batch_stats, views, corruptions, dropout_key)
+
+        grads, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
 
@@ -66,7 +60,7 @@ def make_train_step(
         state = jax.lax.with_sharding_constraint(state, by_rules(state, mesh, config))
         return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 
-    if compute_dtype(config.precision) == jnp.float32:
+    if config.precision == "float32":
         # Accelerators multiply float32 matrices in less precision unless told otherwise.
         train_step = jax.default_matmul_precision("highest")(train_step)
-    return jax.jit(train_step, donate_argnums=0, static_argnames="real_share")
+    return jax.jit(train_step, donate_argnums=0)

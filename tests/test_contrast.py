@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from diffcse_jax.objectives import contrastive
-from diffcse_jax.objectives.contrastive import info_nce, off_dropout_info_nce
+from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
+from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
 
 finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
@@ -128,25 +128,25 @@ def test_order_of_the_batch_does_not_matter():
 
 @given(finite)
 def test_zero_vectors_have_cosine_zero(z):
-    similarity = contrastive.cosine_similarity(jnp.zeros((2, 4)), jnp.array(z))
+    similarity = cosine_similarity(jnp.zeros((2, 4)), jnp.array(z))
     np.testing.assert_array_equal(similarity, 0.0)
 
 
 def test_alignment_is_two_minus_two_cosines():
     z1, z2 = random_vectors(2)
     expected = 2 - 2 * np.diag(cosines(z1, z2))
-    np.testing.assert_allclose(contrastive.alignment(jnp.array(z1), jnp.array(z2)), expected, rtol=1e-5)
+    np.testing.assert_allclose(alignment(jnp.array(z1), jnp.array(z2)), expected, rtol=1e-5)
 
 
 def test_uniformity_of_corners():
     # Of the six pairs of +x, -x, +y, -y, two are opposite (d^2 = 4) and four at right angles (d^2 = 2).
     corners = jnp.array([[1.0, 0.0], [-3.0, 0.0], [0.0, 2.0], [0.0, -0.5]])
     expected = np.log((2 * np.exp(-8.0) + 4 * np.exp(-4.0)) / 6)
-    np.testing.assert_allclose(contrastive.uniformity(corners), expected, rtol=1e-6)
+    np.testing.assert_allclose(uniformity(corners), expected, rtol=1e-6)
 
 
 def test_uniformity_is_the_mean_over_pairs():
     (z,) = random_vectors(1)
     first, second = np.triu_indices(7, k=1)
     expected = np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(z, z)[first, second]))))
-    np.testing.assert_allclose(contrastive.uniformity(jnp.array(z)), expected, rtol=1e-5)
+    np.testing.assert_allclose(uniformity(jnp.array(z)), expected, rtol=1e-5)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffcse_jax.objectives.contrastive import info_nce, off_dropout_info_nce
-from diffcse_jax.objectives.decorrelation import dimension_contrast
+from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
+from diffcse_jax.objectives.dcl import dimension_contrast
 
 
 @pytest.fixture(scope="module")

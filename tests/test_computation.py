@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tiny_networks import ENCODER, SIZES, random_batch
+from tiny_networks import ENCODER, SIZES, first_column, random_batch
 
+from diffcse_jax.data.rows import Rows
 from diffcse_jax.models import parameters
+from diffcse_jax.models.computation import at_positions, in_chunks, mean_where, row_keys
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.training.rows import at_positions, in_chunks, mean_where, row_keys
 
 VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
@@ -21,32 +22,32 @@ def encoder() -> Transformer:
     return parameters.bind(parameters.definition(lambda rngs: Transformer(SIZES, rngs=rngs)), ENCODER.transformer)
 
 
-def rows_of(batch) -> tuple[jax.Array, jax.Array]:
-    return tuple(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask"))
+@jax.jit
+def run(rows, keys, condition=None):
+    return encoder()(rows, keys=keys, condition=condition)["hidden_states"]
 
 
-run = jax.jit(
-    lambda ids, mask, keys, condition=None: encoder()(ids, mask, keys=keys, condition=condition)["hidden_states"]
-)
+def rows_at(rows: Rows, which) -> Rows:
+    return jax.tree.map(lambda values: values[which], rows)
 
 
 def test_rows_together_are_the_rows_one_by_one():
-    ids, mask = rows_of(random_batch(size=2))
+    rows = first_column(random_batch(size=2))
     condition = jnp.asarray(np.random.default_rng(0).normal(size=(2, SIZES.hidden_size)).astype(np.float32))
     keys = row_keys(jax.random.key(0), 2)
-    together = run(ids, mask, keys, condition)
+    together = run(rows, keys, condition)
     for row in range(2):
         one = slice(row, row + 1)
-        expected = run(ids[one], mask[one], keys[one], condition[one])
+        expected = run(rows_at(rows, one), keys[one], condition[one])
         for layer, expected_layer in zip(together, expected, strict=True):
             np.testing.assert_allclose(layer[one], expected_layer, rtol=1e-5, atol=1e-5)
 
 
 def test_equal_rows_have_unequal_dropout_only_where_they_have_keys():
-    ids, mask = (jnp.repeat(rows[:1], 2, axis=0) for rows in rows_of(random_batch()))
-    first, second = run(ids, mask, row_keys(jax.random.key(0), 2))[-1]
+    rows = rows_at(first_column(random_batch()), np.array([0, 0]))
+    first, second = run(rows, row_keys(jax.random.key(0), 2))[-1]
     assert (first != second).any()
-    np.testing.assert_array_equal(*run(ids, mask, None)[-1])
+    np.testing.assert_array_equal(*run(rows, None)[-1])
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4, 8])

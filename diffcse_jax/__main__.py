@@ -1,0 +1,43 @@
+"""The command `diffcse`, also `python -m diffcse_jax`."""
+
+import argparse
+import importlib
+import sys
+
+# Modules whose `main` reads `sys.argv`; imported when asked for, since some of them start JAX.
+COMMANDS = {
+    "train": ("diffcse_jax.commands.train", "train an encoder and export it"),
+    "evaluate": ("diffcse_jax.commands.evaluate", "score encoders on SentEval's tasks"),
+    "embed": ("diffcse_jax.embed", "embed files of sentences into Parquet"),
+    "export": ("diffcse_jax.export", "write a checkpoint as a Hugging Face folder"),
+}
+
+
+def main() -> int | None:
+    """Hands the arguments to a command.
+
+    Returns:
+        The command's exit code; None for 0.
+    """
+    command, arguments = parse_arguments()
+    sys.argv = [f"diffcse {command}", *arguments]  # under this name it describes itself
+    return importlib.import_module(COMMANDS[command][0]).main()
+
+
+def parse_arguments() -> tuple[str, list[str]]:
+    """The command's name and its arguments."""
+    listing = "\n".join(f"  {name:10}{summary}" for name, (_, summary) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="diffcse",
+        usage="diffcse COMMAND ...",
+        description=f"commands:\n{listing}\n\n`diffcse COMMAND --help` describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    return options.command, options.arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

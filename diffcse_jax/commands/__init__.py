@@ -1,0 +1,1 @@
+"""The commands `diffcse train` and `diffcse evaluate`."""

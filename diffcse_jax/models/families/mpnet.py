@@ -1,0 +1,71 @@
+"""MPNet (Song et al. 2020): RoBERTa's positions and masked-LM head, no token types, a bias of relative positions."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from diffcse_jax.models.families import Family, HfConfig, bert, roberta
+from diffcse_jax.models.layers import Embedding
+from diffcse_jax.models.transformer import TransformerConfig
+
+# Fixed in transformers' MPNet, whatever the configuration says.
+BUCKETS = 32
+PAD_TOKEN_ID = 1
+
+
+class RelativeAttentionBias(nnx.Module):
+    """A bias of attention logits for every head and bucket of relative positions; all blocks share it."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.bucket = Embedding(BUCKETS, config.num_heads, dtype=jnp.float32, rngs=rngs)
+
+    def __call__(self, positions: int) -> Float[Array, "1 heads positions positions"]:
+        return self.bucket(jnp.asarray(relative_buckets(positions))).transpose(2, 0, 1)[None]
+
+
+def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
+    """The bucket of each key's position (column) relative to the query's (row), as in T5 (Raffel et al. 2020).
+
+    Keys after the query have the upper half of the buckets. In each half, distances below 8 have a bucket each; beyond,
+    there are two for every doubling, and the last takes all that is left.
+    """
+    relative = np.arange(positions) - np.arange(positions)[:, None]
+    distance = np.abs(relative)
+    near, half = BUCKETS // 4, BUCKETS // 2
+    # floor(2 log2(distance / 8)) by the exponent of the square: a rounded logarithm may fall short of a whole number.
+    doublings = np.frexp((np.maximum(distance, near) / near) ** 2)[1] - 1
+    bucket = np.where(distance < near, distance, np.minimum(near + doublings, half - 1))
+    return (bucket + half * (relative > 0)).astype(np.int32)
+
+
+def sizes(config: HfConfig) -> TransformerConfig:
+    """Sizes and dropout rates."""
+    config.require("relative_attention_num_buckets", BUCKETS)
+    config.require("pad_token_id", PAD_TOKEN_ID)
+    return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
+
+
+FAMILY = Family(
+    architecture="MPNetModel",
+    sizes=sizes,
+    prefix="mpnet.",
+    modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
+    block_prefix="encoder.layer.",
+    block={
+        "attention.attn.q": "attention.query",
+        "attention.attn.k": "attention.key",
+        "attention.attn.v": "attention.value",
+        "attention.attn.o": "attention.output",
+        "attention.LayerNorm": "attention_norm",
+        "intermediate.dense": "intermediate",
+        "output.dense": "output",
+        "output.LayerNorm": "output_norm",
+    },
+    pooler=bert.FAMILY.pooler,
+    mlm_head=roberta.FAMILY.mlm_head,
+    decoder=roberta.FAMILY.decoder,
+    ignored=roberta.FAMILY.ignored,
+)

@@ -1,0 +1,51 @@
+"""RoBERTa (Liu et al. 2019): tokens are numbered from the padding id + 1; padding has the padding id as position."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from diffcse_jax.models.families import Family, HfConfig, bert
+from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
+
+
+class RobertaEmbeddings(Embeddings):
+    """Embeddings whose positions are numbered over real tokens alone."""
+
+    def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
+        is_token = (input_ids != self.pad_token_id).astype(jnp.int32)
+        return jnp.cumsum(is_token, axis=1) * is_token + self.pad_token_id
+
+    def embedded_positions(
+        self, input_ids: Int[Array, "*tokens"], numbers: Int[Array, "*tokens"]
+    ) -> Float[Array, "*tokens hidden"]:
+        # The position of padding is not trained (PyTorch's padding_idx).
+        embedded: jax.Array = self.position(numbers)
+        return trained_where(input_ids != self.pad_token_id, embedded)
+
+
+def sizes(config: HfConfig) -> TransformerConfig:
+    """Sizes and dropout rates of an encoder with RoBERTa's positions and masked-LM head, whatever its family."""
+    pad_token_id = config.size("pad_token_id", least=0, default=1)
+    return dataclasses.replace(
+        bert.sizes(config),
+        pad_token_id=pad_token_id,
+        position_offset=pad_token_id + 1,
+        mlm_activation="gelu",
+        embeddings=RobertaEmbeddings,
+    )
+
+
+FAMILY = Family(
+    architecture="RobertaModel",
+    sizes=sizes,
+    prefix="roberta.",
+    modules=bert.EMBEDDINGS | bert.TOKEN_TYPES,
+    block_prefix="encoder.layer.",
+    block=bert.BLOCK,
+    pooler={"pooler.dense": "dense"},
+    mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
+    decoder="lm_head.decoder.weight",
+    ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
+)

@@ -1,0 +1,29 @@
+"""Similarity, alignment and uniformity of sentence vectors."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+    """Cosine similarity of every row of `a` with every row of `b`. Zero vectors have similarity 0."""
+    # Full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
+    return jnp.matmul(unit(a), unit(b).T, precision="highest")
+
+
+def unit(vectors: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:
+    """Rows scaled to length 1, norms clipped at 1e-8 as PyTorch's cosine similarity does."""
+    squared = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+    return vectors / jnp.sqrt(jnp.maximum(squared, 1e-16))
+
+
+def alignment(z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"]) -> Float[Array, " batch"]:
+    """Squared distance of normalised positives (Wang and Isola 2020); 0 is best."""
+    return jnp.sum((unit(z1) - unit(z2)) ** 2, axis=1)
+
+
+def uniformity(z: Float[Array, "batch dim"]) -> Float[Array, ""]:
+    """Log of the mean of exp(-2 d^2) over pairs of distinct normalised vectors (Wang and Isola 2020); low is good."""
+    squared_distance = 2.0 - 2.0 * cosine_similarity(z, z)
+    pairs = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, -2.0 * squared_distance)
+    return jax.nn.logsumexp(pairs) - jnp.log(jnp.float32(len(z) * (len(z) - 1)))

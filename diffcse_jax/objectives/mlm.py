@@ -1,0 +1,79 @@
+"""The auxiliary masked LM of the encoder (SimCSE appendices A, D and E)."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.edits import Masked, mask_tokens
+from diffcse_jax.models import parameters
+from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
+from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.objectives import Metrics, Network, Objective, Starts
+from diffcse_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    weight: float = option(0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A; 0.1 there)", low=0.0)
+    mask_ratio: float = option(0.15, "share of tokens masked for it", low=0.0, high=1.0)
+
+
+class AuxiliaryMaskedLM(Objective):
+    """The encoder recovers masked tokens of every view, by an untied head of its own."""
+
+    options: Options
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"mask_token"})
+
+    def networks(self, starts: Starts) -> dict[str, Network]:
+        """The head, which starts as the checkpoint's own where it has one, with a copy of the word embeddings."""
+        sizes = starts.encoder.config
+        head = starts.encoder.mlm_head
+        if head is None:
+            head, _ = parameters.initial(partial(MaskedLMHead, sizes), jax.random.key(self.config.train.seed))
+        start = head | {"decoder": starts.encoder.transformer["embeddings.word.embedding"]}
+        return {"mlm_head": Network(partial(MaskedLMHead, sizes, tied=False), start)}
+
+    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Masked:
+        vocabulary = frozen.networks.vocabulary
+        return mask_tokens(key, views.rows, vocabulary=vocabulary, ratio=self.options.mask_ratio, style="bert")
+
+    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        masked: Masked = corrupted
+        computation = forward.computation
+        encoder, head = computation.network("encoder"), computation.network("mlm_head")
+        original = forward.views.rows.input_ids
+
+        def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
+            return masked_language_model(head(states), targets)
+
+        def losses_of(rows: Rows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
+            states = encoder(rows, keys=keys)["last_hidden_state"]
+            return computation.at_positions(token_losses, selected, states, targets, shares=FEW)
+
+        keys = row_keys(key, len(original))
+        losses = computation.in_chunks(losses_of, masked.rows, keys, original, masked.selected)
+        return mean_where(losses, masked.selected), {}
+
+    def flops(self, batch: BatchSize) -> tuple[float, float]:
+        masked_tokens = batch.rows * (batch.mean_tokens - 2) * self.options.mask_ratio
+        encoder = transformer_flops(batch.encoder, batch.rows, batch.length)
+        return encoder + vocabulary_flops(batch.encoder, masked_tokens), 0.0
+
+
+def masked_language_model(
+    logits: Float[Array, "*tokens vocab"], input_ids: Int[Array, "*tokens"]
+) -> Float[Array, "*tokens"]:
+    """Cross-entropy of the original token, per token; the caller averages over the masked ones."""
+    target_logits = jnp.take_along_axis(logits, input_ids[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
+
+
+objective = AuxiliaryMaskedLM

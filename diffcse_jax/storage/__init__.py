@@ -1,0 +1,1 @@
+"""On disk: a run's folder, its checkpoints, folders of sentence-transformers."""

@@ -1,0 +1,38 @@
+"""Files that are there as a whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.errors import CheckpointError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes or replaces a file at once: a process or machine that stops in here leaves the earlier one, whole.
+
+    Of two processes that write the same file at the same time one may fail.
+    """
+    partial = path.with_name(f"{path.name}.tmp")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # else the new name can be on disk before the content is
+    partial.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """`write_text` of a JSON document."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON document.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # of the second: JSONDecodeError or UnicodeDecodeError
+        raise CheckpointError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,252 @@
+"""A run's folder and who may write to it.
+
+It holds `config.json` (the resolved configuration), `encoder/` (config.json, tokenizer and, where there is one, pooler
+of the checkpoint that training starts from: everything but the weights that are trained), `start.json` (digests of the
+weights that the run began from), `lock` (who trains here, or was the last to do so) and `checkpoints/STEP`
+(`storage/checkpoint.py`).
+"""
+
+import contextlib
+import datetime
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors.numpy import load_file, save_file
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax.config import Config
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.files import read_json, write_json
+
+if sys.platform != "win32":
+    import fcntl
+
+CHECKPOINTS = "checkpoints"
+
+_CONFIG = "config.json"
+_ENCODER = "encoder"
+_POOLER = "pooler.safetensors"
+_START = "start.json"
+_LOCK = "lock"
+
+# Keys that may change between a run and its continuation, because results do not depend on them.
+_FREE_ON_RESUME = {
+    "train.log_every",
+    "train.packing",
+    "train.recompute",
+    "eval.data_dir",
+    "eval.batch_size",
+    "data.cache_dir",
+    "mesh.data",
+    "mesh.model",
+    "mesh.fully_sharded",
+    "distributed",
+}
+
+
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Keeps every other run out of the workdir until the block ends. The folder is made if there is none.
+
+    Process 0 holds a lock on `WORKDIR/lock`, which the system frees when that process ends, however it ends. Where the
+    platform or the file system knows no locks, nobody is kept out.
+
+    Raises:
+        CheckpointError: another run holds the workdir, or it cannot be written; raised on every process.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def hold() -> None:
+            stack.enter_context(_lock(workdir))
+
+        hosts.decided_by_first(hold)
+        yield
+
+
+def _lock(workdir: Path) -> TextIO:
+    """The open lock file: closing it frees the lock."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = (workdir / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise _not_written(workdir, error) from error
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        with file:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+        raise CheckpointError(
+            f"{workdir} is in use by {holder}; wait for its end, or end it, or give another --workdir"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    file.truncate(0)
+    now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
+    file.flush()
+    return file
+
+
+def start_workdir(
+    workdir: Path,
+    config: Config,
+    encoder: Pretrained,
+    tokenizer: PreTrainedTokenizerFast,
+    generator: Pretrained | None,
+) -> None:
+    """Writes what identifies a new run, or checks that the run in the workdir is the same.
+
+    Args:
+        workdir: the folder, on a file system that all processes see.
+        config: the resolved configuration.
+        encoder: the checkpoint that training starts from.
+        tokenizer: the encoder's.
+        generator: the frozen masked LM of `generator.name_or_path`; None where the run names none.
+
+    Raises:
+        ConfigError: the workdir holds a run with another configuration (every differing key is named), or one that
+            began from other weights.
+        CheckpointError: it cannot be written, or the processes see different folders. As all errors here, it is raised
+            on every process.
+    """
+
+    def start() -> None:
+        try:
+            if not (workdir / _CONFIG).is_file():
+                _write_run(workdir, config, encoder, tokenizer, _digests(encoder, generator))
+            else:
+                _check_same_config(workdir, config)
+                _check_same_weights(workdir, config, _digests(encoder, generator))
+        except OSError as error:
+            raise _not_written(workdir, error) from error
+
+    hosts.decided_by_first(start)
+    if jax.process_count() > 1:
+        seen = multihost_utils.process_allgather(np.int32((workdir / _CONFIG).is_file()))
+        if not seen.all():
+            raise CheckpointError(
+                f"{workdir} is not the same folder for all processes: give a --workdir on a file system that they share"
+            )
+
+
+def workdir_of(path: Path) -> Path | None:
+    """The training workdir that the path is, or that holds it as `checkpoints/STEP`; None if it is neither."""
+    if _is_workdir(path):
+        return path
+    is_step = path.parent.name == CHECKPOINTS and path.name.isdecimal()
+    return path.parent.parent if is_step and _is_workdir(path.parent.parent) else None
+
+
+def _is_workdir(folder: Path) -> bool:
+    """True if its `config.json` is a run's: models of Hugging Face have a file of this name as well."""
+    try:
+        config = read_json(folder / _CONFIG)
+    except CheckpointError:
+        return False
+    model = config.get("model") if isinstance(config, dict) else None
+    return isinstance(model, dict) and "name_or_path" in model
+
+
+def read_config(workdir: Path) -> Config:
+    """The resolved configuration of a workdir.
+
+    Raises:
+        CheckpointError: no workdir of ours.
+    """
+    path = workdir / _CONFIG
+    if not (workdir / CHECKPOINTS).is_dir() or not path.is_file():
+        raise CheckpointError(f"{workdir} is no training workdir: it needs {_CONFIG} and {CHECKPOINTS}/")
+    return Config.from_dict(read_json(path))
+
+
+def encoder_folder(workdir: Path) -> Path:
+    """The folder with config.json and tokenizer of the checkpoint that training started from."""
+    return workdir / _ENCODER
+
+
+def read_pooler(workdir: Path) -> Params | None:
+    """The dense + tanh pooler of the checkpoint that training started from; None where it has none."""
+    path = workdir / _ENCODER / _POOLER
+    return load_file(path) if path.is_file() else None
+
+
+def _write_run(
+    workdir: Path,
+    config: Config,
+    encoder: Pretrained,
+    tokenizer: PreTrainedTokenizerFast,
+    digests: Mapping[str, str],
+) -> None:
+    folder = workdir / _ENCODER
+    folder.mkdir(exist_ok=True, parents=True)
+    write_json(folder / "config.json", dict(encoder.hf_config))
+    tokenizer.save_pretrained(folder)
+    if encoder.pooler:
+        save_file({name: np.ascontiguousarray(array) for name, array in encoder.pooler.items()}, folder / _POOLER)
+    write_json(workdir / _START, digests)
+    write_json(workdir / _CONFIG, config.to_dict())  # last: its presence says that the others are whole
+
+
+def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str]:
+    """A digest of the weights that each key of the configuration names."""
+    digests = {"model.name_or_path": encoder.digest()}
+    return digests if generator is None else digests | {"generator.name_or_path": generator.digest()}
+
+
+def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> None:
+    path = workdir / _START
+    then = read_json(path) if path.is_file() else {}  # runs of earlier versions did not record it
+    values = _flat(config.to_dict())
+    changed = [f"{key}={values[key]!r}" for key in now if then.get(key, now[key]) != now[key]]
+    if changed:
+        raise ConfigError(
+            f"the weights of {' and '.join(changed)} have changed since the run in {workdir} began; "
+            "restore the earlier files there, or give another --workdir to begin a new run"
+        )
+    if now.keys() - then.keys():
+        write_json(path, then | now)
+
+
+def _check_same_config(workdir: Path, config: Config) -> None:
+    then, now = _flat(Config.from_dict(read_json(workdir / _CONFIG)).to_dict()), _flat(config.to_dict())
+    free = _FREE_ON_RESUME
+    if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
+        free = free | {"precision"}
+    changed = [key for key in now if then[key] != now[key] and key not in free]
+    if changed:
+        lines = [f"{key}: {then[key]!r} then, {now[key]!r} now{_advice(key, then[key])}" for key in changed]
+        raise ConfigError(
+            f"{workdir} holds a run with another configuration (the learning rate's schedule depends on the number "
+            "of steps, too); give another --workdir, or the same values:\n  " + "\n  ".join(lines)
+        )
+
+
+def _advice(key: str, then: Any) -> str:
+    """The reason why a value differs that the user may not have given."""
+    if key != "precision":
+        return ""
+    return f" (`auto` depends on the machine; --config.precision={then} goes on with the run's own)"
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values under their keys as users write them: `{"model.pooler": "cls", ...}`."""
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+    return leaves
+
+
+def _not_written(workdir: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write the workdir {workdir}: {error.strerror}")

@@ -1,0 +1,71 @@
+"""The train step compiled for the shapes of a run's batches: the first one at once, the others beside training."""
+
+import concurrent.futures
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from diffcse_jax.data.rows import Views
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.objectives import Metrics
+from diffcse_jax.storage.checkpoint import TrainState
+from diffcse_jax.training.metrics import report
+
+Program = Any  # jax.stages.Compiled: (state, frozen parameters, batch) -> (state, metrics)
+
+
+class Programs:
+    """Compiled steps by the shape of a batch. A shape that was not foreseen is compiled when it comes.
+
+    Args:
+        step: from `make_train_step`.
+        state: a state of the run; read for shapes and placement alone.
+        frozen: the frozen parameters.
+        batches: one batch of each foreseen shape, placed on the mesh, the first one needed first.
+    """
+
+    def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Views]):
+        self._step, self._frozen = step, frozen
+        self._like = _abstract((state, frozen))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
+        self._programs: dict[tuple, concurrent.futures.Future[Program]] = {}
+        for views in batches:
+            self._start(views)
+        if self._programs:
+            now, *later = map(_described, self._programs)
+            beside = f"; beside training for {', '.join(later)}" if later else ""
+            report(f"train step: compiling for batches of {now}{beside}")
+
+    def __enter__(self) -> "Programs":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def __call__(self, state: TrainState, views: Views) -> tuple[TrainState, Metrics]:
+        """A step; waits for its program where that is not ready."""
+        key = _key(views)
+        if key not in self._programs:
+            report(f"train step: compiling for batches of {_described(key)}")
+            self._start(views)
+        return self._programs[key].result()(state, self._frozen, views)
+
+    def _start(self, views: Views) -> None:
+        arguments = (*self._like, _abstract(views))
+        self._programs[_key(views)] = self._thread.submit(lambda: self._step.lower(*arguments).compile())
+
+
+def _abstract(arrays: Any) -> Any:
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays)
+
+
+def _key(views: Views) -> tuple[int, ...]:
+    """Examples, views, length, and tokens that are computed of all of these (0: no layout)."""
+    slots = views.layout.positions.size if views.layout else 0
+    return (*views.input_ids.shape, slots)
+
+
+def _described(key: tuple[int, ...]) -> str:
+    examples, views, length, slots = key
+    return f"{examples} x {views} x {length}" + (f" positions ({slots:,} with tokens)" if slots else " positions")

@@ -1,0 +1,169 @@
+"""Who may write to a run's folder, and what must be the same when a run is resumed."""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+from tiny_networks import ENCODER, GENERATOR, config_of
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.workdir import held, read_config, start_workdir
+
+REPOSITORY = Path(__file__).parents[1]
+HOLDER = """
+import sys, time
+from pathlib import Path
+from diffcse_jax.storage.workdir import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def start(
+    workdir: Path,
+    *parts: Mapping[str, Mapping],
+    precision: str = "float32",
+    encoder: Pretrained = ENCODER,
+    generator: Pretrained = GENERATOR,
+) -> None:
+    config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
+    config = dataclasses.replace(config, precision=precision)
+    start_workdir(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
+    (workdir / "checkpoints").mkdir(exist_ok=True)
+
+
+def other(pretrained: Pretrained, part: str) -> Pretrained:
+    """The same checkpoint with one number of one array changed."""
+    params = dict(getattr(pretrained, part))
+    name = sorted(params)[-1]
+    params[name] = params[name].copy()
+    params[name].flat[-1] += 1
+    return dataclasses.replace(pretrained, **{part: params})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"encoder": other(ENCODER, "transformer")}, "of model.name_or_path='bert' have changed"),
+        (
+            {"generator": other(GENERATOR, "mlm_head")},
+            "of generator.name_or_path='distilbert' have changed",
+        ),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_weights(changed, message, tmp_path):
+    start(tmp_path)
+    start(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, **changed)
+
+
+def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
+    start(tmp_path)
+    recorded = (tmp_path / "start.json").read_text()
+    (tmp_path / "start.json").unlink()
+    start(tmp_path)
+    assert (tmp_path / "start.json").read_text() == recorded
+    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path"}
+
+
+def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
+    start(tmp_path)
+    (tmp_path / "config.json").unlink()  # it is written last
+    start(tmp_path, encoder=other(ENCODER, "transformer"))
+    with pytest.raises(ConfigError, match=r"model\.name_or_path"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        lambda params: {name + "x": array for name, array in params.items()},
+        lambda params: {name: array.reshape(1, *array.shape) for name, array in params.items()},
+        lambda params: {name: np.nextafter(array, np.float32(9)) for name, array in params.items()},
+    ],
+)
+def test_digests_see_names_shapes_and_bytes(differs):
+    assert dataclasses.replace(ENCODER, transformer=dict(ENCODER.transformer)).digest() == ENCODER.digest()
+    assert dataclasses.replace(ENCODER, transformer=differs(ENCODER.transformer)).digest() != ENCODER.digest()
+    assert dataclasses.replace(ENCODER, pooler={}, mlm_head=ENCODER.transformer).digest() != ENCODER.digest()
+
+
+def test_another_precision_is_refused_with_the_way_to_go_on(tmp_path):
+    start(tmp_path)
+    message = r"precision: 'float32' then, 'bfloat16' now \(.*--config\.precision=float32 goes on"
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, precision="bfloat16")
+
+
+def test_a_precision_that_was_not_resolved_is_accepted_and_left(tmp_path):
+    start(tmp_path, precision="auto")
+    start(tmp_path, precision="bfloat16")
+    assert read_config(tmp_path).precision == "auto"
+
+
+def test_what_results_do_not_depend_on_may_change(tmp_path):
+    start(tmp_path)
+    start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": {"log_every": 7}})
+    with pytest.raises(ConfigError, match=r"train\.seed: 42 then, 1 now"):
+        start(tmp_path, {"train": {"seed": 1}})
+
+
+def test_processes_that_see_different_folders_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "decided_by_first", lambda decide: decide())
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda seen: np.array([seen, 0]))
+    with pytest.raises(CheckpointError, match="is not the same folder for all processes"):
+        start(tmp_path)
+
+
+def test_a_workdir_is_held_by_one_run(tmp_path):
+    workdir = tmp_path / "runs/mine"
+    with held(workdir):
+        expected = rf"runs/mine is in use by process {os.getpid()} on host {socket.gethostname()} since 20\d\d-"
+        with pytest.raises(CheckpointError, match=expected), held(workdir):
+            pass
+    with held(workdir):
+        pass
+
+
+def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(CheckpointError, match=r"cannot write the workdir .*/file/run: Not a directory"),
+        held(tmp_path / "file/run"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_second_training_is_refused_until_the_first_has_ended(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], cwd=REPOSITORY, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        command = [sys.executable, "train.py", "--config", "configs/quickstart.py", "--workdir", tmp_path]
+        second = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert second.returncode == 2
+    assert f"error: {tmp_path} is in use by process {holder.pid} on host" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    with held(tmp_path):  # the lock died with its process
+        pass
