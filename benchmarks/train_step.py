@@ -128,7 +128,7 @@ class OurStep:
         jax.block_until_ready((self.state, self.metrics))
 
     def plan(self) -> dict[str, Any]:
-        """What is known of the largest batch's step without running it."""
+        """Device and planned memory of the step of the largest batch, which is not run."""
         largest = max(self.batches, key=_computed_tokens)
         if _shapes(largest) not in self.compiled:
             self.compile([largest])

@@ -47,7 +47,7 @@ def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio:
             `mask`: all become [MASK].
     """
     ids = rows.input_ids
-    select_keys, style_keys, token_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
+    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
         row_keys(key, len(ids))
     )
     length = (ids.shape[1],)
@@ -55,7 +55,7 @@ def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio:
     selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, length))(select_keys)
     masked = jnp.array(vocabulary.mask_id, ids.dtype)
     if style == "bert":
-        random_ids = jax.vmap(lambda key: jax.random.randint(key, length, 0, vocabulary.size, ids.dtype))(token_keys)
+        random_ids = jax.vmap(lambda key: jax.random.randint(key, length, 0, vocabulary.size, ids.dtype))(id_keys)
         draw = jax.vmap(lambda key: jax.random.uniform(key, length))(style_keys)
         masked = jnp.where(draw < 0.8, masked, jnp.where(draw < 0.9, random_ids, ids))
     return Masked(rows._replace(input_ids=jnp.where(selected, masked, ids)), selected)
