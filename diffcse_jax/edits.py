@@ -47,9 +47,7 @@ def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio:
             `mask`: all become [MASK].
     """
     ids = rows.input_ids
-    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(
-        row_keys(key, len(ids))
-    )
+    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(row_keys(key, len(ids)))
     length = (ids.shape[1],)
     ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
     selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, length))(select_keys)
