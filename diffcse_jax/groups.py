@@ -37,6 +37,12 @@ class ModelConfig:
     attention_dropout: tuple[float, ...] = option(
         (0.1,), "dropout rate of attention probabilities: one for all blocks, or one per block", low=0.0, high=0.99
     )
+    dropout_masks: str = option(
+        "independent",
+        "dropout masks of the views of an example: `independent`, or `shared` by all of them, so that views of the "
+        "same text are equal (SimCSE Table 3, `Fixed 0.1`)",
+        choices=("independent", "shared"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

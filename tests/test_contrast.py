@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tiny_networks import config_of
 
+from diffcse_jax.data.rows import Views
+from diffcse_jax.models.computation import Forward, Vectors
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
-from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
+from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 
 finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
@@ -43,6 +46,19 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)[None]
 
 
+def forward_of(*views: np.ndarray) -> Forward:
+    """A forward pass whose projected vectors are these, view by view."""
+    forward = object.__new__(Forward)
+    vectors = jnp.stack(views, axis=1)
+    forward.views = Views(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
+    forward.__dict__["vectors"] = Vectors(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
+    return forward
+
+
+def contrast_of(**options):
+    return config_of({"contrast": options, "difference": {"weight": 0.0}}).objectives["contrast"]
+
+
 @pytest.mark.parametrize(("name", "temperature"), [("infonce", 0.05), ("infonce_temp0.1", 0.1)])
 def test_info_nce_is_the_authors(reference, name, temperature):
     assert_matches(reference, name, lambda z1, z2: info_nce(z1, z2, temperature=temperature).mean(), ("z1", "z2"))
@@ -51,7 +67,7 @@ def test_info_nce_is_the_authors(reference, name, temperature):
 @pytest.mark.parametrize("logit", [0.0, 1.0])
 def test_hard_negatives_are_the_authors_with_alpha_the_exponential_of_their_logit(reference, logit):
     def loss(z1, z2, z3):
-        return info_nce(z1, z2, temperature=0.05, hard_negatives=z3, hard_negative_weight=float(np.exp(logit))).mean()
+        return info_nce(z1, z2, temperature=0.05, hard_negatives=[z3], hard_negative_weight=float(np.exp(logit))).mean()
 
     assert_matches(reference, f"hardneg{logit}", loss, ("z1", "z2", "z3"))
 
@@ -65,18 +81,19 @@ def test_hard_negatives_are_the_authors_with_alpha_the_exponential_of_their_logi
         ("PAPER_eq3_offinfo_m0.9", "paper"),
     ],
 )
-def test_off_dropout_info_nce_is_the_authors(reference, name, form):
+def test_separate_info_nce_is_the_authors(reference, name, form):
     ratio = float(re.search(r"_m([\d.]+)", name)[1])
 
     def loss(z1, z2, z0):
-        return off_dropout_info_nce(z1, z2, z0, temperature=0.05, ratio=ratio, form=form).mean()
+        return separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=ratio, form=form).mean()
 
     assert_matches(reference, name, loss, ("z1", "z2", "z0"))
 
 
 def test_negatives_from_the_mean_of_both_views_are_the_authors(reference):
     def loss(z1, z2):
-        return off_dropout_info_nce(z1, z2, (z1 + z2) / 2, temperature=0.05, ratio=1.0, form="code").mean()
+        mean = (z1 + z2) / 2
+        return separate_info_nce((z1, z2), (mean, mean), temperature=0.05, ratio=1.0, form="code").mean()
 
     assert_matches(reference, "both_mean_m1.0", loss, ("z1", "z2"))
 
@@ -87,19 +104,51 @@ def test_info_nce_with_hard_negatives_is_equation_8():
     weights = np.where(np.eye(7), 1.7, 1.0)
     expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
     losses = info_nce(
-        jnp.array(z1), jnp.array(z2), temperature=0.2, hard_negatives=jnp.array(z3), hard_negative_weight=1.7
+        jnp.array(z1), jnp.array(z2), temperature=0.2, hard_negatives=[jnp.array(z3)], hard_negative_weight=1.7
     )
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("form", ["code", "paper"])
-def test_off_dropout_info_nce_is_equation_3_or_the_codes_reading_of_it(form):
-    z1, z2, z0 = random_vectors(3)
-    positive = np.diag(cosines(z1, z2)) / 0.2 * (0.8 if form == "code" else 1.0)
-    others = np.where(np.eye(7), 0.0, np.exp(cosines(z0, z0) / 0.2)).sum(axis=1)
+def test_separate_info_nce_is_equation_3_or_the_codes_reading_of_it(form, similarity):
+    z1, z2, n1, n2 = random_vectors(4)
+    similarities = cosines if similarity == "cosine" else np.inner
+    positive = np.diag(similarities(z1, z2)) / 0.2 * (0.8 if form == "code" else 1.0)
+    others = np.where(np.eye(7), 0.0, np.exp(similarities(n1, n2) / 0.2)).sum(axis=1)
     others *= 0.8 if form == "paper" else 1.0
-    losses = off_dropout_info_nce(*map(jnp.array, (z1, z2, z0)), temperature=0.2, ratio=0.8, form=form)
-    np.testing.assert_allclose(losses, -np.log(np.exp(positive) / (np.exp(positive) + others)), rtol=1e-5)
+    z1, z2, n1, n2 = map(jnp.array, (z1, z2, n1, n2))
+    losses = separate_info_nce((z1, z2), (n1, n2), temperature=0.2, ratio=0.8, form=form, similarity=similarity)
+    np.testing.assert_allclose(losses, -np.log(np.exp(positive) / (np.exp(positive) + others)), rtol=1e-4)
+
+
+def test_info_nce_with_dot_products():
+    z1, z2, z3 = random_vectors(3)
+    positives, negatives = np.exp(np.inner(z1, z2) / 1.5), np.exp(np.inner(z1, z3) / 1.5)
+    expected = -np.log(np.diag(positives) / (positives + negatives).sum(axis=1))
+    z1, z2, z3 = map(jnp.array, (z1, z2, z3))
+    losses = info_nce(z1, z2, temperature=1.5, similarity="dot", hard_negatives=[z3])
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [("noise", "dropout"), ("dropout", "noise"), ("noise", "noise")])
+def test_noise_is_added_to_positives_or_negatives_alone(positives, negatives):
+    views = random_vectors(2, rows=300, dim=20)
+    contrast = contrast_of(positives=positives, negatives=negatives, noise_variance=0.3)
+    pairs = contrast._pairs(forward_of(*views), jax.random.key(0))
+    for kind, pair in zip((positives, negatives), pairs, strict=True):
+        noise = np.stack([noised - view for noised, view in zip(pair, views, strict=True)])
+        np.testing.assert_allclose(noise.var(), 0.3 if kind == "noise" else 0.0, rtol=0.05)
+        if kind == "noise":
+            assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["noise", "mean"])
+def test_no_noise_and_one_sample_are_the_views(kind):
+    forward, key = forward_of(*random_vectors(2)), jax.random.key(0)
+    plain, _ = contrast_of(temperature=0.2).loss(forward, None, key)
+    loss, _ = contrast_of(temperature=0.2, positives=kind, noise_variance=0.0).loss(forward, None, key)
+    np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
 
 def test_equal_vectors_cannot_be_told_apart():

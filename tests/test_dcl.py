@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
+from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 from diffcse_jax.objectives.dcl import dimension_contrast
 
 
@@ -43,7 +43,7 @@ def test_dcl_beside_a_contrast_has_the_authors_gradients(reference, name, temper
 
     def loss(z1, z2, z0):
         if off_dropout:
-            contrast = off_dropout_info_nce(z1, z2, z0, temperature=0.05, ratio=0.9, form="code")
+            contrast = separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=0.9, form="code")
         else:
             contrast = info_nce(z1, z2, temperature=0.05)
         return contrast.mean() + 0.1 * dimension_contrast(z1, z2, temperature=temperature, form="code").mean()

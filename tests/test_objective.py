@@ -9,7 +9,7 @@ from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, co
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
-from diffcse_jax.objectives.contrast import info_nce, off_dropout_info_nce
+from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt, total_loss
 
@@ -72,7 +72,7 @@ def test_columns_are_anchor_positive_and_hard_negative():
     weights = {"contrast": {"hard_negative_weight": 2.0, "temperature": 0.2}}
     metrics, _ = evaluate(SIMCSE, NO_DROPOUT, weights, batch=batch)
     z1, z2, z3 = projected(batch)
-    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=z3, hard_negative_weight=2.0).mean()
+    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3], hard_negative_weight=2.0).mean()
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["alignment"], alignment(z1, z2).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["uniformity"], uniformity(z1), rtol=1e-5)
@@ -94,7 +94,8 @@ def test_negatives_from_the_mean_of_both_views():
     batch = random_batch(columns=2)
     metrics, _ = evaluate(SIMCSE, NO_DROPOUT, {"contrast": {"negatives": "mean", "temperature": 0.2}}, batch=batch)
     z1, z2 = projected(batch)
-    expected = off_dropout_info_nce(z1, z2, (z1 + z2) / 2, temperature=0.2, ratio=1.0, form="code")
+    mean = (z1 + z2) / 2
+    expected = separate_info_nce((z1, z2), (mean, mean), temperature=0.2, ratio=1.0, form="code")
     np.testing.assert_allclose(metrics["loss"], expected.mean(), rtol=1e-5)
 
 

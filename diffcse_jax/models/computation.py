@@ -112,8 +112,7 @@ class Forward:
     @cached_property
     def vectors(self) -> Vectors:
         """The vectors of all views, dropout on. From then on `batch_stats` are those after this pass."""
-        rows = self.views.rows
-        pooled = self._pooled(rows, row_keys(named_key(self._key, "encoder"), len(rows.input_ids)))
+        pooled = self._pooled(self.views.rows, self._row_keys(named_key(self._key, "encoder")))
         projected = self._projector(pooled)
         if isinstance(self._projector, nnx.Module):
             self.batch_stats = parameters.prefixed(parameters.batch_stats_of(self._projector), "projector")
@@ -122,8 +121,22 @@ class Forward:
     @cached_property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The projected vectors of the first views, of the second ones, and so on."""
-        projected = self.vectors.projected
-        return tuple(jnp.moveaxis(projected.reshape(-1, self.views.per_example, projected.shape[-1]), 1, 0))
+        return self._by_view(self.vectors.projected)
+
+    def projected_means(self, samples: int) -> tuple[Float[Array, "batch hidden"], ...]:
+        """`projected_views` as means over so many passes, each with dropout masks of its own; `vectors` are the first.
+
+        However many there are, the activations of one are held.
+        """
+        total = self.vectors.projected
+        if samples > 1:
+            key = named_key(self._key, "samples")
+            keys = jax.vmap(lambda number: self._row_keys(jax.random.fold_in(key, number)))(jnp.arange(1, samples))
+            one_pass = jax.checkpoint(lambda keys: self._pooled(self.views.rows, keys), prevent_cse=False)
+            # Sample by sample: a BatchNorm in the projector takes its statistics over a batch.
+            for pooled in jax.lax.map(one_pass, keys):
+                total += _float32(self._projector(pooled))
+        return self._by_view(total / samples)
 
     @cached_property
     def off_dropout(self) -> Float[Array, "batch hidden"]:
@@ -142,6 +155,16 @@ class Forward:
         if "projector" not in computation.networks.definitions:
             return lambda pooled: pooled
         return computation.networks.bind("projector", computation.params, self.batch_stats)
+
+    def _by_view(self, vectors: Float[Array, "rows hidden"]) -> tuple[Float[Array, "batch hidden"], ...]:
+        return tuple(jnp.moveaxis(vectors.reshape(-1, self.views.per_example, vectors.shape[-1]), 1, 0))
+
+    def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
+        """A dropout key for each row of all views."""
+        examples, views = len(self.views.input_ids), self.views.per_example
+        if self._config.model.dropout_masks == "shared":
+            return row_keys(key, examples)[jnp.arange(examples * views) // views]
+        return row_keys(key, examples * views)
 
     def _pooled(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
         encoder, pooler = self.computation.network("encoder"), self._config.model.pooler

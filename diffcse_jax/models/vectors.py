@@ -7,8 +7,13 @@ from jaxtyping import Array, Float
 
 def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
     """Cosine similarity of every row of `a` with every row of `b`. Zero vectors have similarity 0."""
+    return dot_product(unit(a), unit(b))
+
+
+def dot_product(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+    """Dot product of every row of `a` with every row of `b`."""
     # Full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
-    return jnp.matmul(unit(a), unit(b).T, precision="highest")
+    return jnp.matmul(a, b.T, precision="highest")
 
 
 def unit(vectors: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:

@@ -4,30 +4,55 @@ All of them contrast rows only (view 1 against the others), as SimCSE, DiffCSE a
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Forward
+from diffcse_jax.models.computation import Forward, named_key
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
-from diffcse_jax.models.vectors import cosine_similarity, unit
+from diffcse_jax.models.vectors import dot_product, unit
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
+
+Pair = tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
-    temperature: float = option(0.05, "temperature of the cosine similarities", low=1e-6)
+    similarity: str = option(
+        "cosine",
+        "similarity of two vectors: `cosine`, or their `dot` product (SimCSE Table D.1, there without a temperature: "
+        "contrast.temperature=1)",
+        choices=("cosine", "dot"),
+    )
+    temperature: float = option(0.05, "what the similarities are divided by, dot products too", low=1e-6)
+    positives: str = option(
+        "dropout",
+        "vectors of a positive pair: the two views (`dropout`), these with Gaussian `noise`, or the `mean` of several "
+        "dropout samples of each (SimCSE++ Table 1)",
+        choices=("dropout", "noise", "mean"),
+    )
     negatives: str = option(
         "dropout",
-        "where negatives come from: the second `dropout` view, a pass without dropout (`off_dropout`, SimCSE++ "
-        "Eq. 3), or the `mean` of both views (SimCSE++ code, models_both.py)",
-        choices=("dropout", "off_dropout", "mean"),
+        "vectors of negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, SimCSE++ Eq. 3), "
+        "the views with Gaussian `noise`, or the `mean` of both views (SimCSE++ code, models_both.py), taken over "
+        "several dropout samples of each (SimCSE++ Table 1)",
+        choices=("dropout", "off_dropout", "noise", "mean"),
     )
-    negative_ratio: float = option(1.0, "m of SimCSE++; read with `off_dropout` and `mean` negatives", low=1e-6)
+    noise_variance: float = option(0.1, "variance of Gaussian noise (SimCSE++ Table 1)", low=0.0)
+    samples: int = option(
+        1,
+        "dropout samples of each view in a mean, each of them a pass of the encoder: K of SimCSE++ Table 1 (10 there) "
+        "in positives, half of K in negatives, whose mean is over both views",
+        low=1,
+    )
+    negative_ratio: float = option(
+        1.0, "m of SimCSE++; not read where positives and negatives are both `dropout`", low=1e-6
+    )
     negative_ratio_form: str = option(
         "code",
         "`code`: m multiplies the positive logit (published numbers); `paper`: m multiplies the negative sum (Eq. 3)",
@@ -47,41 +72,68 @@ class Contrast(Objective):
         return frozenset({"vectors"} | extra)
 
     def check_columns(self, count: int) -> None:
-        if count == 3 and self.options.negatives != "dropout":
+        options = self.options
+        if count == 3 and not self._both_are_views:
             raise ConfigError(
-                f"contrast.negatives={self.options.negatives!r} has no form with hard negatives, and the text has "
-                "three columns; use contrast.negatives='dropout', or name one or two of them in data.columns"
+                f"contrast.positives={options.positives!r} with contrast.negatives={options.negatives!r} has no form "
+                "with hard negatives, and the text has three columns; use 'dropout' for both, or name one or two "
+                "columns in data.columns"
             )
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        del corrupted, key
+        del corrupted
         options = self.options
-        z1, z2, *hard_negatives = forward.projected_views
-        if options.negatives == "dropout":
+        if self._both_are_views:
+            z1, z2, *hard_negatives = forward.projected_views
             per_example = info_nce(
                 z1,
                 z2,
                 temperature=options.temperature,
-                hard_negatives=hard_negatives[0] if hard_negatives else None,
+                similarity=options.similarity,
+                hard_negatives=hard_negatives,
                 hard_negative_weight=options.hard_negative_weight,
             )
         else:
-            per_example = off_dropout_info_nce(
-                z1,
-                z2,
-                (z1 + z2) / 2 if options.negatives == "mean" else forward.off_dropout,
+            per_example = separate_info_nce(
+                *self._pairs(forward, key),
                 temperature=options.temperature,
+                similarity=options.similarity,
                 ratio=options.negative_ratio,
                 form=options.negative_ratio_form,
             )
         return per_example.mean(), {}
 
+    @property
+    def _both_are_views(self) -> bool:
+        return self.options.positives == self.options.negatives == "dropout"
+
+    def _pairs(self, forward: Forward, key: PRNGKeyArray) -> tuple[Pair, Pair]:
+        """The vectors of positive and of negative pairs."""
+        of_positives, of_negatives = self.options.positives, self.options.negatives
+        # What both need is computed once.
+        pairs = {kind: self._pair(kind, forward, key) for kind in dict.fromkeys((of_positives, of_negatives))}
+        n1, n2 = pairs[of_negatives]
+        if of_negatives == "mean":
+            n1 = n2 = (n1 + n2) / 2
+        return pairs[of_positives], (n1, n2)
+
+    def _pair(self, kind: str, forward: Forward, key: PRNGKeyArray) -> Pair:
+        if kind == "off_dropout":
+            return forward.off_dropout, forward.off_dropout
+        z1, z2 = forward.projected_means(self.options.samples if kind == "mean" else 1)
+        if kind == "noise":
+            noise = jax.random.normal(named_key(key, "noise"), (2, *z1.shape)) * self.options.noise_variance**0.5
+            z1, z2 = z1 + noise[0], z2 + noise[1]
+        return z1, z2
+
     def flops(self, batch: BatchSize) -> tuple[float, float]:
         hidden = batch.encoder.hidden_size
         trained = 2 * batch.examples**2 * hidden * (batch.views - 1)  # the similarity matrix
-        if "off_dropout" in self.needs:
-            trained += transformer_flops(batch.encoder, batch.examples, batch.length)
-            trained += projector_flops(self.config.model.projector, hidden, batch.examples)
+        further_rows = batch.examples if "off_dropout" in self.needs else 0
+        if "mean" in (self.options.positives, self.options.negatives):
+            further_rows += (self.options.samples - 1) * batch.rows
+        trained += transformer_flops(batch.encoder, further_rows, batch.length)
+        trained += projector_flops(self.config.model.projector, hidden, further_rows)
         return trained, 0.0
 
 
@@ -90,57 +142,59 @@ def info_nce(
     z2: Float[Array, "batch dim"],
     *,
     temperature: float,
-    hard_negatives: Float[Array, "batch dim"] | None = None,
+    similarity: str = "cosine",
+    hard_negatives: Sequence[Float[Array, "batch dim"]] = (),
     hard_negative_weight: float = 1.0,
 ) -> Float[Array, " batch"]:
     """Contrast of each vector with its positive against the batch (SimCSE Eq. 4; with hard negatives Eq. 8).
 
-    l_i = -log exp(s(z1_i, z2_i)) / sum_j [exp(s(z1_i, z2_j)) + alpha^[i=j] exp(s(z1_i, z3_j))], s = cos / temperature.
+    l_i = -log exp(s(z1_i, z2_i)) / sum_j [exp(s(z1_i, z2_j)) + alpha^[i=j] sum_k exp(s(z1_i, z3k_j))],
+    s = cos / temperature.
 
     Args:
         z1: anchors.
         z2: positives; row j is a negative of anchor i != j.
-        hard_negatives: z3, one per anchor, negatives of every anchor.
-        hard_negative_weight: alpha, the weight of an anchor's own hard negative.
+        similarity: `cosine` or `dot`.
+        hard_negatives: z3k, of each column one per anchor, negatives of every anchor.
+        hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
     """
-    logits = cosine_similarity(z1, z2) / temperature
-    if hard_negatives is not None:
-        hard_logits = cosine_similarity(z1, hard_negatives) / temperature
-        hard_logits += jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=hard_logits.dtype)
-        logits = jnp.concatenate([logits, hard_logits], axis=1)
+    anchors = _scaled(z1, similarity)
+    logits = dot_product(anchors, _scaled(z2, similarity)) / temperature
+    own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=logits.dtype)
+    hard = [dot_product(anchors, _scaled(z3, similarity)) / temperature + own_weight for z3 in hard_negatives]
     # log_softmax subtracts the maximum before it sums; logsumexp - positive would lose digits, in the gradient too.
-    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+    return -jnp.diagonal(jax.nn.log_softmax(jnp.concatenate([logits, *hard], axis=1), axis=1))
 
 
-def off_dropout_info_nce(
-    z1: Float[Array, "batch dim"],
-    z2: Float[Array, "batch dim"],
-    negatives: Float[Array, "batch dim"],
-    *,
-    temperature: float,
-    ratio: float,
-    form: str,
+def separate_info_nce(
+    positives: Pair, negatives: Pair, *, temperature: float, ratio: float, form: str, similarity: str = "cosine"
 ) -> Float[Array, " batch"]:
     """Contrast whose negatives come from other vectors than its positives (SimCSE++ Eq. 3).
 
-    Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(z_i, z_j))), s+ = s(z1_i, z2_i). Code: no factor on the
-    sum; m multiplies s+ in numerator and denominator. The published numbers come from the code.
+    Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i). Code: no factor on
+    the sum; m multiplies s+ in numerator and denominator. The published numbers come from the code.
 
     Args:
-        z1: first view, with dropout.
-        z2: second view, with dropout.
-        negatives: z, the same sentences in a pass without dropout.
+        positives: z1 and z2; in the equation, the views with dropout.
+        negatives: n1 and n2; in the equation, both the same sentences in a pass without dropout.
         ratio: m.
         form: `code` or `paper`.
+        similarity: `cosine` or `dot`.
     """
-    positive = jnp.sum(unit(z1) * unit(z2), axis=1) / temperature
+    (z1, z2), (n1, n2) = (tuple(_scaled(z, similarity) for z in pair) for pair in (positives, negatives))
+    positive = jnp.sum(z1 * z2, axis=1) / temperature
     if form == "code":
         positive *= ratio
-    others = cosine_similarity(negatives, negatives) / temperature
+    others = dot_product(n1, n2) / temperature
     if form == "paper":
         others += jnp.log(ratio)
     others = jnp.where(jnp.eye(len(z1), dtype=bool), -jnp.inf, others)
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
+
+
+def _scaled(vectors: Float[Array, "rows dim"], similarity: str) -> Float[Array, "rows dim"]:
+    """The vectors whose dot product is the similarity."""
+    return unit(vectors) if similarity == "cosine" else vectors
 
 
 objective = Contrast
