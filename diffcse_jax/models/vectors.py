@@ -1,4 +1,4 @@
-"""Similarity, alignment and uniformity of sentence vectors."""
+"""Similarity, standardised columns, alignment and uniformity of sentence vectors."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,17 @@ def unit(vectors: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:
     """Rows scaled to length 1, norms clipped at 1e-8 as PyTorch's cosine similarity does."""
     squared = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
     return vectors / jnp.sqrt(jnp.maximum(squared, 1e-16))
+
+
+def standardised(z: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:
+    """Columns with mean 0 and variance 1 over the rows.
+
+    Args:
+        ddof: 0: biased variance, 1: unbiased.
+        epsilon: added to the variance.
+    """
+    deviation = z - z.mean(axis=0, keepdims=True)
+    return deviation * jax.lax.rsqrt(z.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
 
 def alignment(z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"]) -> Float[Array, " batch"]:

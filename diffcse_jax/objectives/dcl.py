@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.models.computation import Forward
 from diffcse_jax.models.flops import BatchSize
+from diffcse_jax.models.vectors import standardised
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
 
@@ -52,17 +53,12 @@ def dimension_contrast(
         form: `code` or `paper`.
     """
     if form == "code":
-        z1, z2 = (_standardised(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
+        z1, z2 = (standardised(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     else:
-        z1, z2 = (_standardised(z, ddof=1, epsilon=0.0) for z in (z1, z2))
+        z1, z2 = (standardised(z, ddof=1, epsilon=0.0) for z in (z1, z2))
     correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
     logits = correlation / temperature
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
-
-
-def _standardised(z: jax.Array, *, ddof: int, epsilon: float) -> jax.Array:
-    deviation = z - z.mean(axis=0, keepdims=True)
-    return deviation * jax.lax.rsqrt(z.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
 
 objective = DimensionContrast
