@@ -153,8 +153,6 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
-    if len(config.data.columns) > 3:
-        raise ConfigError(f"data.columns: at most 3 (sentence, positive, hard negative), got {config.data.columns}")
 
 
 def _those_that_need(config: _Config, what: str) -> str:

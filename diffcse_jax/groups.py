@@ -71,8 +71,8 @@ class DataConfig:
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negative]]; empty: the only one, or "
-        "those named sentence, positive, hard_negative or sent0, sent1, hard_neg",
+        "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negatives]]; empty: the only one, or "
+        "those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
     )
     max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
     on_bad_line: str = option(

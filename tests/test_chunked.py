@@ -18,14 +18,31 @@ TANH = {"model": {"projector": "mlp"}}
 OFF_DROPOUT = {"contrast": {"negatives": "off_dropout", "negative_ratio": 0.9}}
 MLM = {"mlm": {"weight": 0.1}}
 DCL = {"dcl": {"weight": 0.1}}
+NEAR_DUPLICATES = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.5}}
+TWO_ENCODERS = {"contrast": {"second_encoder": True}}
+BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
     "off-dropout": (1, SIMCSE, OFF_DROPOUT),
     "mean": (2, SIMCSE, {"contrast": {"negatives": "mean"}}),
+    "noise and means": (
+        2,
+        SIMCSE,
+        {
+            "contrast": {
+                "positives": "mean",
+                "samples": 3,
+                "negatives": "noise",
+                "similarity": "dot",
+                "temperature": 1.0,
+            }
+        },
+    ),
     "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
     "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
+    "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = {"hard negatives"}

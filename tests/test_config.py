@@ -196,9 +196,12 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ({"eval.metric": "pairs_spearman"}, "eval.metric='pairs_spearman' needs eval.pairs_file"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
         ({"eval.tasks": ("SICKRelatedness",)}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
+        (
+            {"contrast.second_encoder": True, "contrast.negatives": "mean"},
+            "contrast.negatives='mean' compares vectors of one encoder",
+        ),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
-        ({"data.columns": ("a", "b", "c", "d")}, "data.columns: at most 3"),
     ],
 )
 def test_impossible_combination_is_refused(values, message):

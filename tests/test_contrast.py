@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 from tiny_networks import config_of
 
 from diffcse_jax.data.rows import Views
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Forward, Vectors
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
@@ -98,15 +99,45 @@ def test_negatives_from_the_mean_of_both_views_are_the_authors(reference):
     assert_matches(reference, "both_mean_m1.0", loss, ("z1", "z2"))
 
 
-def test_info_nce_with_hard_negatives_is_equation_8():
-    z1, z2, z3 = random_vectors(3)
-    positives, negatives = np.exp(cosines(z1, z2) / 0.2), np.exp(cosines(z1, z3) / 0.2)
+@pytest.mark.parametrize("columns", [1, 3])
+def test_info_nce_with_hard_negatives_is_equation_8(columns):
+    z1, z2, *hard = random_vectors(2 + columns)
+    positives = np.exp(cosines(z1, z2) / 0.2)
+    negatives = sum(np.exp(cosines(z1, z3) / 0.2) for z3 in hard)
     weights = np.where(np.eye(7), 1.7, 1.0)
     expected = -np.log(np.diag(positives) / (positives + weights * negatives).sum(axis=1))
-    losses = info_nce(
-        jnp.array(z1), jnp.array(z2), temperature=0.2, hard_negatives=[jnp.array(z3)], hard_negative_weight=1.7
-    )
+    z1, z2, *hard = map(jnp.array, (z1, z2, *hard))
+    losses = info_nce(z1, z2, temperature=0.2, hard_negatives=hard, hard_negative_weight=1.7)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_what_is_left_out_leaves_the_denominator():
+    z1, z2, z3, z4 = random_vectors(4)
+    left_out = np.random.default_rng(1).random((7, 21)) < 0.3
+    left_out[np.arange(7), np.arange(7)] = False
+    left_out[0, 1:] = True
+    logits = np.concatenate([cosines(z1, z) / 0.2 for z in (z2, z3, z4)], axis=1)
+    expected = np.log(np.where(left_out, 0.0, np.exp(logits)).sum(axis=1)) - np.diag(logits)
+    others = np.where(left_out[:, :7] | np.eye(7, dtype=bool), 0.0, np.exp(cosines(z3, z4) / 0.2)).sum(axis=1)
+    separate = np.log(np.exp(np.diag(logits)) + others) - np.diag(logits)
+    z1, z2, z3, z4, left_out = map(jnp.array, (z1, z2, z3, z4, left_out))
+
+    def loss_of_first(z2):
+        return info_nce(z1, z2, temperature=0.2, hard_negatives=[z3, z4], left_out=left_out)[0]
+
+    losses = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3, z4], left_out=left_out)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+    losses = separate_info_nce((z1, z2), (z3, z4), temperature=0.2, ratio=1.0, form="code", left_out=left_out[:, :7])
+    np.testing.assert_allclose(losses, separate, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.grad(loss_of_first)(z2), 0.0)  # an anchor without negatives teaches nothing
+
+
+def test_text_with_hard_negatives_has_no_form_with_other_vectors():
+    contrast_of().check_columns(4)
+    contrast_of(negatives="mean").check_columns(2)
+    for options in ({"positives": "noise"}, {"negatives": "off_dropout"}):
+        with pytest.raises(ConfigError, match="no form with hard negatives, and the text has 4 columns"):
+            contrast_of(**options).check_columns(4)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

@@ -21,7 +21,13 @@ from diffcse_jax.training.step import initial_state, make_train_step
 
 # All that mixes examples: in-batch negatives, BatchNorm, standardised columns, means over tokens; and dropout.
 OBJECTIVES = {
-    "contrast": {"negatives": "off_dropout", "negative_ratio": 0.9},
+    "contrast": {
+        "negatives": "off_dropout",
+        "negative_ratio": 0.9,
+        "mask_duplicates": "similarity",
+        "duplicate_similarity": 0.5,
+    },
+    "barlow_twins": {"weight": 0.01, "artificial_rows": 8},
     "dcl": {"weight": 0.1},
     "difference": {"weight": 0.5},
     "mlm": {"weight": 0.1},

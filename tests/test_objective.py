@@ -67,13 +67,19 @@ def total(grads, prefix: str) -> float:
     return float(sum(np.abs(grad).sum() for name, grad in grads.items() if name.startswith(prefix + ".")))
 
 
-def test_columns_are_anchor_positive_and_hard_negative():
-    batch = random_batch(columns=3)
-    weights = {"contrast": {"hard_negative_weight": 2.0, "temperature": 0.2}}
-    metrics, _ = evaluate(SIMCSE, NO_DROPOUT, weights, batch=batch)
-    z1, z2, z3 = projected(batch)
-    expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3], hard_negative_weight=2.0).mean()
+def test_columns_are_anchor_positive_and_hard_negatives():
+    batch = random_batch(columns=4)
+    batch["input_ids"][2, 3] = batch["input_ids"][1, 0]  # a hard negative that is another example's anchor
+    batch["attention_mask"][2, 3] = batch["attention_mask"][1, 0]
+    options = {"hard_negative_weight": 2.0, "temperature": 0.2, "mask_duplicates": "text"}
+    metrics, _ = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=batch)
+    z1, z2, *hard = projected(batch)
+    left_out = jnp.zeros((8, 24), bool).at[1, 16 + 2].set(True)
+    expected = info_nce(
+        z1, z2, temperature=0.2, hard_negatives=hard, hard_negative_weight=2.0, left_out=left_out
+    ).mean()
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["negatives_masked"], 1 / (8 * 23), rtol=1e-5)
     np.testing.assert_allclose(metrics["alignment"], alignment(z1, z2).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["uniformity"], uniformity(z1), rtol=1e-5)
 
@@ -99,10 +105,21 @@ def test_negatives_from_the_mean_of_both_views():
     np.testing.assert_allclose(metrics["loss"], expected.mean(), rtol=1e-5)
 
 
+def test_the_difference_is_taken_of_hard_negatives_too():
+    config = config_of()
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3)))
+    run = functools.partial(corrupt, config, Computation(built.networks, built.frozen))
+    edited = jax.eval_shape(run, views, jax.random.key(0))["difference"]
+    assert edited.rows.input_ids.shape == (8 * 3, 12)
+
+
 @pytest.mark.slow
 def test_all_objectives_at_once():
-    weights = {"contrast": 0.5, "dcl": 0.1, "difference": 0.3, "mlm": 0.7}
-    metrics, grads = evaluate({name: {"weight": weight} for name, weight in weights.items()})
+    weights = {"contrast": 0.5, "dcl": 0.1, "barlow_twins": 0.2, "difference": 0.3, "mlm": 0.7}
+    # With hard negatives: supervised SimCSE together with the difference.
+    batch = random_batch(columns=3)
+    metrics, grads = evaluate({name: {"weight": weight} for name, weight in weights.items()}, batch=batch)
     expected = sum(weight * metrics[f"loss_{name}"] for name, weight in weights.items())
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
     trained = {"encoder", "projector", "discriminator", "token_classifier", "mlm_head"}

@@ -12,15 +12,15 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from diffcse_jax.data.array_record_reader import FEATURES, SPLIT, found_in
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.array_record_reader import SPLIT, found_in
+from diffcse_jax.data.corpus import Corpus, column_names
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError, reported_to_user
 from diffcse_jax.groups import DataConfig
 
 
 class SentenceCorpus(tfds.core.GeneratorBasedBuilder):
-    """Sentences for contrastive learning; with a positive and a hard negative where the corpus has them."""
+    """Sentences for contrastive learning; with a positive and hard negatives where the corpus has them."""
 
     VERSION = tfds.core.Version("1.0.0")
     code_path = None  # no checksums beside this module; looking for them needs a package that tfds does not declare
@@ -30,7 +30,7 @@ class SentenceCorpus(tfds.core.GeneratorBasedBuilder):
         super().__init__(data_dir=str(data_dir), file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = {name: tfds.features.Text() for name in FEATURES[: len(self._corpus.columns)]}
+        features = {name: tfds.features.Text() for name in column_names(len(self._corpus.columns))}
         return tfds.core.DatasetInfo(
             builder=self,
             description=self.__doc__,
@@ -43,7 +43,7 @@ class SentenceCorpus(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, str]]]:
         for key, row in enumerate(self._corpus):
-            yield key, dict(zip(FEATURES, row, strict=False))
+            yield key, dict(zip(column_names(len(row)), row, strict=True))
 
 
 def prepare(corpus: Corpus, output: Path, shards: int | None = None) -> Path:

@@ -10,10 +10,9 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
-from diffcse_jax.data.corpus import Record
+from diffcse_jax.data.corpus import Record, column_names
 from diffcse_jax.errors import DataError
 
-FEATURES = ("sentence", "positive", "hard_negative")
 SPLIT = "train"
 BLOCK_RECORDS = 10_000
 
@@ -23,7 +22,7 @@ class PreparedCorpus:
     """The `train` split of an ArrayRecord data set.
 
     Attributes:
-        columns: its text features: sentence, positive, hard_negative where it has these; else by name.
+        columns: its text features: sentence, positive, hard negatives where it has these; else by name.
         files: its shards, in order.
     """
 
@@ -71,7 +70,9 @@ def open_prepared(folder: Path) -> PreparedCorpus:
     texts = {name for name, feature in info.features.items() if isinstance(feature, tfds.features.Text)}
     if not texts:
         raise DataError(f"{found[0]}: no text feature; it has: {', '.join(sorted(info.features))}")
-    columns = [name for name in FEATURES if name in texts] or sorted(texts)  # the file keeps no order of features
+    columns = [name for name in column_names(2 + len(texts)) if name in texts] or sorted(
+        texts
+    )  # the file keeps no order of features
     return PreparedCorpus(tuple(columns), files, info.features)
 
 

@@ -1,17 +1,18 @@
-"""A corpus: numbered rows of one to three sentences, read as a stream.
+"""A corpus: numbered rows of one or more sentences, read as a stream.
 
-One column is a sentence, two a sentence and its positive, three add a hard negative. Lines that cannot be used are
-skipped and counted, or refused, as `data.on_bad_line` says.
+One column is a sentence, two a sentence and its positive, further ones are its hard negatives. Lines that cannot
+be used are skipped and counted, or refused, as `data.on_bad_line` says.
 """
 
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from diffcse_jax.errors import DataError, NoSentencesError
 
 Row = tuple[str, ...]
+ROLES = ("sentence", "positive", "hard_negative")
 
 
 class Fault(enum.StrEnum):
@@ -83,6 +84,11 @@ class Corpus:
         total = self.skipped.total()
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
         return f"skipped {total:,} line{'s' if total > 1 else ''}: {kinds}"
+
+
+def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
+    """The names of so many columns after their roles; further hard negatives are numbered, `hard_negative_2` first."""
+    return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
 
 
 def _checked(row: Row) -> Row | Fault:

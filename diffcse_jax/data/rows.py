@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Views(NamedTuple):
-    """A batch: of every example its views, which are anchor, positive and, in a third column, hard negative."""
+    """A batch: of every example its views, which are anchor, positive and, in further columns, hard negatives."""
 
     input_ids: Any  # (examples, views, length) int32
     attention_mask: Any  # (examples, views, length) int32
@@ -47,7 +47,7 @@ class Views(NamedTuple):
 
     @property
     def per_example(self) -> int:
-        """The number of views: 2, or 3 with hard negatives."""
+        """The number of views: 2, and one for each column of hard negatives."""
         return self.input_ids.shape[1]
 
     @property

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from diffcse_jax.data import text_files
 from diffcse_jax.data.cache import hub_file
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.corpus import ROLES, Corpus, column_names
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
-MAX_COLUMNS = 3
-COLUMN_NAMES = (("sentence", "positive", "hard_negative"), ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
+KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -107,18 +106,17 @@ def _choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) 
     if missing:
         raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
     chosen = tuple(wanted or _columns_by_name(available))
-    if 1 <= len(chosen) <= MAX_COLUMNS:
+    if chosen:
         return chosen
-    raise DataError(
-        f"{name}: name 1 to {MAX_COLUMNS} of its {len(available)} columns in data.columns: {', '.join(available)}"
-    )
+    raise DataError(f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)}")
 
 
 def _columns_by_name(available: Sequence[str]) -> Sequence[str]:
     """All columns, in the order of their roles; none where the names do not tell the roles."""
     if len(available) == 1:
         return available
-    return next((names[: len(available)] for names in COLUMN_NAMES if {*available} == {*names[: len(available)]}), ())
+    known = (column_names(len(available), roles) for roles in KNOWN_ROLES)
+    return next((names for names in known if {*available} == {*names}), ())
 
 
 def _nearest_name(path: Path) -> str:

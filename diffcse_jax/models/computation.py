@@ -112,7 +112,7 @@ class Forward:
     @cached_property
     def vectors(self) -> Vectors:
         """The vectors of all views, dropout on. From then on `batch_stats` are those after this pass."""
-        pooled = self._pooled(self.views.rows, self._row_keys(named_key(self._key, "encoder")))
+        pooled = self._pooled_views(self._row_keys(named_key(self._key, "encoder")))
         projected = self._projector(pooled)
         if isinstance(self._projector, nnx.Module):
             self.batch_stats = parameters.prefixed(parameters.batch_stats_of(self._projector), "projector")
@@ -132,7 +132,7 @@ class Forward:
         if samples > 1:
             key = named_key(self._key, "samples")
             keys = jax.vmap(lambda number: self._row_keys(jax.random.fold_in(key, number)))(jnp.arange(1, samples))
-            one_pass = jax.checkpoint(lambda keys: self._pooled(self.views.rows, keys), prevent_cse=False)
+            one_pass = jax.checkpoint(self._pooled_views, prevent_cse=False)
             # Sample by sample: a BatchNorm in the projector takes its statistics over a batch.
             for pooled in jax.lax.map(one_pass, keys):
                 total += _float32(self._projector(pooled))
@@ -166,11 +166,25 @@ class Forward:
             return row_keys(key, examples)[jnp.arange(examples * views) // views]
         return row_keys(key, examples * views)
 
-    def _pooled(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
-        encoder, pooler = self.computation.network("encoder"), self._config.model.pooler
+    def _pooled_views(self, keys: Key[Array, " rows"]) -> Float[Array, "rows hidden"]:
+        """The pooled vectors of all views; all but the anchors by a second encoder, where there is one."""
+        views = self.views
+        if "second_encoder" not in self.computation.networks.definitions:
+            return self._pooled(views.rows, keys)
+        keys = keys.reshape(-1, views.per_example)
+        others = Views(views.input_ids[:, 1:], views.attention_mask[:, 1:]).rows
+        first = self._pooled(views.anchors, keys[:, 0])
+        second = self._pooled(others, keys[:, 1:].reshape(-1), encoder="second_encoder")
+        second = second.reshape(len(first), -1, first.shape[-1])
+        return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
+
+    def _pooled(
+        self, rows: Rows, keys: Key[Array, " rows"] | None, encoder: str = "encoder"
+    ) -> Float[Array, "rows hidden"]:
+        network, pooler = self.computation.network(encoder), self._config.model.pooler
 
         def pooled(rows: Rows, keys: jax.Array | None) -> jax.Array:
-            states = encoder(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
+            states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
             return pool(states, rows.attention_mask, pooler)
 
         return self.computation.in_chunks(pooled, rows, keys)

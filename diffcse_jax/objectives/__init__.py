@@ -76,7 +76,7 @@ class Objective(abc.ABC):
         return frozenset({"vectors"})
 
     def check_columns(self, count: int) -> None:
-        """Refuses data of so many columns, 1 to 3, where the objective has no form for them.
+        """Refuses data of so many columns where the objective has no form for them.
 
         Raises:
             ConfigError: with what to do.

@@ -5,16 +5,21 @@ All of them contrast rows only (view 1 against the others), as SimCSE, DiffCSE a
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
+from diffcse_jax.data.rows import Views
+from diffcse_jax.duplicates import equal_texts, guide_vectors, near_duplicates, share
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Forward, named_key
+from diffcse_jax.groups import RunConfig
+from diffcse_jax.models.computation import Computation, Forward, named_key
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.models.vectors import dot_product, unit
-from diffcse_jax.objectives import Metrics, Objective
+from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
 
 Pair = tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]
@@ -58,7 +63,28 @@ class Options:
         "`code`: m multiplies the positive logit (published numbers); `paper`: m multiplies the negative sum (Eq. 3)",
         choices=("code", "paper"),
     )
-    hard_negative_weight: float = option(1.0, "alpha of supervised SimCSE (Eq. 8); three-column data only", low=1e-6)
+    hard_negative_weight: float = option(
+        1.0,
+        "alpha of supervised SimCSE (Eq. 8), of an anchor's own hard negatives; data of three columns or more",
+        low=1e-6,
+    )
+    second_encoder: bool = option(
+        False,
+        "embed positives and hard negatives by an encoder of their own, which starts as the first one does (SimCSE "
+        "Table 2); both share the projector, and the first is evaluated and exported",
+    )
+    mask_duplicates: str = option(
+        "none",
+        "pairs of different examples that leave the denominator: `none` (published); those of equal `text`; or by "
+        "`similarity` to the encoder as it was at the start, frozen: those of equal text, and near-duplicates",
+        choices=("none", "text", "similarity"),
+    )
+    duplicate_similarity: float = option(
+        0.0,
+        "cosine above which a pair counts as near-duplicates; 0: that of the anchor and its own positive (GISTEmbed)",
+        low=0.0,
+        high=1.0,
+    )
 
 
 class Contrast(Objective):
@@ -73,16 +99,42 @@ class Contrast(Objective):
 
     def check_columns(self, count: int) -> None:
         options = self.options
-        if count == 3 and not self._both_are_views:
+        if count > 2 and not self._both_are_views:
             raise ConfigError(
                 f"contrast.positives={options.positives!r} with contrast.negatives={options.negatives!r} has no form "
-                "with hard negatives, and the text has three columns; use 'dropout' for both, or name one or two "
+                f"with hard negatives, and the text has {count} columns; use 'dropout' for both, or name one or two "
                 "columns in data.columns"
             )
+        if count == 1 and options.mask_duplicates == "similarity" and not options.duplicate_similarity:
+            raise ConfigError(
+                "contrast.mask_duplicates='similarity' with contrast.duplicate_similarity=0 compares with the anchor's "
+                "own positive, and in text of one column that is the anchor itself, which nothing is more similar to; "
+                "set contrast.duplicate_similarity, such as 0.9"
+            )
+
+    def networks(self, starts: Starts) -> dict[str, Network]:
+        """Where the options ask for them: the second encoder, and the frozen start that tells near-duplicates."""
+        copy = Network(partial(Transformer, starts.encoder.config), starts.encoder.transformer)
+        networks = {"second_encoder": copy} if self.options.second_encoder else {}
+        if self.options.mask_duplicates == "similarity":
+            networks["guide"] = copy._replace(frozen=True)
+        return networks
+
+    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Bool[Array, "batch negatives"] | None:
+        """The mask of duplicates, where they leave the denominator."""
+        del key
+        options = self.options
+        if options.mask_duplicates == "none":
+            return None
+        duplicates = equal_texts(views.input_ids)
+        if options.mask_duplicates == "similarity":
+            vectors = guide_vectors(frozen, views, self.config.model.pooler)
+            duplicates |= near_duplicates(vectors, threshold=options.duplicate_similarity)
+        return duplicates
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        del corrupted
         options = self.options
+        duplicates: Bool[Array, "batch negatives"] | None = corrupted
         if self._both_are_views:
             z1, z2, *hard_negatives = forward.projected_views
             per_example = info_nce(
@@ -92,6 +144,7 @@ class Contrast(Objective):
                 similarity=options.similarity,
                 hard_negatives=hard_negatives,
                 hard_negative_weight=options.hard_negative_weight,
+                left_out=duplicates,
             )
         else:
             per_example = separate_info_nce(
@@ -100,8 +153,9 @@ class Contrast(Objective):
                 similarity=options.similarity,
                 ratio=options.negative_ratio,
                 form=options.negative_ratio_form,
+                left_out=duplicates,
             )
-        return per_example.mean(), {}
+        return per_example.mean(), {} if duplicates is None else {"negatives_masked": share(duplicates)}
 
     @property
     def _both_are_views(self) -> bool:
@@ -134,7 +188,8 @@ class Contrast(Objective):
             further_rows += (self.options.samples - 1) * batch.rows
         trained += transformer_flops(batch.encoder, further_rows, batch.length)
         trained += projector_flops(self.config.model.projector, hidden, further_rows)
-        return trained, 0.0
+        guided = self.options.mask_duplicates == "similarity"
+        return trained, transformer_flops(batch.encoder, batch.rows, batch.length) if guided else 0.0
 
 
 def info_nce(
@@ -145,6 +200,7 @@ def info_nce(
     similarity: str = "cosine",
     hard_negatives: Sequence[Float[Array, "batch dim"]] = (),
     hard_negative_weight: float = 1.0,
+    left_out: Bool[Array, "batch negatives"] | None = None,
 ) -> Float[Array, " batch"]:
     """Contrast of each vector with its positive against the batch (SimCSE Eq. 4; with hard negatives Eq. 8).
 
@@ -157,17 +213,26 @@ def info_nce(
         similarity: `cosine` or `dot`.
         hard_negatives: z3k, of each column one per anchor, negatives of every anchor.
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
+        left_out: what leaves the denominator: of z2, then of the hard negatives column by column; no own positives.
     """
     anchors = _scaled(z1, similarity)
     logits = dot_product(anchors, _scaled(z2, similarity)) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=logits.dtype)
     hard = [dot_product(anchors, _scaled(z3, similarity)) / temperature + own_weight for z3 in hard_negatives]
+    logits = _without(jnp.concatenate([logits, *hard], axis=1), left_out)
     # log_softmax subtracts the maximum before it sums; logsumexp - positive would lose digits, in the gradient too.
-    return -jnp.diagonal(jax.nn.log_softmax(jnp.concatenate([logits, *hard], axis=1), axis=1))
+    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
 
 def separate_info_nce(
-    positives: Pair, negatives: Pair, *, temperature: float, ratio: float, form: str, similarity: str = "cosine"
+    positives: Pair,
+    negatives: Pair,
+    *,
+    temperature: float,
+    ratio: float,
+    form: str,
+    similarity: str = "cosine",
+    left_out: Bool[Array, "batch batch"] | None = None,
 ) -> Float[Array, " batch"]:
     """Contrast whose negatives come from other vectors than its positives (SimCSE++ Eq. 3).
 
@@ -180,6 +245,7 @@ def separate_info_nce(
         ratio: m.
         form: `code` or `paper`.
         similarity: `cosine` or `dot`.
+        left_out: the pairs i != j that leave the sum.
     """
     (z1, z2), (n1, n2) = (tuple(_scaled(z, similarity) for z in pair) for pair in (positives, negatives))
     positive = jnp.sum(z1 * z2, axis=1) / temperature
@@ -188,7 +254,7 @@ def separate_info_nce(
     others = dot_product(n1, n2) / temperature
     if form == "paper":
         others += jnp.log(ratio)
-    others = jnp.where(jnp.eye(len(z1), dtype=bool), -jnp.inf, others)
+    others = _without(_without(others, jnp.eye(len(z1), dtype=bool)), left_out)
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
 
 
@@ -197,4 +263,19 @@ def _scaled(vectors: Float[Array, "rows dim"], similarity: str) -> Float[Array, 
     return unit(vectors) if similarity == "cosine" else vectors
 
 
-objective = Contrast
+def _without(logits: Float[Array, "batch negatives"], left_out: jax.Array | None) -> Float[Array, "batch negatives"]:
+    return logits if left_out is None else jnp.where(left_out, -jnp.inf, logits)
+
+
+def objective(options: Options, config: RunConfig) -> Contrast:
+    """The contrast.
+
+    Raises:
+        ConfigError: two encoders, and negatives that take one vector of each sentence.
+    """
+    if options.weight and options.second_encoder and options.negatives in ("off_dropout", "mean"):
+        raise ConfigError(
+            f"contrast.negatives={options.negatives!r} compares vectors of one encoder, and with "
+            "contrast.second_encoder=True there are two; use 'dropout' or 'noise' negatives, or one encoder"
+        )
+    return Contrast(options, config)
