@@ -66,4 +66,5 @@ def _equal(ours: Int[Array, "batch length"], theirs: Int[Array, "batch length"])
 
 def _without_own_positives(blocks: list[jax.Array]) -> Bool[Array, "batch negatives"]:
     duplicates = jnp.concatenate(blocks, axis=1)
-    return duplicates & ~jnp.eye(*duplicates.shape, dtype=bool)
+    examples, negatives = duplicates.shape
+    return duplicates & ~jnp.eye(examples, negatives, dtype=bool)

@@ -25,7 +25,7 @@ OBJECTIVES = {
         "negatives": "off_dropout",
         "negative_ratio": 0.9,
         "mask_duplicates": "similarity",
-        "duplicate_similarity": 0.5,
+        "duplicate_similarity": 0.8,
     },
     "barlow_twins": {"weight": 0.01, "artificial_rows": 8},
     "dcl": {"weight": 0.1},
