@@ -18,10 +18,11 @@ from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, named_key
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.models.vectors import dot_product, unit
+from diffcse_jax.models.vectors import cosine_similarity, dot_product, unit
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
 
+SIMILARITIES = {"cosine": cosine_similarity, "dot": dot_product}
 Pair = tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]
 
 
@@ -32,7 +33,7 @@ class Options:
         "cosine",
         "similarity of two vectors: `cosine`, or their `dot` product (SimCSE Table D.1, there without a temperature: "
         "contrast.temperature=1)",
-        choices=("cosine", "dot"),
+        choices=tuple(SIMILARITIES),
     )
     temperature: float = option(0.05, "what the similarities are divided by, dot products too", low=1e-6)
     positives: str = option(
@@ -215,10 +216,10 @@ def info_nce(
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
         left_out: what leaves the denominator: of z2, then of the hard negatives column by column; no own positives.
     """
-    anchors = _scaled(z1, similarity)
-    logits = dot_product(anchors, _scaled(z2, similarity)) / temperature
+    similarities = SIMILARITIES[similarity]
+    logits = similarities(z1, z2) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=logits.dtype)
-    hard = [dot_product(anchors, _scaled(z3, similarity)) / temperature + own_weight for z3 in hard_negatives]
+    hard = [similarities(z1, z3) / temperature + own_weight for z3 in hard_negatives]
     logits = _without(jnp.concatenate([logits, *hard], axis=1), left_out)
     # log_softmax subtracts the maximum before it sums; logsumexp - positive would lose digits, in the gradient too.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
@@ -247,20 +248,15 @@ def separate_info_nce(
         similarity: `cosine` or `dot`.
         left_out: the pairs i != j that leave the sum.
     """
-    (z1, z2), (n1, n2) = (tuple(_scaled(z, similarity) for z in pair) for pair in (positives, negatives))
+    z1, z2 = (unit(z) if similarity == "cosine" else z for z in positives)
     positive = jnp.sum(z1 * z2, axis=1) / temperature
     if form == "code":
         positive *= ratio
-    others = dot_product(n1, n2) / temperature
+    others = SIMILARITIES[similarity](*negatives) / temperature
     if form == "paper":
         others += jnp.log(ratio)
     others = _without(_without(others, jnp.eye(len(z1), dtype=bool)), left_out)
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
-
-
-def _scaled(vectors: Float[Array, "rows dim"], similarity: str) -> Float[Array, "rows dim"]:
-    """The vectors whose dot product is the similarity."""
-    return unit(vectors) if similarity == "cosine" else vectors
 
 
 def _without(logits: Float[Array, "batch negatives"], left_out: jax.Array | None) -> Float[Array, "batch negatives"]:
