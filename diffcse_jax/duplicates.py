@@ -34,8 +34,8 @@ def near_duplicates(vectors: Float[Array, "batch views dim"], *, threshold: floa
 
     Args:
         vectors: the guide's.
-        threshold: the bound, a cosine; 0: the similarity of the anchor's own positive, the rule of GISTEmbed (Solatorio
-            2024, Section 3).
+        threshold: the bound, a cosine; 0: the similarity of the anchor and its own positive, the rule of GISTEmbed
+            (Solatorio 2024).
     """
     anchors, *others = (vectors[:, view] for view in range(vectors.shape[1]))
     similarities = [cosine_similarity(anchors, candidates) for candidates in others]
