@@ -9,6 +9,7 @@ import dataclasses
 from diffcse_jax.options import option
 
 POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
+START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
 
 
@@ -170,5 +171,10 @@ class RunConfig:
         `cls` keeps its meaning of Hugging Face's `pooler_output` (position 0, dense, tanh) only where the trained
         head survives; a head used in training only leaves `cls_before_pooler`.
         """
-        keeps_head = self.model.projector != "none" and not self.model.projector_train_only
-        return "cls_before_pooler" if self.model.pooler == "cls" and not keeps_head else self.model.pooler
+        dropped = self.model.pooler == "cls" and not self.keeps_projector
+        return "cls_before_pooler" if dropped else self.model.pooler
+
+    @property
+    def keeps_projector(self) -> bool:
+        """True if the trained projector survives as the head of the pooler `cls`."""
+        return self.model.projector != "none" and not self.model.projector_train_only

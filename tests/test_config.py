@@ -63,6 +63,7 @@ def test_no_value_is_the_default():
 COMPANIONS = {  # what makes every value of every other key possible
     "model.projector": "mlp",
     "dcl.weight": 0.1,
+    "distillation.teachers": ("start",),
     "eval.metric": "halves_retrieval",
     "eval.pairs_file": "pairs.tsv",
 }

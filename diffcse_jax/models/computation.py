@@ -122,8 +122,12 @@ class Forward:
     @cached_property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The projected vectors of the first views, of the second ones, and so on."""
-        projected = self.vectors.projected
-        return tuple(jnp.moveaxis(projected.reshape(-1, self.views.per_example, projected.shape[-1]), 1, 0))
+        return self.views.by_view(self.vectors.projected)
+
+    @cached_property
+    def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
+        """The same of the vectors that encoding gives: projected ones only where the projector is kept."""
+        return self.projected_views if self._config.keeps_projector else self.views.by_view(self.vectors.pooled)
 
     @cached_property
     def off_dropout(self) -> Float[Array, "batch hidden"]:

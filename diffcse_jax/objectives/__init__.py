@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from diffcse_jax.models.computation import Computation, Forward
 from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.parameters import Build, Params
 from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.teachers import Teacher
 
 Metrics = dict[str, jax.Array]
 
@@ -49,6 +50,7 @@ class Starts(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # there where an objective needs it
+    teachers: Mapping[str, Teacher] = MappingProxyType({})  # those that objectives name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,14 @@ class Objective(abc.ABC):
     def needs(self) -> frozenset[str]:
         """Members of `NEEDS`."""
         return frozenset({"vectors"})
+
+    @property
+    def teachers(self) -> Mapping[str, str]:
+        """Sentence encoders that it asks for, as folders or hub ids, with their poolers (empty: the recorded ones).
+
+        The objective's group has them in a key `teachers`. `networks` finds them in its `starts`.
+        """
+        return {}
 
     def check_columns(self, count: int) -> None:
         """Refuses data of so many columns, 1 to 3, where the objective has no form for them.

@@ -75,7 +75,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
-    # 1. Refused before any text is read: a mesh, a model, a generator or a workdir that cannot be used.
+    # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     encoder = pretrained.load(config.model.name_or_path)
@@ -84,8 +84,9 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
     generator = networks.load_generator(config, encoder, tokenizer) if named_generator else None
+    teachers = networks.load_teachers(config, tokenizer)
     _check_max_length(config, encoder)
-    start_workdir(workdir, config, encoder, tokenizer, generator)
+    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
@@ -101,7 +102,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
         generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary)
+    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name)
     optimizer = make_optimizer(config.optim, total_steps)
     state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
