@@ -127,6 +127,19 @@ def test_the_masked_lm_alone_embeds_nothing():
     assert abstract_metrics(config) == {"loss", "loss_mlm"}
 
 
+@pytest.mark.slow
+def test_a_tied_decoder_has_the_gradient_of_embeddings_and_decoder_together():
+    parts = (SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 1.0}})
+    (tied, tied_grads), (untied, grads) = (evaluate(*parts, {"mlm": {"tied": tied}}) for tied in (True, False))
+    np.testing.assert_allclose(tied["loss"], untied["loss"], rtol=1e-6)  # both start from the word embeddings
+    words, decoder = "encoder.embeddings.word.embedding", grads.pop("mlm_head.decoder")
+    assert np.abs(decoder).max() > 1e-3
+    grads[words] += decoder
+    assert tied_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        np.testing.assert_allclose(tied_grads[name], grad, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_simcse_costs_a_fraction_of_diffcse():
     def flops(*parts) -> float:
         config = config_of({"model": {"projector": "mlp"}}, *parts)
