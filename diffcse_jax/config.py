@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax import objectives
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import RunConfig
+from diffcse_jax.groups import START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import build_options
 
@@ -65,6 +65,11 @@ class _Config(RunConfig):
     def trains_generator_head(self) -> bool:
         """True if a masked-LM head is trained first, for want of a named generator."""
         return self.needs("generator") and not self.generator.name_or_path
+
+    @property
+    def generator_is_start(self) -> bool:
+        """True if the generator is the encoder's own checkpoint, which then needs a masked-LM head."""
+        return self.needs("generator") and self.generator.name_or_path == START
 
 
 def _with_objectives() -> type[_Config]:

@@ -9,6 +9,7 @@ import dataclasses
 from diffcse_jax.options import option
 
 POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
+DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
 START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
 
@@ -38,15 +39,26 @@ class ModelConfig:
     attention_dropout: tuple[float, ...] = option(
         (0.1,), "dropout rate of attention probabilities: one for all blocks, or one per block", low=0.0, high=0.99
     )
+    dropout_schedule: str = option(
+        "none",
+        "rates block by block, of hidden states and attention alike: `maskN`, the N-th of the twelve of a report on "
+        "adjusting dropout, raises those of the first of 12 blocks, and the others have the one rate of "
+        "model.hidden_dropout and model.attention_dropout; `linear`, from the first to the second of two rates given "
+        "there; `none`, as given there. The embedding layer keeps the checkpoint's rate",
+        choices=DROPOUT_SCHEDULES,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:
     name_or_path: str = option(
         "distilbert-base-uncased",
-        "frozen masked LM (folder or hub id); empty: train an own head on the frozen encoder first",
+        "frozen masked LM (folder or hub id) of any supported family and size with the encoder's vocabulary; `start`: "
+        "the checkpoint that the encoder starts from, with its own masked-LM head; empty: train an own head on the "
+        "frozen encoder first",
     )
     decode: str = option("argmax", "token choice: `argmax` (code) or `sample` (paper)", choices=("argmax", "sample"))
+    temperature: float = option(1.0, "temperature of the distribution that tokens are sampled from", low=1e-6)
     positions: str = option(
         "all", "generator output is used at `all` positions (code) or at `masked` ones only", choices=("all", "masked")
     )

@@ -60,7 +60,7 @@ def test_a_teacher_that_records_no_pooler_needs_one(folders, minilm_dir):
 
 def test_a_teacher_with_few_positions_is_refused(folders, minilm_dir):
     with pytest.raises(
-        ConfigError, match=rf"data\.max_length=64 is more than the {MAX_LENGTH} positions of '.*recorded'"
+        ConfigError, match=rf"data\.max_length=64 is more than the {MAX_LENGTH} positions of .*recorded"
     ):
         loaded(minilm_dir, folders / "recorded", max_length=64)
 

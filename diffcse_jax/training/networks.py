@@ -20,6 +20,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import Networks, named_key
+from diffcse_jax.models.dropout_schedules import scheduled
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained, load
@@ -100,20 +101,36 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     Raises:
         ConfigError: dropout rates that do not fit the number of blocks.
     """
+    model = config.model
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
+    hidden, attention = model.hidden_dropout, model.attention_dropout
     try:
-        return sizes.with_dropout(config.model.hidden_dropout, config.model.attention_dropout)
+        if model.dropout_schedule != "none":
+            hidden, attention = (
+                scheduled(model.dropout_schedule, rates, sizes.num_blocks) for rates in (hidden, attention)
+            )
+        return sizes.with_dropout(hidden, attention)
     except ValueError as error:
-        raise ConfigError(f"model.hidden_dropout / model.attention_dropout: {error}") from error
+        keys = "model.hidden_dropout / model.attention_dropout"
+        schedule = "" if model.dropout_schedule == "none" else f", model.dropout_schedule={model.dropout_schedule!r}"
+        raise ConfigError(f"{keys}{schedule}: {error}") from error
 
 
 def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
     """The named frozen masked LM, which must read and write the encoder's token ids.
 
+    Args:
+        config: names it.
+        encoder: the checkpoint that the encoder starts from, with its masked-LM head if that is the generator.
+        tokenizer: the encoder's.
+
     Raises:
         CheckpointError: no masked-LM head, or another vocabulary than the encoder's. A generator's folder without a
             tokenizer is compared by the number of tokens.
+        ConfigError: it has fewer positions than the text's sentences.
     """
+    if config.generator_is_start:
+        return encoder
     generator = load(config.generator.name_or_path, needs_mlm_head=True)
     difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
@@ -127,6 +144,7 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
             "discriminator reads the generator's token ids, so both need the same one (BERT: distilbert-base-uncased; "
             "RoBERTa: distilroberta-base)"
         )
+    check_max_length(config, generator.config, config.generator.name_or_path)
     return generator
 
 
@@ -171,10 +189,18 @@ def _check_teacher(
             f"{key}: {name!r} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary "
             f"({difference}): teachers read the encoder's token ids, so all need the same one"
         )
-    if teacher.config.max_length < config.data.max_length:
+    check_max_length(config, teacher.config, f"{name} in {key}")
+
+
+def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
+    """Refuses a checkpoint that has no positions for the longest sentences.
+
+    Raises:
+        ConfigError: with the number that it has.
+    """
+    if config.data.max_length > sizes.max_length:
         raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than the {teacher.config.max_length} positions of "
-            f"{name!r} in {key}"
+            f"data.max_length={config.data.max_length} is more than the {sizes.max_length} positions of {name}"
         )
 
 
