@@ -146,6 +146,8 @@ def _check_combinations(config: _Config) -> None:
             f"{_those_that_need(config, 'generator')} needs a generator: name a masked LM in generator.name_or_path, "
             "train an own head with generator.head_steps > 0, or set the weight to 0"
         )
+    if config.matryoshka.sizes:
+        _check_matryoshka(config)
     if config.train.chunk_size and config.train.batch_size % config.train.chunk_size:
         raise ConfigError(
             f"train.batch_size={config.train.batch_size} is not divisible by train.chunk_size={config.train.chunk_size}"
@@ -160,6 +162,22 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
     if len(config.data.columns) > 3:
         raise ConfigError(f"data.columns: at most 3 (sentence, positive, hard negative), got {config.data.columns}")
+
+
+def _check_matryoshka(config: _Config) -> None:
+    sizes, weights = config.matryoshka.sizes, config.matryoshka.weights
+    if config.model.projector != "none" and not config.keeps_projector:
+        raise ConfigError(
+            f"matryoshka.sizes={sizes} is for vectors as encoding gives them, and model.projector="
+            f"{config.model.projector!r} is dropped then, so that their prefixes would not be trained; use "
+            "model.projector='none', or 'mlp' with model.projector_train_only=False"
+        )
+    if len(weights) not in (0, len(sizes)):
+        raise ConfigError(
+            f"matryoshka.weights has {len(weights)} values for {len(sizes)} sizes; give one each, or none"
+        )
+    if not any(objective.prefixes for objective in config.objectives.values()):
+        raise ConfigError(f"matryoshka.sizes={sizes}, but no objective that takes part compares sentence vectors")
 
 
 def _those_that_need(config: _Config, what: str) -> str:

@@ -129,6 +129,19 @@ class OptimConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MatryoshkaConfig:
+    sizes: tuple[int, ...] = option(
+        (),
+        "objectives that compare sentence vectors add their loss of the first so many numbers of each, so that vectors "
+        "can be cut after training (Kusupati et al. 2022); empty: of whole vectors alone",
+        low=1,
+    )
+    weights: tuple[float, ...] = option(
+        (), "weights of these losses beside that of whole vectors, one each; empty: 1", low=0.0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     every: int = option(125, "steps between dev evaluations (each also writes a checkpoint); 0: at the end only", low=0)
     metric: str = option(
@@ -163,6 +176,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     optim: OptimConfig = OptimConfig()
+    matryoshka: MatryoshkaConfig = MatryoshkaConfig()
     eval: EvalConfig = EvalConfig()
     mesh: MeshConfig = MeshConfig()
     precision: str = option(

@@ -23,13 +23,15 @@ RANKING = {
     "distillation": {"weight": 0.1, "teachers": ("start",)},
     "anchor": {"weight": 1.0},
 }
+RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
     "off-dropout": (1, SIMCSE, OFF_DROPOUT),
     "mean": (2, SIMCSE, {"contrast": {"negatives": "mean"}}),
     "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
-    "ranking": (3, SIMCSE, RANKING),
+    "ranking": (2, SIMCSE, OFF_DROPOUT, RANKING, {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}),
+    "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
     "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
@@ -83,7 +85,7 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "ranking", "difference, masked", "all"])
+@pytest.mark.parametrize("name", ["hard negatives", "ranking", "reconstruction", "difference, masked", "all"])
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):

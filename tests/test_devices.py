@@ -28,6 +28,7 @@ OBJECTIVES = {
     "consistency": {"weight": 1.0},
     "distillation": {"weight": 0.1, "teachers": ("start",)},
     "anchor": {"weight": 1.0},
+    "reconstruction": {"weight": 0.001, "blocks": 1},
     "optim": {"learning_rate": 1e-4},
 }
 STEPS = 3

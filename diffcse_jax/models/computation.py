@@ -135,6 +135,10 @@ class Forward:
         self.vectors  # noqa: B018  first, so that this pass does not count as a batch
         return _float32(self._projector(self._pooled(self.views.anchors, None)))
 
+    def prefix(self, size: int) -> "Forward":
+        """The same pass, whose vectors are cut to their first `size` numbers."""
+        return _Prefix(self, size)
+
     @property
     def embedded(self) -> bool:
         """True once an objective has asked for sentence vectors."""
@@ -155,6 +159,25 @@ class Forward:
             return pool(states, rows.attention_mask, pooler)
 
         return self.computation.in_chunks(pooled, rows, keys)
+
+
+class _Prefix(Forward):
+    """A forward pass of whose vectors only the first numbers are seen."""
+
+    def __init__(self, whole: Forward, size: int):
+        super().__init__(whole._config, whole.computation, whole.batch_stats, whole.views, whole._key)
+        self._whole, self._size = whole, size
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        return self._cut(self._whole.vectors)
+
+    @cached_property
+    def off_dropout(self) -> Float[Array, "batch size"]:
+        return self._cut(self._whole.off_dropout)
+
+    def _cut(self, arrays: PyTree) -> Any:
+        return jax.tree.map(lambda array: array[..., : self._size], arrays)
 
 
 def named_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:

@@ -2,7 +2,7 @@
 
 A product of (m, k) with (k, n) counts 2 m k n. Transformers count at all positions of the padded batch, also for a side
 that leaves padding out; the vocabulary projection counts where its output is used. Norms, softmax, dropout, look-ups
-and the optimizer are not counted, as is the custom.
+and the optimizer are not counted, as is the custom; nor are similarities of prefixes of vectors, which are few.
 """
 
 from collections.abc import Mapping

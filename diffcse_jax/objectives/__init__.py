@@ -61,11 +61,13 @@ class Objective(abc.ABC):
         options: its group of keys.
         config: the whole configuration.
         panels: pictures of its own among the curves of a run: titles to names of metrics.
+        prefixes: its loss is a comparison of sentence vectors, which `matryoshka.sizes` adds of their prefixes.
     """
 
     options: Any
     config: RunConfig
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    prefixes: ClassVar[bool] = False
 
     @property
     def weight(self) -> float:

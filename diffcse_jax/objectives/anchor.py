@@ -26,6 +26,7 @@ class Anchor(Objective):
     """The vectors that encoding gives keep near what the frozen start, without dropout, has near."""
 
     options: Options
+    prefixes = True
 
     def networks(self, starts: Starts) -> dict[str, Network]:
         """The start, frozen."""

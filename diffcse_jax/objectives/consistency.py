@@ -23,6 +23,7 @@ class RankingConsistency(Objective):
     """Both views of a sentence rank the batch alike; hard negatives are not ranked."""
 
     options: Options
+    prefixes = True
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key

@@ -44,6 +44,7 @@ class RankingDistillation(Objective):
     """The encoder ranks the other views of a batch as its teachers do, which see the text without dropout."""
 
     options: Options
+    prefixes = True
 
     @property
     def teachers(self) -> dict[str, str]:

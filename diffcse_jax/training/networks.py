@@ -99,9 +99,14 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     """The encoder's sizes with the configured dropout schedule, and recomputation in the backward pass or not.
 
     Raises:
-        ConfigError: dropout rates that do not fit the number of blocks.
+        ConfigError: dropout rates that do not fit the number of blocks, or prefixes that are no shorter than vectors.
     """
     model = config.model
+    if max(config.matryoshka.sizes, default=0) >= sizes.hidden_size:
+        raise ConfigError(
+            f"matryoshka.sizes={config.matryoshka.sizes}: the vectors of {model.name_or_path} have {sizes.hidden_size} "
+            "numbers, and whole vectors count anyway"
+        )
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
     hidden, attention = model.hidden_dropout, model.attention_dropout
     try:
