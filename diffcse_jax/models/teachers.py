@@ -1,7 +1,7 @@
 """Frozen sentence encoders whose vectors teach: as networks of a run, and their similarities within a batch."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -47,7 +47,7 @@ class TeacherNetwork(nnx.Module):
 
     def __call__(self, rows: Rows) -> Float[Array, "rows hidden"]:
         """Float32 vectors."""
-        states = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
+        states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
         pooled = pool(states, rows.attention_mask, self.pooler)
         return (pooled if self.pooler_head is None else self.pooler_head(pooled)).astype(jnp.float32)
 

@@ -55,17 +55,16 @@ class RankingDistillation(Objective):
 
     def networks(self, starts: Starts) -> dict[str, Network]:
         """The teachers, frozen."""
-        here = {START: start_as_teacher(starts.encoder, self.config.model.pooler)} | starts.teachers
-        teachers = {network: here[name] for network, name in self._names.items()}
+        by_name = {**starts.teachers, START: start_as_teacher(starts.encoder, self.config.model.pooler)}
+        teachers = {network: by_name[name] for network, name in self._names.items()}
         return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
 
     def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
         """The teachers' mixed similarity lists."""
         del key
-        shares = self.options.shares or (1.0,) * len(self._names)
-        lists = (teacher_lists(frozen, network, views) for network in self._names)
-        mixed: jax.Array = sum(share / sum(shares) * each for share, each in zip(shares, lists, strict=True))
-        return mixed
+        lists = jnp.stack([teacher_lists(frozen, network, views) for network in self._names])
+        shares = jnp.array(self.options.shares or (1.0,) * len(lists))
+        return jnp.tensordot(shares / shares.sum(), lists, axes=1, precision="highest")
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del key
