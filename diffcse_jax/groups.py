@@ -58,7 +58,7 @@ class GeneratorConfig:
         "frozen encoder first",
     )
     decode: str = option("argmax", "token choice: `argmax` (code) or `sample` (paper)", choices=("argmax", "sample"))
-    temperature: float = option(1.0, "temperature of the distribution that tokens are sampled from", low=1e-6)
+    temperature: float = option(1.0, "temperature of the distribution that `sample` draws from", low=1e-6)
     positions: str = option(
         "all", "generator output is used at `all` positions (code) or at `masked` ones only", choices=("all", "masked")
     )
