@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax import objectives
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import RunConfig
+from diffcse_jax.groups import START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import build_options
 
@@ -65,6 +65,11 @@ class _Config(RunConfig):
     def trains_generator_head(self) -> bool:
         """True if a masked-LM head is trained first, for want of a named generator."""
         return self.needs("generator") and not self.generator.name_or_path
+
+    @property
+    def generator_is_start(self) -> bool:
+        """True if the generator is the encoder's own checkpoint, which then needs a masked-LM head."""
+        return self.needs("generator") and self.generator.name_or_path == START
 
 
 def _with_objectives() -> type[_Config]:
@@ -141,6 +146,8 @@ def _check_combinations(config: _Config) -> None:
             f"{_those_that_need(config, 'generator')} needs a generator: name a masked LM in generator.name_or_path, "
             "train an own head with generator.head_steps > 0, or set the weight to 0"
         )
+    if config.matryoshka.sizes:
+        _check_matryoshka(config)
     if config.train.chunk_size and config.train.batch_size % config.train.chunk_size:
         raise ConfigError(
             f"train.batch_size={config.train.batch_size} is not divisible by train.chunk_size={config.train.chunk_size}"
@@ -153,6 +160,22 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
+
+
+def _check_matryoshka(config: _Config) -> None:
+    sizes, weights = config.matryoshka.sizes, config.matryoshka.weights
+    if config.model.projector != "none" and not config.keeps_projector:
+        raise ConfigError(
+            f"matryoshka.sizes={sizes} is for vectors as encoding gives them, and model.projector="
+            f"{config.model.projector!r} is dropped then, so that their prefixes would not be trained; use "
+            "model.projector='none', or 'mlp' with model.projector_train_only=False"
+        )
+    if len(weights) not in (0, len(sizes)):
+        raise ConfigError(
+            f"matryoshka.weights has {len(weights)} values for {len(sizes)} sizes; give one each, or none"
+        )
+    if not any(objective.prefixes for objective in config.objectives.values()):
+        raise ConfigError(f"matryoshka.sizes={sizes}, but no objective that takes part compares sentence vectors")
 
 
 def _those_that_need(config: _Config, what: str) -> str:

@@ -75,7 +75,7 @@ def generate(frozen: Computation, rows: Rows, masked: Masked, options: Generator
 
     def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
         state, key = token
-        return choose_token(head(state, word_embeddings), key)
+        return choose_token(head(state, word_embeddings), key, options.temperature)
 
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
@@ -107,14 +107,15 @@ def filled_positions(
     return real & selected if positions == "masked" else real
 
 
-def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None) -> Int[Array, ""]:
+def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None, temperature: float = 1.0) -> Int[Array, ""]:
     """The generator's token: the most probable one, or one that is sampled.
 
     Args:
         logits: the generator's output at one position.
         key: of the sample; None: the most probable token.
+        temperature: of the sample; below 1 it comes near the most probable token, above 1 near any.
     """
-    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits)
+    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits / temperature)
 
 
 def replace_tokens(tokens: Int[Array, "rows length"], rows: Rows, filled: Bool[Array, "rows length"]) -> Edited:

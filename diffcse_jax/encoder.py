@@ -133,6 +133,11 @@ class SentenceEncoder:
         """Length of a sentence vector."""
         return self.config.hidden_size
 
+    @property
+    def params(self) -> Params:
+        """Parameters of the transformer and, for the pooler `cls`, of its head, as `models.teachers` names them."""
+        return self._params
+
     def encode(
         self,
         sentences: Sentences,

@@ -9,6 +9,8 @@ import dataclasses
 from diffcse_jax.options import option
 
 POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
+DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
+START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
 
 
@@ -43,15 +45,26 @@ class ModelConfig:
         "same text are equal (SimCSE Table 3, `Fixed 0.1`)",
         choices=("independent", "shared"),
     )
+    dropout_schedule: str = option(
+        "none",
+        "rates block by block, of hidden states and attention alike: `maskN`, the N-th of the twelve of a report on "
+        "adjusting dropout, raises those of the first of 12 blocks, and the others have the one rate of "
+        "model.hidden_dropout and model.attention_dropout; `linear`, from the first to the second of two rates given "
+        "there; `none`, as given there. The embedding layer keeps the checkpoint's rate",
+        choices=DROPOUT_SCHEDULES,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:
     name_or_path: str = option(
         "distilbert-base-uncased",
-        "frozen masked LM (folder or hub id); empty: train an own head on the frozen encoder first",
+        "frozen masked LM (folder or hub id) of any supported family and size with the encoder's vocabulary; `start`: "
+        "the checkpoint that the encoder starts from, with its own masked-LM head; empty: train an own head on the "
+        "frozen encoder first",
     )
     decode: str = option("argmax", "token choice: `argmax` (code) or `sample` (paper)", choices=("argmax", "sample"))
+    temperature: float = option(1.0, "temperature of the distribution that `sample` draws from", low=1e-6)
     positions: str = option(
         "all", "generator output is used at `all` positions (code) or at `masked` ones only", choices=("all", "masked")
     )
@@ -122,6 +135,19 @@ class OptimConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MatryoshkaConfig:
+    sizes: tuple[int, ...] = option(
+        (),
+        "objectives that compare sentence vectors add their loss of the first so many numbers of each, so that vectors "
+        "can be cut after training (Kusupati et al. 2022); empty: of whole vectors alone",
+        low=1,
+    )
+    weights: tuple[float, ...] = option(
+        (), "weights of these losses beside that of whole vectors, one each; empty: 1", low=0.0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     every: int = option(125, "steps between dev evaluations (each also writes a checkpoint); 0: at the end only", low=0)
     metric: str = option(
@@ -156,6 +182,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     optim: OptimConfig = OptimConfig()
+    matryoshka: MatryoshkaConfig = MatryoshkaConfig()
     eval: EvalConfig = EvalConfig()
     mesh: MeshConfig = MeshConfig()
     precision: str = option(
@@ -176,5 +203,10 @@ class RunConfig:
         `cls` keeps its meaning of Hugging Face's `pooler_output` (position 0, dense, tanh) only where the trained
         head survives; a head used in training only leaves `cls_before_pooler`.
         """
-        keeps_head = self.model.projector != "none" and not self.model.projector_train_only
-        return "cls_before_pooler" if self.model.pooler == "cls" and not keeps_head else self.model.pooler
+        dropped = self.model.pooler == "cls" and not self.keeps_projector
+        return "cls_before_pooler" if dropped else self.model.pooler
+
+    @property
+    def keeps_projector(self) -> bool:
+        """True if the trained projector survives as the head of the pooler `cls`."""
+        return self.model.projector != "none" and not self.model.projector_train_only

@@ -21,6 +21,12 @@ DCL = {"dcl": {"weight": 0.1}}
 NEAR_DUPLICATES = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.8}}
 TWO_ENCODERS = {"contrast": {"second_encoder": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
+RANKING = {
+    "consistency": {"weight": 1.0},
+    "distillation": {"weight": 0.1, "teachers": ("start",)},
+    "anchor": {"weight": 1.0},
+}
+RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
@@ -40,6 +46,8 @@ CASES = {
         },
     ),
     "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
+    "ranking": (2, SIMCSE, OFF_DROPOUT, RANKING, {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}),
+    "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
     "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
@@ -94,7 +102,7 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "difference, masked", "all"])
+@pytest.mark.parametrize("name", ["hard negatives", "ranking", "reconstruction", "difference, masked", "all"])
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):

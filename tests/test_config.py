@@ -52,7 +52,7 @@ def legal_values(key: str) -> st.SearchStrategy:
 def test_every_key_is_documented_and_has_a_legal_default(key):
     field = KEYS[key]
     assert field.metadata["doc"]
-    assert field.type in (str, int, float, bool, tuple[str, ...], tuple[float, ...])
+    assert field.type in (str, int, float, bool, tuple[str, ...], tuple[float, ...], tuple[int, ...])
     assert value_of(config_of({key: field.default}), key) == field.default
 
 
@@ -63,9 +63,11 @@ def test_no_value_is_the_default():
 COMPANIONS = {  # what makes every value of every other key possible
     "model.projector": "mlp",
     "dcl.weight": 0.1,
+    "distillation.teachers": ("start",),
     "eval.metric": "halves_retrieval",
     "eval.pairs_file": "pairs.tsv",
 }
+COMPANIONS_OF = {"matryoshka.sizes": {"model.projector": "none"}}  # of one key alone
 
 
 @settings(max_examples=100)
@@ -73,6 +75,7 @@ COMPANIONS = {  # what makes every value of every other key possible
 def test_a_legal_value_is_kept(data, key):
     value = data.draw(legal_values(key))
     companions = {"train.batch_size": max(2, value)} if key == "train.chunk_size" else {}  # which it divides
+    companions |= COMPANIONS_OF.get(key, {})
     assert value_of(config_of(COMPANIONS | companions | {key: value}), key) == value
 
 
@@ -168,7 +171,7 @@ def test_value_outside_the_choices_is_refused(key):
 def test_bounds_are_legal_and_what_lies_beyond_is_not(key, bound, outside, word):
     default = KEYS[key].default
     of_type = (lambda value: (value,)) if isinstance(default, tuple) else type(default)
-    assert value_of(config_of({key: of_type(bound)}), key) == of_type(bound)
+    assert value_of(config_of(COMPANIONS_OF.get(key, {}) | {key: of_type(bound)}), key) == of_type(bound)
     with pytest.raises(ConfigError, match=f"^{key}: .* is {word} {bound}$"):
         config_of({key: of_type(outside)})
 
@@ -202,6 +205,15 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
+        ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped then"),
+        (
+            {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
+            "matryoshka.weights has 2 values for 1 sizes",
+        ),
+        (
+            {"matryoshka.sizes": (8,), "model.projector": "none", "contrast.weight": 0.0},
+            "no objective that takes part compares sentence vectors",
+        ),
     ],
 )
 def test_impossible_combination_is_refused(values, message):

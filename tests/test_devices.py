@@ -31,6 +31,10 @@ OBJECTIVES = {
     "dcl": {"weight": 0.1},
     "difference": {"weight": 0.5},
     "mlm": {"weight": 0.1},
+    "consistency": {"weight": 1.0},
+    "distillation": {"weight": 0.1, "teachers": ("start",)},
+    "anchor": {"weight": 1.0},
+    "reconstruction": {"weight": 0.001, "blocks": 1},
     "optim": {"learning_rate": 1e-4},
 }
 STEPS = 3

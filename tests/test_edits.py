@@ -1,3 +1,6 @@
+import dataclasses
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tiny_model import random_params
+from tiny_networks import SIZES, config_of, random_batch, views_of
+from tiny_networks import VOCABULARY as TINY
 
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import choose_token, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.models.computation import Computation, named_key
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.training import networks
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -152,3 +163,41 @@ def test_sampling_follows_the_generators_distribution():
     )
     for token, count in enumerate(np.bincount(edited[:, 1:].ravel(), minlength=4)):
         assert_share(count, 100 * 100, probabilities[token])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_tokens_are_sampled_at_a_temperature(temperature):
+    logits, trials = np.array([0.0, 1.0, -1.0], np.float32), 4000
+    keys = jax.random.split(jax.random.key(3), trials)
+    tokens = jax.vmap(lambda key: choose_token(jnp.array(logits), key, temperature))(keys)
+    probabilities = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    for token, probability in enumerate(probabilities):
+        assert_share(int((tokens == token).sum()), trials, probability)
+
+
+DISTILBERT = dataclasses.replace(
+    SIZES, family="distilbert", type_vocab_size=0, attention_output_dropout=False, hidden_size=8, num_blocks=1,
+    hidden_dropout=(0.1,), attention_dropout=(0.1,),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoder", "generator"), [(SIZES, DISTILBERT), (DISTILBERT, SIZES)])
+def test_a_generator_of_another_family_and_size(encoder, generator):
+    """Its arg-max at the masked positions, by its own forward pass."""
+    options = {"dropout": False, "positions": "masked"}
+    config = config_of({"generator": options, "difference": {"mask_ratio": 0.5}})
+
+    def checkpoint(sizes: TransformerConfig) -> Pretrained:
+        transformer, head = random_params(Transformer, sizes), random_params(MaskedLMHead, sizes)
+        return Pretrained(Path("tiny"), {}, sizes, transformer, pooler=None, mlm_head=head)
+
+    built = networks.build(config, checkpoint(encoder), checkpoint(generator), TINY)
+    frozen = Computation(built.networks, jax.tree.map(jnp.asarray, built.frozen))
+    views, key = jax.tree.map(jnp.asarray, views_of(random_batch())), jax.random.key(0)
+    edited = config.objectives["difference"].corrupt(frozen, views, key)
+    given = mask_tokens(named_key(key, "mask"), views.rows, vocabulary=TINY, ratio=0.5, style="bert")
+    states = frozen.network("generator")(given.rows)["last_hidden_state"]
+    logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
+    expected = np.where(given.selected, logits.argmax(axis=-1), views.rows.input_ids)
+    np.testing.assert_array_equal(edited.rows.input_ids, expected)
+    assert np.asarray(edited.replaced).any()

@@ -121,7 +121,20 @@ def test_a_generator_with_other_ids_for_the_same_number_of_tokens_is_refused(mon
     with pytest.raises(CheckpointError, match="2 of 30522 tokens have other ids"):
         networks.load_generator(Config(), ENCODER, tokenizer)
     shutil.copy(minilm_dir / "tokenizer.json", tmp_path)
-    assert networks.load_generator(Config(), ENCODER, tokenizer).folder == tmp_path
+    with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than the 16 positions of distilbert"):
+        networks.load_generator(Config(), ENCODER, tokenizer)
+    short = config_of({"data": {"max_length": 16}})
+    assert networks.load_generator(short, ENCODER, tokenizer).folder == tmp_path
+
+
+def test_the_start_as_its_own_generator(minilm_dir):
+    config = config_of({"generator": {"name_or_path": "start"}})
+    assert config.generator_is_start
+    assert networks.load_generator(config, GENERATOR, load_tokenizer(minilm_dir)) is GENERATOR
+    _, params, _, frozen = networks.build(config, GENERATOR, GENERATOR, VOCABULARY)
+    name = "embeddings.word.embedding"
+    np.testing.assert_array_equal(frozen[f"generator.{name}"], params[f"encoder.{name}"])
+    assert not config_of(SIMCSE, {"generator": {"name_or_path": "start"}}).generator_is_start  # nothing needs it
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):

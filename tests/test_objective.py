@@ -7,9 +7,11 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.data.rows import Rows
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
+from diffcse_jax.objectives.dcl import dimension_contrast
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt, total_loss
 
@@ -54,12 +56,18 @@ def abstract_metrics(config) -> set[str]:
 def projected(batch) -> list[np.ndarray]:
     """The projected vectors of every column, dropout off."""
     built = networks.build(config_of(SIMCSE, NO_DROPOUT), ENCODER, None, VOCABULARY)
-    computation = Computation(built.networks, built.params)
-    encoder, projector = computation.network("encoder"), computation.network("projector")
+    projector = Computation(built.networks, built.params).network("projector")
+    return [projector(column) for column in pooled(batch)]
+
+
+def pooled(batch) -> list[np.ndarray]:
+    """The vectors of every column before the projector, dropout off."""
+    built = networks.build(config_of(SIMCSE, NO_DROPOUT), ENCODER, None, VOCABULARY)
+    encoder = Computation(built.networks, built.params).network("encoder")
     columns = []
     for column in range(batch["input_ids"].shape[1]):
         rows = Rows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
-        columns.append(projector(encoder(rows)["last_hidden_state"][:, 0]))
+        columns.append(encoder(rows)["last_hidden_state"][:, 0])
     return columns
 
 
@@ -143,6 +151,44 @@ def test_what_has_weight_0_is_neither_computed_nor_reported(parts, extra):
 def test_the_masked_lm_alone_embeds_nothing():
     config = config_of(SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 0.1}})
     assert abstract_metrics(config) == {"loss", "loss_mlm"}
+
+
+@pytest.mark.slow
+def test_a_tied_decoder_has_the_gradient_of_embeddings_and_decoder_together():
+    parts = (SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 1.0}})
+    (tied, tied_grads), (untied, grads) = (evaluate(*parts, {"mlm": {"tied": tied}}) for tied in (True, False))
+    np.testing.assert_allclose(tied["loss"], untied["loss"], rtol=1e-6)  # both start from the word embeddings
+    words, decoder = "encoder.embeddings.word.embedding", grads.pop("mlm_head.decoder")
+    assert np.abs(decoder).max() > 1e-3
+    grads[words] += decoder
+    assert tied_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        np.testing.assert_allclose(tied_grads[name], grad, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_prefixes_of_vectors_add_their_losses():
+    batch = random_batch(columns=2)
+    parts = (SIMCSE, NO_DROPOUT, {"contrast": {"temperature": 0.2}, "dcl": {"weight": 0.5}})
+    matryoshka = {"matryoshka": {"sizes": (4, 8), "weights": (0.5, 2.0)}, "model": {"projector": "none"}}
+    metrics, _ = evaluate(*parts, matryoshka, batch=batch)
+    z1, z2 = pooled(batch)
+    losses = {
+        "contrast": lambda a, b: info_nce(a, b, temperature=0.2).mean(),
+        "dcl": lambda a, b: dimension_contrast(a, b, temperature=5.0, form="code").mean(),
+    }
+    for name, loss in losses.items():
+        whole, of_4, of_8 = (loss(z1[:, :size], z2[:, :size]) for size in (16, 4, 8))
+        np.testing.assert_allclose(metrics[f"loss_{name}_4"], of_4, rtol=1e-5)
+        np.testing.assert_allclose(metrics[f"loss_{name}"], whole + 0.5 * of_4 + 2.0 * of_8, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6)
+
+
+def test_prefixes_are_shorter_than_vectors():
+    with pytest.raises(ConfigError, match=r"matryoshka\.sizes=\(8, 16\): the vectors of .* have 16 numbers"):
+        networks.build(
+            config_of(SIMCSE, {"matryoshka": {"sizes": (8, 16)}, "model": {"projector": "none"}}),
+            ENCODER, None, VOCABULARY,
+        )  # fmt: skip
 
 
 def test_simcse_costs_a_fraction_of_diffcse():

@@ -220,6 +220,45 @@ def test_a_schedule_of_another_length_is_refused(kind, rates):
         for_run(sizes(), config)
 
 
+# The table of the report: which of 12 blocks have which rate, all others 0.1.
+REPORT = {
+    1: {0.2: (1, 2, 3, 4)}, 2: {0.3: (1, 2, 3, 4)}, 3: {0.4: (1, 2, 3, 4)}, 4: {0.5: (1, 2, 3, 4)},
+    5: {0.2: (1, 2, 3, 4, 5, 6)}, 6: {0.3: (1, 2, 3, 4, 5, 6)}, 7: {0.4: (1, 2, 3, 4, 5, 6)},
+    8: {0.5: (1, 2, 3, 4, 5, 6)}, 9: {0.5: (1,), 0.4: (2,), 0.3: (3,), 0.2: (4,)},
+    10: {0.4: (1,), 0.3: (2,), 0.2: (3,)}, 11: {0.3: (1,), 0.2: (2,)}, 12: {0.2: (1,)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", REPORT)
+def test_the_masks_of_the_report(number):
+    of_block = {block: rate for rate, blocks in REPORT[number].items() for block in blocks}
+    expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
+    deep = dataclasses.replace(sizes(), num_blocks=12, embedding_dropout=0.15)
+    scheduled = for_run(deep, Config.from_dict({"model": {"dropout_schedule": f"mask{number}"}}))
+    assert (scheduled.hidden_dropout, scheduled.attention_dropout) == (expected, expected)
+    assert scheduled.embedding_dropout == 0.15
+
+
+def test_dropout_on_a_line_over_depth():
+    rates = {"hidden_dropout": (0.3, 0.1), "attention_dropout": (0.0, 0.5), "dropout_schedule": "linear"}
+    scheduled = for_run(sizes(), Config.from_dict({"model": rates}))
+    np.testing.assert_allclose(scheduled.hidden_dropout, (0.3, 0.2, 0.1))
+    np.testing.assert_allclose(scheduled.attention_dropout, (0.0, 0.25, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "message"),
+    [
+        ({"dropout_schedule": "mask3"}, 3, "model.dropout_schedule='mask3': mask3 is defined for 12 blocks, and .* 3"),
+        ({"dropout_schedule": "mask3", "hidden_dropout": (0.1,) * 12}, 12, "mask3 needs one rate"),
+        ({"dropout_schedule": "linear"}, 3, "`linear` needs two rates, of the first block and of the last, not"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(model, blocks, message):
+    with pytest.raises(ConfigError, match=message):
+        for_run(dataclasses.replace(sizes(), num_blocks=blocks), Config.from_dict({"model": model}))
+
+
 @pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("bert", 2), ("mpnet", 2)])
 def test_few_positions_are_those_of_all(family, positions):
     config = sizes(family)

@@ -56,6 +56,11 @@ class Views(NamedTuple):
         ids, mask = (values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask))
         return Rows(ids, mask, self.layout)
 
+    def by_view(self, values: Any) -> tuple[Any, ...]:
+        """Values of all rows, (rows, ...), as those of the first views, of the second ones, and so on."""
+        of_examples = values.reshape(-1, self.per_example, *values.shape[1:])
+        return tuple(of_examples[:, view] for view in range(self.per_example))
+
     @property
     def anchors(self) -> Rows:
         """The first view of every example."""

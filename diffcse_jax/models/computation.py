@@ -121,7 +121,7 @@ class Forward:
     @cached_property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The projected vectors of the first views, of the second ones, and so on."""
-        return self._by_view(self.vectors.projected)
+        return self.views.by_view(self.vectors.projected)
 
     def projected_means(self, samples: int) -> tuple[Float[Array, "batch hidden"], ...]:
         """`projected_views` as means over so many passes, each with dropout masks of its own; `vectors` are the first.
@@ -136,13 +136,22 @@ class Forward:
             # Sample by sample: a BatchNorm in the projector takes its statistics over a batch.
             for pooled in jax.lax.map(one_pass, keys):
                 total += _float32(self._projector(pooled))
-        return self._by_view(total / samples)
+        return self.views.by_view(total / samples)
+
+    @cached_property
+    def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
+        """The same of the vectors that encoding gives: projected ones only where the projector is kept."""
+        return self.projected_views if self._config.keeps_projector else self.views.by_view(self.vectors.pooled)
 
     @cached_property
     def off_dropout(self) -> Float[Array, "batch hidden"]:
         """The projected vectors of the anchors in a pass without dropout (SimCSE++ Eq. 3)."""
         self.vectors  # noqa: B018  first, so that this pass does not count as a batch
         return _float32(self._projector(self._pooled(self.views.anchors, None)))
+
+    def prefix(self, size: int) -> "Forward":
+        """The same pass, whose vectors are cut to their first `size` numbers."""
+        return _Prefix(self, size)
 
     @property
     def embedded(self) -> bool:
@@ -155,9 +164,6 @@ class Forward:
         if "projector" not in computation.networks.definitions:
             return lambda pooled: pooled
         return computation.networks.bind("projector", computation.params, self.batch_stats)
-
-    def _by_view(self, vectors: Float[Array, "rows hidden"]) -> tuple[Float[Array, "batch hidden"], ...]:
-        return tuple(jnp.moveaxis(vectors.reshape(-1, self.views.per_example, vectors.shape[-1]), 1, 0))
 
     def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
         """A dropout key for each row of all views."""
@@ -188,6 +194,28 @@ class Forward:
             return pool(states, rows.attention_mask, pooler)
 
         return self.computation.in_chunks(pooled, rows, keys)
+
+
+class _Prefix(Forward):
+    """A forward pass of whose vectors only the first numbers are seen."""
+
+    def __init__(self, whole: Forward, size: int):
+        super().__init__(whole._config, whole.computation, whole.batch_stats, whole.views, whole._key)
+        self._whole, self._size = whole, size
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        return self._cut(self._whole.vectors)
+
+    @cached_property
+    def off_dropout(self) -> Float[Array, "batch size"]:
+        return self._cut(self._whole.off_dropout)
+
+    def projected_means(self, samples: int) -> tuple[Float[Array, "batch size"], ...]:
+        return self._cut(self._whole.projected_means(samples))
+
+    def _cut(self, arrays: PyTree) -> Any:
+        return jax.tree.map(lambda array: array[..., : self._size], arrays)
 
 
 def named_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:

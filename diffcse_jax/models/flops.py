@@ -2,9 +2,11 @@
 
 A product of (m, k) with (k, n) counts 2 m k n. Transformers count at all positions of the padded batch, also for a side
 that leaves padding out; the vocabulary projection counts where its output is used. Norms, softmax, dropout, look-ups
-and the optimizer are not counted, as is the custom.
+and the optimizer are not counted, as is the custom; nor are similarities of prefixes of vectors, which are few.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from diffcse_jax.models.transformer import TransformerConfig
@@ -19,6 +21,7 @@ class BatchSize(NamedTuple):
     views: int  # per example
     length: int  # positions per sentence, padding included
     mean_tokens: float  # real tokens per sentence, [CLS] and [SEP] included
+    teachers: Mapping[str, TransformerConfig] = MappingProxyType({})  # by their names in the configuration
 
     @property
     def rows(self) -> int:
@@ -38,6 +41,11 @@ def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
 def projector_flops(kind: str, hidden: int, rows: int) -> int:
     """The head on the sentence vector: one square layer, or out to twice the width and back."""
     return rows * {"none": 0, "mlp": 2 * hidden**2, "batchnorm": 2 * 2 * hidden * 2 * hidden}[kind]
+
+
+def similarity_flops(batch: BatchSize, hidden: int) -> int:
+    """The similarities of every anchor with all other views of a batch, of vectors of so many numbers."""
+    return 2 * batch.examples**2 * hidden * (batch.views - 1)
 
 
 def vocabulary_flops(sizes: TransformerConfig, positions: float) -> int:

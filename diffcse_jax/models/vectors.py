@@ -1,5 +1,7 @@
 """Similarity, standardised columns, alignment and uniformity of sentence vectors."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,6 +16,19 @@ def dot_product(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> 
     """Dot product of every row of `a` with every row of `b`."""
     # Full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
     return jnp.matmul(a, b.T, precision="highest")
+
+
+def similarity_lists(views: Sequence[Float[Array, "batch dim"]]) -> Float[Array, "batch candidates"]:
+    """Cosine similarity of every first view with all other views of the batch.
+
+    Args:
+        views: the vectors of the first views of all examples, of the second ones, and so on.
+
+    Returns:
+        A row per example; the columns are the second views of all examples, then the third ones, where there are any.
+    """
+    anchors, *others = views
+    return cosine_similarity(anchors, jnp.concatenate(others))
 
 
 def unit(vectors: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:

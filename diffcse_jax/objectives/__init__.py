@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from diffcse_jax.models.computation import Computation, Forward
 from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.parameters import Build, Params
 from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.teachers import Teacher
 
 Metrics = dict[str, jax.Array]
 
@@ -49,6 +50,7 @@ class Starts(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # there where an objective needs it
+    teachers: Mapping[str, Teacher] = MappingProxyType({})  # those that objectives name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +61,13 @@ class Objective(abc.ABC):
         options: its group of keys.
         config: the whole configuration.
         panels: pictures of its own among the curves of a run: titles to names of metrics.
+        prefixes: its loss is a comparison of sentence vectors, which `matryoshka.sizes` adds of their prefixes.
     """
 
     options: Any
     config: RunConfig
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    prefixes: ClassVar[bool] = False
 
     @property
     def weight(self) -> float:
@@ -74,6 +78,14 @@ class Objective(abc.ABC):
     def needs(self) -> frozenset[str]:
         """Members of `NEEDS`."""
         return frozenset({"vectors"})
+
+    @property
+    def teachers(self) -> Mapping[str, str]:
+        """Sentence encoders that it asks for, as folders or hub ids, with their poolers (empty: the recorded ones).
+
+        The objective's group has them in a key `teachers`. `networks` finds them in its `starts`.
+        """
+        return {}
 
     def check_columns(self, count: int) -> None:
         """Refuses data of so many columns where the objective has no form for them.

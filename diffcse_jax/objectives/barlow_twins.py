@@ -29,6 +29,7 @@ class BarlowTwins(Objective):
     """Barlow Twins over the first two views."""
 
     options: Options
+    prefixes = True
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted

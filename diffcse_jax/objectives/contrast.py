@@ -92,6 +92,7 @@ class Contrast(Objective):
     """Dropout contrast (SimCSE), off-dropout negatives (SimCSE++), hard negatives (supervised SimCSE)."""
 
     options: Options
+    prefixes = True
 
     @property
     def needs(self) -> frozenset[str]:

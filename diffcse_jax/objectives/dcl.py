@@ -26,6 +26,7 @@ class DimensionContrast(Objective):
     """DCL over the first two views."""
 
     options: Options
+    prefixes = True
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key

@@ -21,10 +21,15 @@ from diffcse_jax.options import option
 class Options:
     weight: float = option(0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A; 0.1 there)", low=0.0)
     mask_ratio: float = option(0.15, "share of tokens masked for it", low=0.0, high=1.0)
+    tied: bool = option(
+        False,
+        "its decoder is the encoder's word embeddings, as in BERT's pretraining, and not a copy that goes its own way "
+        "(SimCSE code)",
+    )
 
 
 class AuxiliaryMaskedLM(Objective):
-    """The encoder recovers masked tokens of every view, by an untied head of its own."""
+    """The encoder recovers masked tokens of every view, by a head of its own."""
 
     options: Options
 
@@ -33,13 +38,13 @@ class AuxiliaryMaskedLM(Objective):
         return frozenset({"mask_token"})
 
     def networks(self, starts: Starts) -> dict[str, Network]:
-        """The head, which starts as the checkpoint's own where it has one, with a copy of the word embeddings."""
-        sizes = starts.encoder.config
+        """The head, which starts as the checkpoint's own where it has one, untied with a copy of the embeddings."""
+        sizes, tied = starts.encoder.config, self.options.tied
         head = starts.encoder.mlm_head
         if head is None:
             head, _ = parameters.initial(partial(MaskedLMHead, sizes), jax.random.key(self.config.train.seed))
-        start = head | {"decoder": starts.encoder.transformer["embeddings.word.embedding"]}
-        return {"mlm_head": Network(partial(MaskedLMHead, sizes, tied=False), start)}
+        decoder = {} if tied else {"decoder": starts.encoder.transformer["embeddings.word.embedding"]}
+        return {"mlm_head": Network(partial(MaskedLMHead, sizes, tied=tied), head | decoder)}
 
     def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Masked:
         vocabulary = frozen.networks.vocabulary
@@ -50,9 +55,10 @@ class AuxiliaryMaskedLM(Objective):
         computation = forward.computation
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
         original = forward.views.rows.input_ids
+        word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.options.tied else None
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return masked_language_model(head(states), targets)
+            return masked_language_model(head(states, word_embeddings), targets)
 
         def losses_of(rows: Rows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
             states = encoder(rows, keys=keys)["last_hidden_state"]

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import jax
@@ -105,6 +106,7 @@ def start_workdir(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
     generator: Pretrained | None,
+    teachers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes what identifies a new run, or checks that the run in the workdir is the same.
 
@@ -114,6 +116,7 @@ def start_workdir(
         encoder: the checkpoint that training starts from.
         tokenizer: the encoder's.
         generator: the frozen masked LM of `generator.name_or_path`; None where the run names none.
+        teachers: digests of the weights of other frozen networks, by the key of the configuration that names them.
 
     Raises:
         ConfigError: the workdir holds a run with another configuration (every differing key is named), or one that
@@ -124,11 +127,12 @@ def start_workdir(
 
     def start() -> None:
         try:
+            digests = _digests(encoder, generator) | dict(teachers)
             if not (workdir / _CONFIG).is_file():
-                _write_run(workdir, config, encoder, tokenizer, _digests(encoder, generator))
+                _write_run(workdir, config, encoder, tokenizer, digests)
             else:
                 _check_same_config(workdir, config)
-                _check_same_weights(workdir, config, _digests(encoder, generator))
+                _check_same_weights(workdir, config, digests)
         except OSError as error:
             raise _not_written(workdir, error) from error
 

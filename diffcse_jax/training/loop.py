@@ -26,7 +26,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.errors import UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.objectives import Metrics
@@ -75,17 +75,18 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
-    # 1. Refused before any text is read: a mesh, a model, a generator or a workdir that cannot be used.
+    # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
-    encoder = pretrained.load(config.model.name_or_path)
+    encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start)
     tokenizer = load_tokenizer(encoder.folder)
     networks.for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
     generator = networks.load_generator(config, encoder, tokenizer) if named_generator else None
-    _check_max_length(config, encoder)
-    start_workdir(workdir, config, encoder, tokenizer, generator)
+    teachers = networks.load_teachers(config, tokenizer)
+    networks.check_max_length(config, encoder.config, config.model.name_or_path)
+    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
@@ -101,7 +102,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
         generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary)
+    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name)
     optimizer = make_optimizer(config.optim, total_steps)
     state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
@@ -259,14 +260,6 @@ def _checked(metrics: Metrics, step: int, run: Run) -> dict[str, float]:
             "precision=float32 usually helps"
         )
     return row
-
-
-def _check_max_length(config: Config, encoder: pretrained.Pretrained) -> None:
-    if config.data.max_length > encoder.config.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than the {encoder.config.max_length} positions of "
-            f"{config.model.name_or_path}"
-        )
 
 
 def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:

@@ -1,23 +1,30 @@
 """The networks of a run: which there are, what is trained, what is frozen, where each starts from."""
 
 import dataclasses
+import hashlib
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import Networks, named_key
+from diffcse_jax.models.dropout_schedules import scheduled
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained, load
+from diffcse_jax.models.teachers import Teacher
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives import Network, Starts
 
@@ -31,7 +38,13 @@ class Built(NamedTuple):
     frozen: Params
 
 
-def build(config: Config, encoder: Pretrained, generator: Pretrained | None, vocabulary: Vocabulary) -> Built:
+def build(
+    config: Config,
+    encoder: Pretrained,
+    generator: Pretrained | None,
+    vocabulary: Vocabulary,
+    teachers: Mapping[str, Teacher] = MappingProxyType({}),
+) -> Built:
     """Assembles the networks and their initial arrays.
 
     Args:
@@ -39,11 +52,12 @@ def build(config: Config, encoder: Pretrained, generator: Pretrained | None, voc
         encoder: the checkpoint that the encoder starts from.
         generator: the frozen masked LM with its head; None where no objective needs one.
         vocabulary: the tokenizer's.
+        teachers: the sentence encoders that objectives name.
 
     Raises:
         ConfigError: dropout rates that do not fit the number of blocks.
     """
-    starts = _starts(config, encoder, generator)
+    starts = _starts(config, encoder, generator)._replace(teachers=teachers)
     dtype, key = jnp.dtype(config.precision), named_key(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, batch_stats, frozen = Params(), Params(), Params()
@@ -85,30 +99,49 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     """The encoder's sizes with the configured dropout schedule, and recomputation in the backward pass or not.
 
     Raises:
-        ConfigError: dropout rates that do not fit the number of blocks.
+        ConfigError: dropout rates that do not fit the number of blocks, or prefixes that are no shorter than vectors.
     """
+    model = config.model
+    if max(config.matryoshka.sizes, default=0) >= sizes.hidden_size:
+        raise ConfigError(
+            f"matryoshka.sizes={config.matryoshka.sizes}: the vectors of {model.name_or_path} have {sizes.hidden_size} "
+            "numbers, and whole vectors count anyway"
+        )
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
+    hidden, attention = model.hidden_dropout, model.attention_dropout
     try:
-        return sizes.with_dropout(config.model.hidden_dropout, config.model.attention_dropout)
+        if model.dropout_schedule != "none":
+            hidden, attention = (
+                scheduled(model.dropout_schedule, rates, sizes.num_blocks) for rates in (hidden, attention)
+            )
+        return sizes.with_dropout(hidden, attention)
     except ValueError as error:
-        raise ConfigError(f"model.hidden_dropout / model.attention_dropout: {error}") from error
+        keys = "model.hidden_dropout / model.attention_dropout"
+        schedule = "" if model.dropout_schedule == "none" else f", model.dropout_schedule={model.dropout_schedule!r}"
+        raise ConfigError(f"{keys}{schedule}: {error}") from error
 
 
 def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
     """The named frozen masked LM, which must read and write the encoder's token ids.
 
+    Args:
+        config: names it.
+        encoder: the checkpoint that the encoder starts from, with its masked-LM head if that is the generator.
+        tokenizer: the encoder's.
+
     Raises:
         CheckpointError: no masked-LM head, or another vocabulary than the encoder's. A generator's folder without a
             tokenizer is compared by the number of tokens.
+        ConfigError: it has fewer positions than the text's sentences.
     """
+    if config.generator_is_start:
+        return encoder
     generator = load(config.generator.name_or_path, needs_mlm_head=True)
     difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
         difference = f"{generator.config.vocab_size} tokens against {encoder.config.vocab_size}"
     elif (generator.folder / "tokenizer.json").is_file():
-        theirs, ours = load_tokenizer(generator.folder).get_vocab(), tokenizer.get_vocab()
-        unlike = sum(theirs.get(token) != index for token, index in ours.items())
-        difference = f"{unlike} of {len(ours)} tokens have other ids" if unlike else ""
+        difference = _difference(load_tokenizer(generator.folder), tokenizer)
     if difference:
         raise CheckpointError(
             f"generator.name_or_path={config.generator.name_or_path!r} and "
@@ -116,7 +149,71 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
             "discriminator reads the generator's token ids, so both need the same one (BERT: distilbert-base-uncased; "
             "RoBERTa: distilroberta-base)"
         )
+    check_max_length(config, generator.config, config.generator.name_or_path)
     return generator
+
+
+class Teachers(NamedTuple):
+    """The sentence encoders that objectives name."""
+
+    by_name: Mapping[str, Teacher]
+    digests: Mapping[str, str]  # of their weights, by the key of the configuration that names them
+
+
+def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
+    """Loads the sentence encoders that objectives name, which must read the encoder's token ids.
+
+    Raises:
+        CheckpointError: one that cannot be read, does not record its pooler where none is given, or has another
+            vocabulary than the encoder.
+        ConfigError: one that has fewer positions than the text's sentences.
+    """
+    by_name, digests = {}, {}
+    for objective_name, objective in config.objectives.items():
+        key, fingerprints = f"{objective_name}.teachers", []
+        for name, pooler in objective.teachers.items():
+            try:
+                teacher = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
+            except CheckpointError as error:
+                raise CheckpointError(f"{key}, {objective_name}.poolers: {error}") from error
+            _check_teacher(key, name, teacher, config, tokenizer)
+            params = {name: np.asarray(array) for name, array in teacher.params.items()}
+            by_name[name] = Teacher(teacher.config, teacher.pooler, params)
+            fingerprints.append(teacher.fingerprint())
+        if fingerprints:
+            digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+    return Teachers(by_name, digests)
+
+
+def _check_teacher(
+    key: str, name: str, teacher: SentenceEncoder, config: Config, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    difference = _difference(teacher.tokenizer, tokenizer)
+    if difference:
+        raise CheckpointError(
+            f"{key}: {name!r} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary "
+            f"({difference}): teachers read the encoder's token ids, so all need the same one"
+        )
+    check_max_length(config, teacher.config, f"{name} in {key}")
+
+
+def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
+    """Refuses a checkpoint that has no positions for the longest sentences.
+
+    Raises:
+        ConfigError: with the number that it has.
+    """
+    if config.data.max_length > sizes.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} is more than the {sizes.max_length} positions of {name}"
+        )
+
+
+def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:
+    """How their vocabulary differs from ours; empty: all our tokens have the same ids there."""
+    theirs_by_token, ours_by_token = theirs.get_vocab(), ours.get_vocab()
+    unlike = sum(theirs_by_token.get(token) != index for token, index in ours_by_token.items())
+    return f"{unlike} of {len(ours_by_token)} tokens have other ids" if unlike else ""
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:

@@ -1,5 +1,6 @@
 """The loss of a step: the sum of the objectives that the configuration gives a weight. It names none of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -48,11 +49,21 @@ def total_loss(
     loss, metrics = jnp.zeros([]), Metrics()
     for name, objective in config.objectives.items():
         value, own_metrics = objective.loss(forward, corruptions[name], named_key(key, name))
+        for size, weight in _prefixes(config) if objective.prefixes else ():
+            of_prefix, _ = objective.loss(forward.prefix(size), corruptions[name], named_key(key, name))
+            metrics[f"loss_{name}_{size}"] = of_prefix
+            value += weight * of_prefix
         metrics |= {f"loss_{name}": value} | own_metrics
         loss += objective.weight * value
     if forward.embedded:
         metrics |= _similarity_metrics(forward)
     return loss, (metrics | {"loss": loss}, forward.batch_stats)
+
+
+def _prefixes(config: Config) -> Iterable[tuple[int, float]]:
+    """The sizes of prefixes of sentence vectors, and the weights of their losses."""
+    sizes, weights = config.matryoshka.sizes, config.matryoshka.weights
+    return zip(sizes, weights or (1.0,) * len(sizes), strict=True)
 
 
 def _similarity_metrics(forward: Forward) -> Metrics:

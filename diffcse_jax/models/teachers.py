@@ -1,0 +1,63 @@
+"""Frozen sentence encoders whose vectors teach: as networks of a run, and their similarities within a batch."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.models import parameters
+from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.parameters import Build, Params
+from diffcse_jax.models.pooling import pool, positions_read
+from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.models.vectors import similarity_lists
+
+
+class Teacher(NamedTuple):
+    """A sentence encoder in memory."""
+
+    config: TransformerConfig
+    pooler: str
+    params: Params  # of `TeacherNetwork`
+
+    @property
+    def build(self) -> Build:
+        """Makes its network."""
+        return partial(TeacherNetwork, self.config, self.pooler)
+
+
+class TeacherNetwork(nnx.Module):
+    """Sentences to vectors, without dropout.
+
+    Args:
+        config: sizes.
+        pooler: one of `diffcse_jax.groups.POOLERS`; `cls` brings its dense + tanh head.
+    """
+
+    def __init__(self, config: TransformerConfig, pooler: str, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.transformer = Transformer(config, dtype=dtype, rngs=rngs)
+        self.pooler_head = MlpProjector(config, dtype=dtype, rngs=rngs) if pooler == "cls" else None
+        self.pooler = pooler
+
+    def __call__(self, rows: Rows) -> Float[Array, "rows hidden"]:
+        """Float32 vectors."""
+        states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
+        pooled = pool(states, rows.attention_mask, self.pooler)
+        return (pooled if self.pooler_head is None else self.pooler_head(pooled)).astype(jnp.float32)
+
+
+def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
+    """The checkpoint that the encoder starts from, pooled as the run pools before its projector."""
+    pooler = "cls_before_pooler" if pooler == "cls" else pooler
+    return Teacher(encoder.config, pooler, parameters.prefixed(encoder.transformer, "transformer"))
+
+
+def teacher_lists(frozen: Computation, name: str, views: Views) -> Float[Array, "batch candidates"]:
+    """The similarity lists of a batch (`vectors.similarity_lists`) as the teacher of this name sees them."""
+    return similarity_lists(views.by_view(frozen.in_chunks(frozen.network(name), views.rows)))

@@ -1,0 +1,157 @@
+"""Ranking consistency, ranking distillation and the anchor: formulas, and what they read."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+from tiny_model import random_params
+from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, views_of
+
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.flops import BatchSize, transformer_flops
+from diffcse_jax.models.parameters import bind, definition
+from diffcse_jax.models.teachers import Teacher, TeacherNetwork
+from diffcse_jax.models.vectors import similarity_lists
+from diffcse_jax.objectives.anchor import divergence
+from diffcse_jax.objectives.consistency import jensen_shannon, ranking_consistency
+from diffcse_jax.objectives.distillation import list_mle, list_net
+from diffcse_jax.training import networks
+from diffcse_jax.training.objective import corrupt, total_loss
+
+RNG = np.random.default_rng(0)
+SCORES, OTHERS = jnp.array(RNG.normal(0.0, 3.0, (2, 5, 4)), jnp.float32)
+TEACHER = Teacher(SIZES, "cls", random_params(functools.partial(TeacherNetwork, pooler="cls"), SIZES, seed=5))
+OFF = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(np.float64(logits))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = (np.float64(x) / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    return a @ b.T
+
+
+def test_the_divergence_of_jensen_and_shannon():
+    expected = jensenshannon(softmax(SCORES), softmax(OTHERS), axis=1) ** 2  # SciPy gives its root
+    np.testing.assert_allclose(jensen_shannon(SCORES, OTHERS), expected, rtol=1e-4)
+    np.testing.assert_allclose(jensen_shannon(SCORES, SCORES), 0.0, atol=1e-6)
+    apart = jnp.array([[100.0, 0.0], [0.0, 100.0]])
+    np.testing.assert_allclose(jensen_shannon(apart, apart[::-1]), np.log(2.0), rtol=1e-6)
+
+
+def test_consistency_compares_rows_with_columns():
+    z1, z2 = jnp.array(RNG.normal(size=(2, 6, 8)), jnp.float32)
+    similarity = cosines(z1, z2) / 0.3
+    expected = jensenshannon(softmax(similarity), softmax(similarity.T), axis=1) ** 2
+    np.testing.assert_allclose(ranking_consistency(z1, z2, temperature=0.3), expected, rtol=1e-4)
+    np.testing.assert_allclose(ranking_consistency(z1, z1, temperature=0.05), 0.0, atol=1e-6)
+
+
+def test_the_orders_of_a_list_are_a_distribution():
+    scores = SCORES[:1]
+    likelihoods = []
+    for order in itertools.permutations(range(4)):
+        teacher = jnp.zeros((1, 4)).at[0, jnp.array(order)].set(jnp.array([4.0, 3.0, 2.0, 1.0]))
+        left, expected = np.exp(np.float64(scores[0])), 1.0
+        for candidate in order:  # drawn one after the other, each by its share of what is left
+            expected *= left[candidate] / left.sum()
+            left[candidate] = 0.0
+        likelihoods.append(np.exp(-list_mle(scores, teacher)[0]))
+        np.testing.assert_allclose(likelihoods[-1], expected, rtol=1e-4)
+    np.testing.assert_allclose(sum(likelihoods), 1.0, rtol=1e-5)
+
+
+def test_of_equal_similarities_the_first_goes_before():
+    equal, falling = jnp.zeros((5, 4)), jnp.broadcast_to(-jnp.arange(4.0), (5, 4))
+    np.testing.assert_array_equal(list_mle(SCORES, equal), list_mle(SCORES, falling))
+
+
+def test_list_net_is_a_cross_entropy_and_the_anchor_what_it_exceeds_the_entropy_by():
+    teacher = softmax(OTHERS)
+    cross_entropy = -(teacher * np.log(softmax(SCORES))).sum(axis=1)
+    entropy = -(teacher * np.log(teacher)).sum(axis=1)
+    np.testing.assert_allclose(list_net(SCORES, OTHERS), cross_entropy, rtol=1e-5)
+    np.testing.assert_allclose(divergence(OTHERS, SCORES), cross_entropy - entropy, rtol=1e-4)
+    np.testing.assert_allclose(jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6)
+
+
+def test_lists_have_all_other_views():
+    views = jnp.array(RNG.normal(size=(3, 4, 8)), jnp.float32)
+    expected = cosines(views[0], np.concatenate(views[1:]))
+    np.testing.assert_allclose(similarity_lists(tuple(views)), expected, atol=1e-6)
+
+
+def evaluated(*parts, columns: int = 2) -> tuple[dict, dict]:
+    """The metrics and what objectives read beside the batch."""
+    config = config_of(OFF, {"model": {"projector": "mlp"}}, *parts)
+    built = networks.build(config, ENCODER, None, VOCABULARY, {"other": TEACHER})
+    assert not any(name.startswith(("start", "teacher")) for name in built.params)
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=columns), packed=True))
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def run(params, batch_stats, frozen, views, key):
+        corrupted = corrupt(config, Computation(built.networks, frozen), views, key)
+        _, (metrics, _) = total_loss(config, Computation(built.networks, params), batch_stats, views, corrupted, key)
+        return metrics, corrupted
+
+    return run(built.params, built.batch_stats, built.frozen, views, jax.random.key(0))
+
+
+def vectors(teacher: Teacher, columns: int = 2) -> tuple[np.ndarray, ...]:
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=columns)))
+    return views.by_view(np.asarray(bind(definition(teacher.build), teacher.params)(views.rows)))
+
+
+def test_the_anchor_is_at_rest_at_the_start_and_dropout_moves_it():
+    anchor = {"anchor": {"weight": 1.0}}
+    at_rest, moved = evaluated(NO_DROPOUT, anchor)[0], evaluated(anchor)[0]
+    np.testing.assert_allclose(at_rest["loss_anchor"], 0.0, atol=1e-6)
+    assert moved["loss_anchor"] > 1e-3
+
+
+@pytest.mark.parametrize(("form", "columns"), [("listnet", 3), ("listmle", 2)])
+def test_teachers_are_mixed_and_have_no_dropout(form, columns):
+    teachers = {"weight": 1.0, "teachers": ("other", "start"), "shares": (1.0, 3.0), "form": form}
+    metrics, corrupted = evaluated({"distillation": teachers, "consistency": {"weight": 1.0}}, columns=columns)
+    start = Teacher(SIZES, "cls_before_pooler", {f"transformer.{k}": v for k, v in ENCODER.transformer.items()})
+    lists = [cosines(anchors, np.concatenate(others)) for anchors, *others in map(
+        functools.partial(vectors, columns=columns), (TEACHER, start)
+    )]  # fmt: skip
+    np.testing.assert_allclose(corrupted["distillation"], 0.25 * lists[0] + 0.75 * lists[1], atol=1e-5)
+    assert np.isfinite(metrics["loss_distillation"])
+    assert metrics["loss_consistency"] > 0
+    assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))
+
+
+def test_flops_of_a_teacher_are_its_own():
+    small = dataclasses.replace(SIZES, num_blocks=1)
+    batch = BatchSize(SIZES, None, examples=8, views=2, length=12, mean_tokens=9.0, teachers={"other": small})
+    config = config_of(OFF, {"distillation": {"weight": 1.0, "teachers": ("other", "start")}})
+    similarities = 2 * 8 * 8 * 16
+    passes = transformer_flops(SIZES, 16, 12) + transformer_flops(small, 16, 12)
+    assert config.objectives["distillation"].flops(batch) == (similarities, 2 * similarities + passes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "distillation.weight > 0 needs teachers"),
+        ({"teachers": ("a", "a")}, "names a teacher twice"),
+        ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 values for 2 teachers"),
+        ({"teachers": ("a", "b"), "shares": (1.0, 1.0, 1.0)}, "distillation.shares has 3 values for 2 teachers"),
+        ({"teachers": ("a",), "shares": (0.0,)}, "distillation.shares are all 0"),
+        ({"teachers": ("start",), "poolers": ("avg",)}, "`start` is pooled as model.pooler says"),
+    ],
+)
+def test_teachers_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of({"distillation": {"weight": 1.0} | options})

@@ -1,0 +1,93 @@
+"""Teachers from checkpoints: what they are pooled by, and those that are refused."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_model import MAX_LENGTH, write_tiny_model
+from tiny_networks import ENCODER, config_of
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.parameters import bind, definition
+from diffcse_jax.models.pretrained import load
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.training import networks
+
+SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, minilm_dir) -> Path:
+    """A folder that records its pooler, with a head, and one that does not."""
+    folder = tmp_path_factory.mktemp("teachers")
+    model = load(str(write_tiny_model(folder / "recorded", minilm_dir)))
+    sizes = {"num_blocks": model.config.num_blocks, "hidden_size": model.config.hidden_size}
+    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler)
+    write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
+    return folder
+
+
+def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> networks.Teachers:
+    distillation = {"weight": 1.0, "teachers": tuple(map(str, names))} | options
+    config = config_of({"distillation": distillation, "data": {"max_length": max_length}})
+    return networks.load_teachers(config, load_tokenizer(minilm_dir))
+
+
+def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir):
+    names = folders / "recorded", folders / "bare"
+    teachers = loaded(minilm_dir, *names, poolers=("", "avg_first_last")).by_name
+    assert [teacher.pooler for teacher in teachers.values()] == ["cls", "avg_first_last"]
+    encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
+    rows = Rows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
+    for name, teacher in zip(names, teachers.values(), strict=True):
+        vectors = bind(definition(teacher.build), teacher.params)(rows)
+        expected = SentenceEncoder.from_pretrained(name, pooler=teacher.pooler).encode(SENTENCES)
+        np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_teacher_that_records_no_pooler_needs_one(folders, minilm_dir):
+    with pytest.raises(CheckpointError, match=r"distillation\.poolers: .*bare does not record its pooler; choose one"):
+        loaded(minilm_dir, folders / "bare")
+
+
+def test_a_teacher_with_few_positions_is_refused(folders, minilm_dir):
+    with pytest.raises(
+        ConfigError, match=rf"data\.max_length=64 is more than the {MAX_LENGTH} positions of .*recorded"
+    ):
+        loaded(minilm_dir, folders / "recorded", max_length=64)
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(folders, minilm_dir):
+    tokenizer = load_tokenizer(minilm_dir)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    vocab["dog"], vocab["cat"] = vocab["cat"], vocab["dog"]
+    other = folders / "other"
+    write_tiny_model(other, minilm_dir)
+    (other / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(2 of 30522 tokens have other ids\\)"):
+        loaded(minilm_dir, other, poolers=("avg",))
+
+
+def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path):
+    name = str(folders / "recorded")
+    config = config_of({"distillation": {"weight": 1.0, "teachers": (name, "start")}})
+
+    def start(**poolers) -> None:
+        digests = loaded(minilm_dir, name, **poolers).digests
+        start_workdir(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
+
+    start()
+    start()
+    with pytest.warns(UserWarning, match="trained for the pooler"), pytest.raises(ConfigError) as refused:
+        start(poolers=("avg",))  # the digest is of all that determines the vectors
+    assert "distillation.teachers=(" in str(refused.value)
+    assert "have changed since the run" in str(refused.value)
