@@ -221,6 +221,14 @@ def test_shipped_studies_are_valid_and_their_commands_give_their_configurations(
         assert plan.study.source
 
 
+def test_the_example_of_the_documentation_is_valid(tmp_path):
+    page = (ROOT / "docs/studies.md").read_text(encoding="utf-8")
+    (tmp_path / "example.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    plan = make_plan(*read_study(str(tmp_path / "example.py")), [], tmp_path)
+    assert [len(plan.rows[row]) for row in ("start (avg)", "DiffCSE", "SimCSE")] == [1, 3, 1]
+    assert sorted(re.findall(r"`(\w+)\.py` \|$", page, re.MULTILINE)) == SHIPPED  # the table of papers' rows
+
+
 class Recorder:
     """Work that notes its runs and finishes them, or does with one of them something else."""
 
@@ -485,6 +493,7 @@ def test_the_table_says_what_is_measured_published_and_missing(outcome):
         f"with DCL      2  +0.75 (p {0.205:.3f})  +0.75 (p {0.205:.3f})  +0.00",
         "",
         "n: seeds; mean ± standard deviation (of a sample) where there are several",
+        "start: bert-base-uncased before training, pooler avg",
         "published: Paper, with its own checkpoints, text and number of steps",
         "with DCL, seed 3: begun",
     ]
@@ -497,9 +506,9 @@ def test_the_table_says_what_is_measured_published_and_missing(outcome):
 
 
 def test_nothing_done_is_a_table_too(tmp_path):
-    text = table.show(table.read_outcome(plan_of(tmp_path)), "text")
+    text = table.show(table.write(plan_of(tmp_path), tmp_path), "text")
     assert "plain     0" in text
-    assert "with DCL, seed 2: not begun" in text
+    assert text.endswith("\n\nnot begun: plain, seed 1; plain, seed 2; with DCL, seed 1; with DCL, seed 2\n")
 
 
 @pytest.mark.parametrize("style", comparison.FORMATS)
@@ -524,7 +533,7 @@ def test_overrides_that_change_results_are_told(tmp_path):
     plan = plan_of(tmp_path, [*STEPS_2, "--config.eval.data_dir=here"])
     work_through(plan, Recorder(**{row: lambda run: finish_keeping_record(run) for row in TWO}))
     for shown in (plan, plan_of(tmp_path)):  # of runs, or of the command line
-        assert "all rows run with train.steps=2\n" in table.show(table.read_outcome(shown), "text")
+        assert "all runs with train.steps=2\n" in table.show(table.read_outcome(shown), "text")
 
 
 def finish_keeping_record(run):

@@ -1,5 +1,6 @@
 """A picture of a study: a point for each seed, a line at their mean, a diamond at the published score."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from diffcse_jax.evaluation.comparison import SHORT_NAMES
+
+PANELS_ACROSS = 4
 
 Seeds = Mapping[int | None, Mapping[str, float]]  # scores by seed and column
 
@@ -23,12 +26,16 @@ def draw(
         published: published scores by row and column.
         path: a png file.
     """
-    figure = Figure(figsize=(2 + 3.2 * max(len(columns), 1), 1.2 + 0.32 * max(len(rows), 1)), layout="constrained")
-    panels = figure.subplots(1, max(len(columns), 1), sharey=True, squeeze=False)[0]
+    across = min(max(len(columns), 1), PANELS_ACROSS)
+    down = max(math.ceil(len(columns) / across), 1)
+    figure = Figure(figsize=(2 + 3.2 * across, down * (1.2 + 0.32 * max(len(rows), 1))), layout="constrained")
+    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
     for axes, column in zip(panels, columns, strict=False):
         _draw_panel(axes, column, rows, published)
+    for axes in panels[len(columns) :]:
+        axes.set_axis_off()
     panels[0].set_yticks(range(len(rows)), list(rows))
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
+    panels[0].set_ylim(max(len(rows), 1) - 0.5, -0.5)  # the first row on top
     figure.savefig(path, dpi=120)
 
 

@@ -34,6 +34,8 @@ LOG = "log.txt"
 FAILURE = "failure.txt"
 LOCK = "study.lock"
 
+NOT_BEGUN = "not begun"
+
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its lock file is kept open by what it starts
 
@@ -65,7 +67,7 @@ def state_of(run: Run) -> str:
     failure = run.folder / FAILURE
     if failure.is_file():
         return f"failed: {failure.read_text(encoding='utf-8').strip()} (see {run.folder / LOG})"
-    return "begun" if (run.folder / RUN).is_file() else "not begun"
+    return "begun" if (run.folder / RUN).is_file() else NOT_BEGUN
 
 
 def has_failed(run: Run) -> bool:

@@ -15,7 +15,7 @@ from diffcse_jax.storage.files import read_json, write_json, write_text
 from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
 from diffcse_jax.study.picture import draw
 from diffcse_jax.study.plan import DEV_TITLES, Plan, Run, differences
-from diffcse_jax.study.runs import RUN, report, results_of, state_of
+from diffcse_jax.study.runs import NOT_BEGUN, RUN, report, results_of, state_of
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 
@@ -43,6 +43,7 @@ class Outcome:
         plan: the study.
         scores: of every row that has a run that is done: by seed (None for the start), then column.
         dev_columns: those of dev metrics.
+        poolers: of the rows of the start.
         open_runs: the state of runs that are not done, by label.
         missing: reasons why tasks have no score, by task.
         overrides: the values from the command line, now or recorded by runs, that change results.
@@ -51,6 +52,7 @@ class Outcome:
     plan: Plan
     scores: dict[str, dict[int | None, Scores]]
     dev_columns: tuple[str, ...]
+    poolers: dict[str, str]
     open_runs: dict[str, str]
     missing: dict[str, str]
     overrides: dict[str, Any]
@@ -60,6 +62,7 @@ def read_outcome(plan: Plan) -> Outcome:
     """What the folders of the runs hold."""
     scores: dict[str, dict[int | None, Scores]] = {}
     dev_columns: list[str] = []
+    poolers: dict[str, str] = {}
     open_runs: dict[str, str] = {}
     missing: dict[str, str] = {}
     overrides = dict(plan.overrides)
@@ -73,9 +76,11 @@ def read_outcome(plan: Plan) -> Outcome:
             dev_columns.append(dev)
             scores.setdefault(row, {})[run.seed] = {dev: results["dev"]} | results["scores"]
             missing |= results["missing"]
+            if run.seed is None:
+                poolers[row] = results["pooler"]
             overrides |= read_json(run.folder / RUN)["overrides"]
     changed = {key: value for key, value in overrides.items() if key not in FREE_ON_RESUME}
-    return Outcome(plan, scores, tuple(dict.fromkeys(dev_columns)), open_runs, missing, changed)
+    return Outcome(plan, scores, tuple(dict.fromkeys(dev_columns)), poolers, open_runs, missing, changed)
 
 
 def difference(
@@ -220,13 +225,17 @@ def _notes(outcome: Outcome) -> list[str]:
     notes = []
     if outcome.scores:
         notes.append("n: seeds; mean ± standard deviation (of a sample) where there are several")
+    model = outcome.plan.base.model.name_or_path
+    notes += [f"{row}: {model} before training, pooler {pooler}" for row, pooler in outcome.poolers.items()]
     if outcome.overrides:
         changed = ", ".join(f"{key}={value}" for key, value in outcome.overrides.items())
-        notes.append(f"all rows run with {changed}")
+        notes.append(f"all runs with {changed}")
     if outcome.plan.study.published:
         notes.append(f"published: {outcome.plan.study.source}, with its own checkpoints, text and number of steps")
     notes += [f"{task}: no score: {reason}" for task, reason in outcome.missing.items()]
-    return notes + [f"{label}: {state}" for label, state in outcome.open_runs.items()]
+    notes += [f"{label}: {state}" for label, state in outcome.open_runs.items() if state != NOT_BEGUN]
+    waiting = [label for label, state in outcome.open_runs.items() if state == NOT_BEGUN]
+    return notes + [f"{NOT_BEGUN}: {'; '.join(waiting)}"] * bool(waiting)
 
 
 def _remark(text: str, style: str) -> str:
