@@ -23,7 +23,7 @@ from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import ConfigError, InUseError
 from diffcse_jax.evaluation import comparison
 from diffcse_jax.storage.workdir import lock
-from diffcse_jax.study import Study, devices, runs, settings_of, table
+from diffcse_jax.study import Study, devices, runs, score, settings_of, table
 from diffcse_jax.study.plan import SHIPPED_STUDIES, Plan, differences, make_plan, parse_overrides, read_study
 
 ROOT = Path(__file__).parents[1]
@@ -426,8 +426,8 @@ def outcome(tmp_path):
     )
     finish(plan.rows["start"][0], 70.25, STS12=60.0)
     for row, dev in DEV.items():
-        for run, score in zip(plan.rows[row], dev, strict=True):
-            finish(run, score, **{"STS12": score - 10, "STSBenchmark": 75.0})
+        for run, best in zip(plan.rows[row], dev, strict=True):
+            finish(run, best, **{"STS12": best - 10, "STSBenchmark": 75.0})
     (plan.rows["with DCL"][2].folder / runs.RESULTS).unlink()
     return table.read_outcome(plan)
 
@@ -540,6 +540,16 @@ def finish_keeping_record(run):
     record = (run.folder / runs.RUN).read_text()
     finish(run, 80.0)
     (run.folder / runs.RUN).write_text(record)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("own", {True: "avg", False: "cls_before_pooler"}), ("cls", {True: "cls", False: "cls"})]
+)
+def test_the_start_has_its_own_pooler_or_that_of_training(asked, expected, tmp_path, minilm_dir):
+    bare = write_tiny_model(tmp_path, minilm_dir)
+    for recorded, model in ((True, "minilm"), (False, str(bare))):
+        config = Config.from_dict({"model": {"name_or_path": model, "pooler": "cls"}})
+        assert score.pooler_of_start(asked, config) == expected[recorded]
 
 
 @pytest.mark.slow

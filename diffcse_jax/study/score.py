@@ -16,10 +16,10 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.models.pretrained import find_folder
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.checkpoint import read_encoder
 from diffcse_jax.storage.files import read_json, write_json
 from diffcse_jax.study import OWN_POOLER
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN
-from diffcse_jax.training.metrics import read_metrics
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def score(folder: Path, tasks: list[str]) -> None:
     model = config.model.name_or_path if is_start else str(folder)
     pooler = pooler_of_start(record["pooler"], config) if is_start else None
     settings = settings_of_evaluation(tasks, config, pooler)
-    metric, dev = dev_score_of(model, config, settings) if is_start else best_dev_score(folder, config)
+    metric, dev = dev_score_of(model, config, settings) if is_start else best_dev_score(folder)
     results: dict[str, Any] = {"asked": tasks, "pooler": pooler or config.encoding_pooler, "metric": metric, "dev": dev}
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
@@ -71,13 +71,10 @@ def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None)
     )
 
 
-def best_dev_score(workdir: Path, config: Config) -> tuple[str, float]:
-    """The dev metric of a training, and its score at the best checkpoint."""
-    rows = read_metrics(workdir)
-    # Where its data is missing, training takes this one instead (evaluation/dev.py).
-    metrics = [name for name in (config.eval.metric, "halves_retrieval") if any(f"dev/{name}" in row for row in rows)]
-    scores = [row[f"dev/{metrics[0]}"] for row in rows if row["step"] > 0 and f"dev/{metrics[0]}" in row]
-    return metrics[0], max(scores)
+def best_dev_score(workdir: Path) -> tuple[str, float]:
+    """The dev metric of a training, and its score at the best checkpoint, with which tasks are scored."""
+    saved = read_encoder(workdir)
+    return saved.dev_metric, saved.dev[saved.dev_metric]
 
 
 def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple[str, float]:
