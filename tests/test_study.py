@@ -327,6 +327,29 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
         runs.check_same([start])
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_settings_may_be_corrected_until_something_is_trained(trained, tmp_path):
+    def fail_midway(run):
+        (run.folder / "generator").mkdir()
+        (run.folder / "config.json").write_text("{}")
+        (run.folder / "checkpoints" / ("125" if trained else "")).mkdir(parents=True)
+        fail(run)
+
+    wrong, right = (
+        plan_of(tmp_path, [f"--config.data.train_file={name}"], variants={"A": {}}, seeds=(1,))
+        for name in ("typo.txt", "text.txt")
+    )
+    work_through(wrong, Recorder(A=fail_midway))
+    if trained:
+        with pytest.raises(ConfigError, match=r"data\.train_file: 'typo.txt' then, 'text.txt' now"):
+            runs.check_same(right.runs)
+        return
+    runs.check_same(right.runs)
+    seen = []
+    work_through(right, Recorder(A=lambda run: seen.extend(path.name for path in run.folder.iterdir())))
+    assert sorted(seen) == [runs.RUN, runs.LOCK]
+
+
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [

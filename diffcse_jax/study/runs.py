@@ -11,6 +11,7 @@ import collections
 import contextlib
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from typing import Any, TextIO
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
 from diffcse_jax.storage.files import read_json, write_json, write_text
-from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
+from diffcse_jax.storage.workdir import CHECKPOINTS, FREE_ON_RESUME, lock
 from diffcse_jax.study.plan import Plan, Run
 
 RUN = "run.json"
@@ -76,25 +77,34 @@ def has_failed(run: Run) -> bool:
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """Refuses folders that hold runs with other configurations.
+    """Refuses folders that hold results or checkpoints of other configurations.
 
     Raises:
         ConfigError: naming the first such run, and the keys.
     """
     for run in runs:
-        path = run.folder / RUN
-        if not path.is_file():
-            continue
-        record = read_json(path)
-        then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
-        then["pooler"], now["pooler"] = record["pooler"], run.pooler
-        changed = [key for key in now if then[key] != now[key] and key not in FREE_ON_RESUME]
-        if changed:
-            lines = [f"{key}: {then[key]!r} then, {now[key]!r} now" for key in changed]
+        changed = _changes(run)
+        if changed and _holds_work(run.folder):
             raise ConfigError(
                 f"{run.folder} holds {run.label} with another configuration; give another --workdir, or the same "
-                "overrides:\n  " + "\n  ".join(lines)
+                "overrides:\n  " + "\n  ".join(changed)
             )
+
+
+def _changes(run: Run) -> list[str]:
+    """What its folder's `run.json` has otherwise, of the keys that results depend on."""
+    path = run.folder / RUN
+    if not path.is_file():
+        return []
+    record = read_json(path)
+    then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
+    then["pooler"], now["pooler"] = record["pooler"], run.pooler
+    changed = [key for key in now if then[key] != now[key] and key not in FREE_ON_RESUME]
+    return [f"{key}: {then[key]!r} then, {now[key]!r} now" for key in changed]
+
+
+def _holds_work(folder: Path) -> bool:
+    return (folder / RESULTS).is_file() or any((folder / CHECKPOINTS).glob("[0-9]*"))
 
 
 def work_through(
@@ -151,6 +161,8 @@ def _attempt(run: Run, environment: Environment, work: Work, overrides: Mapping[
     with lock(run.folder / LOCK) as held:
         if results_of(run) is not None:
             return
+        if _changes(run) and not _holds_work(run.folder):
+            _clear(run.folder)
         write_json(run.folder / RUN, run.record | {"overrides": dict(overrides)})
         (run.folder / FAILURE).unlink(missing_ok=True)
         report(f"{run.label}: in {run.folder}")
@@ -163,6 +175,15 @@ def _attempt(run: Run, environment: Environment, work: Work, overrides: Mapping[
             report(f"{run.label}: stopped")
         else:
             report(f"{run.label}: done")
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an attempt left that came to nothing, since training would refuse to go on with other settings."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 class Commands:
