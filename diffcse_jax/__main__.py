@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "train": ("diffcse_jax.commands.train", "train an encoder and export it"),
     "evaluate": ("diffcse_jax.commands.evaluate", "score encoders on SentEval's tasks"),
+    "study": ("diffcse_jax.commands.study", "train variants with several seeds and compare them in a table"),
     "embed": ("diffcse_jax.embed", "embed files of sentences into Parquet"),
     "export": ("diffcse_jax.export", "write a checkpoint as a Hugging Face folder"),
 }

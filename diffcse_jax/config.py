@@ -101,6 +101,14 @@ def shipped_config(name: str) -> "ml_collections.ConfigDict":
     return runpy.run_path(str(SHIPPED / f"{name}.py"))["get_config"]()
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values under their keys as users write them: `{"model.pooler": "cls", ...}`."""
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+    return leaves
+
+
 def known_keys() -> dict[str, dataclasses.Field]:
     """Every dotted key with its field, in the order of definition."""
     keys: dict[str, dataclasses.Field] = {}

@@ -27,6 +27,10 @@ class CheckpointError(UserError):
     """A pretrained checkpoint, workdir or export that cannot be read or written."""
 
 
+class InUseError(CheckpointError):
+    """A folder that another process works in."""
+
+
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
     """Prints a `UserError` raised inside the block without a traceback and exits with its code."""

@@ -1,1 +1,1 @@
-"""The commands `diffcse train` and `diffcse evaluate`."""
+"""The commands `diffcse train`, `diffcse evaluate` and `diffcse study`."""

@@ -57,15 +57,15 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
         style: one of `FORMATS`.
     """
     scores = [scores_by_column(results) for results in models]
-    measured = [Row(results["model"], _formatted(columns)) for results, columns in zip(models, scores, strict=True)]
+    measured = [Row(results["model"], formatted(columns)) for results, columns in zip(models, scores, strict=True)]
     measured += [
-        Row(f"mean of {len(group)} seeds", _summarised([scores[index] for index in group]))
+        Row(f"mean of {len(group)} seeds", summarised([scores[index] for index in group]))
         for group in seed_groups([results["model"] for results in models])
     ]
     tables = []
-    for columns in _sections(scores):
+    for columns in sections(scores):
         rows = [
-            Row(f"{row.label} (published)", _formatted(row.scores))
+            Row(f"{row.label} (published)", formatted(row.scores))
             for row in published.ROWS
             if with_published and not row.scores.keys().isdisjoint(columns)
         ]
@@ -84,10 +84,11 @@ def seeds_of(models: Sequence[Results]) -> list[dict[str, Any]]:
     return [
         {
             "models": [models[index]["model"] for index in group],
-            "mean": {column: statistics.mean(values) for column, values in _by_column(scores, group).items()},
-            "std": {column: statistics.stdev(values) for column, values in _by_column(scores, group).items()},
+            "mean": {column: statistics.mean(values) for column, values in columns.items()},
+            "std": {column: statistics.stdev(values) for column, values in columns.items()},
         }
         for group in seed_groups([results["model"] for results in models])
+        for columns in [by_column([scores[index] for index in group])]
     ]
 
 
@@ -132,7 +133,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str) -> str:
 def _latex(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
         escaped = (cell.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&") for cell in cells)
-        return " & ".join(cell.replace("±", r"$\pm$") for cell in escaped) + r" \\"
+        return " & ".join(cell.replace("±", r"$\pm$").replace("<", "$<$") for cell in escaped) + r" \\"
 
     return "\n".join(
         [
@@ -147,32 +148,34 @@ def _latex(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
+def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
     """The columns of each table: a group's tasks that were scored, with their average, and the tasks of no group."""
     present = dict.fromkeys(column for columns in scores for column in columns)
     groups = [[*GROUPS[group], f"average {group}"] for group in ("sts", "transfer")]
     others = [column for column in present if not any(column in group for group in groups)]
-    sections = [[column for column in group if column in present] for group in groups]
-    return [section for section in (*sections, others) if section]
+    tables = [[column for column in group if column in present] for group in groups]
+    return [columns for columns in (*tables, others) if columns]
 
 
-def _formatted(scores: Mapping[str, float]) -> dict[str, str]:
+def formatted(scores: Mapping[str, float]) -> dict[str, str]:
+    """The scores as text, with the decimals of their columns."""
     return {column: f"{score:.{_decimals(column)}f}" for column, score in scores.items()}
 
 
-def _summarised(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
+def summarised(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Mean ± standard deviation of the columns that all seeds have; of one seed its scores."""
+    if len(seeds) == 1:
+        return formatted(seeds[0])
     return {
         column: f"{statistics.mean(values):.{_decimals(column)}f} ± {statistics.stdev(values):.{_decimals(column)}f}"
-        for column, values in _by_column(seeds, range(len(seeds))).items()
+        for column, values in by_column(seeds).items()
     }
 
 
-def _by_column(scores: Sequence[Mapping[str, float]], group: Iterable[int]) -> dict[str, list[float]]:
-    """The values of those columns that all models of the group have."""
-    members = [scores[index] for index in group]
-    return {
-        column: [member[column] for member in members] for column in members[0] if all(column in m for m in members)
-    }
+def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The values of those columns that all seeds have."""
+    columns = seeds[0] if seeds else {}
+    return {column: [seed[column] for seed in seeds] for column in columns if all(column in seed for seed in seeds)}
 
 
 def _decimals(column: str) -> int:

@@ -49,3 +49,15 @@ ROWS = (
         {"alignment": 0.097, "uniformity": -1.438, "recall@1": 78.87, "recall@5": 95.36, "recall@10": 97.42},
     ),
 )
+
+
+def scores_of(label: str) -> dict[str, float]:
+    """All published scores of a model, by column.
+
+    Raises:
+        KeyError: no row has this label.
+    """
+    scores = {column: score for row in ROWS if row.label == label for column, score in row.scores.items()}
+    if not scores:
+        raise KeyError(label)
+    return scores

@@ -22,8 +22,8 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.config import Config, flat
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
@@ -41,7 +41,7 @@ _START = "start.json"
 _LOCK = "lock"
 
 # Keys that may change between a run and its continuation, because results do not depend on them.
-_FREE_ON_RESUME = {
+FREE_ON_RESUME = {
     "train.log_every",
     "train.packing",
     "train.recompute",
@@ -68,29 +68,41 @@ def held(workdir: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def hold() -> None:
-            stack.enter_context(_lock(workdir))
+            try:
+                stack.enter_context(lock(workdir / _LOCK))
+            except InUseError as error:
+                raise InUseError(f"{error}; wait for its end, or end it, or give another --workdir") from error
 
         hosts.decided_by_first(hold)
         yield
 
 
-def _lock(workdir: Path) -> TextIO:
-    """The open lock file: closing it frees the lock."""
+def lock(path: Path, *, wait: bool = False) -> TextIO:
+    """A lock file, open and held: closing it frees the lock, and so does the end of all processes that hold it.
+
+    Where the platform or the file system knows no locks, nobody is kept out.
+
+    Args:
+        path: the file; it and its folder are made if there are none.
+        wait: until the lock is free, instead of the first error.
+
+    Raises:
+        InUseError: another process holds it; the message names the folder and the process.
+        CheckpointError: the file cannot be written.
+    """
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        file = (workdir / _LOCK).open("a+", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
     except OSError as error:
-        raise _not_written(workdir, error) from error
+        raise _not_written(path.parent, error) from error
     try:
         if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
         with file:
             file.seek(0)
             holder = file.read().strip() or "another process"
-        raise CheckpointError(
-            f"{workdir} is in use by {holder}; wait for its end, or end it, or give another --workdir"
-        ) from error
+        raise InUseError(f"{path.parent} is in use by {holder}") from error
     except OSError:
         pass  # a file system without locks
     file.truncate(0)
@@ -212,7 +224,7 @@ def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str
 def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> None:
     path = workdir / _START
     then = read_json(path) if path.is_file() else {}  # runs of earlier versions did not record it
-    values = _flat(config.to_dict())
+    values = flat(config.to_dict())
     changed = [f"{key}={values[key]!r}" for key in now if then.get(key, now[key]) != now[key]]
     if changed:
         raise ConfigError(
@@ -224,8 +236,8 @@ def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> N
 
 
 def _check_same_config(workdir: Path, config: Config) -> None:
-    then, now = _flat(Config.from_dict(read_json(workdir / _CONFIG)).to_dict()), _flat(config.to_dict())
-    free = _FREE_ON_RESUME
+    then, now = flat(Config.from_dict(read_json(workdir / _CONFIG)).to_dict()), flat(config.to_dict())
+    free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}
     changed = [key for key in now if then[key] != now[key] and key not in free]
@@ -242,14 +254,6 @@ def _advice(key: str, then: Any) -> str:
     if key != "precision":
         return ""
     return f" (`auto` depends on the machine; --config.precision={then} goes on with the run's own)"
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values under their keys as users write them: `{"model.pooler": "cls", ...}`."""
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
-    return leaves
 
 
 def _not_written(workdir: Path, error: OSError) -> CheckpointError:

@@ -1,0 +1,23 @@
+"""DiffCSE with other weights lambda of replaced-token detection, BERT-base (DiffCSE, ablation of lambda on STS-B dev).
+
+Command:   python -m diffcse_jax.study configs/studies/diffcse_lambda.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
+
+lambda = 0 is SimCSE with DiffCSE's projector and optimizer settings.
+"""
+
+from diffcse_jax.study import Study
+
+
+def get_study() -> Study:
+    return Study(
+        base="diffcse_base",
+        grid={"difference.weight": (0.0, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)},
+        tasks=("STSBenchmark",),
+        published={
+            "difference.weight=0.0": {"STS-B dev": 82.22},
+            "difference.weight=0.005": {"STS-B dev": 84.56},
+            "difference.weight=0.1": {"STS-B dev": 83.66},
+        },
+        source="DiffCSE, ablation of lambda",
+    )

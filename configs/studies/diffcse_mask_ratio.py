@@ -1,0 +1,23 @@
+"""DiffCSE with other shares of masked tokens, BERT-base (DiffCSE, ablation of the masking ratio on STS-B dev).
+
+Command:   python -m diffcse_jax.study configs/studies/diffcse_mask_ratio.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
+
+The first row, with which the others are compared, is the published run's ratio.
+"""
+
+from diffcse_jax.study import Study
+
+
+def get_study() -> Study:
+    return Study(
+        base="diffcse_base",
+        grid={"difference.mask_ratio": (0.3, 0.15, 0.2, 0.25, 0.4, 0.5)},
+        tasks=("STSBenchmark",),
+        published={
+            "difference.mask_ratio=0.3": {"STS-B dev": 84.56},
+            "difference.mask_ratio=0.15": {"STS-B dev": 84.48},
+            "difference.mask_ratio=0.5": {"STS-B dev": 83.91},
+        },
+        source="DiffCSE, ablation of the masking ratio",
+    )

@@ -1,0 +1,35 @@
+"""SimCSE, SimCSE++ and DiffCSE on the seven STS tasks, BERT-base (SimCSE++ Table 3, its rows of BERT-base).
+
+Command:   python -m diffcse_jax.study configs/studies/simcsepp_table3.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
+Published: one seed each.
+"""
+
+from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.study import Study, settings_of
+
+OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
+DCL = {"dcl.weight": 0.1, "dcl.temperature": 5.0}
+
+
+def get_study() -> Study:
+    return Study(
+        base="simcse_base",
+        variants={
+            "SimCSE": {},
+            "off-dropout": OFF_DROPOUT,
+            "DCL": DCL,
+            "SimCSE++": OFF_DROPOUT | DCL,
+            "DiffCSE": settings_of("diffcse_base"),
+            "DiffCSE + SimCSE++": settings_of("diffcse_simcsepp_base"),
+        },
+        published={
+            "SimCSE": scores_of("SimCSE-BERT-base"),
+            "off-dropout": scores_of("off-dropout only, BERT-base"),
+            "DCL": scores_of("DCL only, BERT-base"),
+            "SimCSE++": scores_of("SimCSE++-BERT-base"),
+            "DiffCSE": scores_of("DiffCSE-BERT-base"),
+            "DiffCSE + SimCSE++": scores_of("DiffCSE + SimCSE++, BERT-base"),
+        },
+        source="SimCSE++ Table 3",
+    )

@@ -1,0 +1,53 @@
+"""Studies: variants of a configuration, each trained with several seeds, and the table of their scores.
+
+A study is a Python file with a function `get_study`; `configs/studies/` has one per table of the papers.
+docs/studies.md describes them for users.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from diffcse_jax.config import flat, shipped_config
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+Settings = Mapping[str, Any]  # values by dotted key: {"optim.learning_rate": 3e-5}
+
+OWN_POOLER = "own"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is trained and scored, as a study file says it.
+
+    Attributes:
+        base: the configuration that all variants start from: the name of a file in `configs/`, or a ConfigDict.
+        variants: by name, what a variant changes in the base. Differences are taken to the first one.
+        grid: keys with several values each: every variant is run at every point of the grid.
+        seeds: of every variant.
+        seeds_of: the seeds of variants that have others.
+        tasks: tasks and groups of tasks, as `eval.py --tasks` takes them, scored on their test splits. Empty: none
+            but the dev metric of training.
+        start: poolers with which the model that training starts from is scored, too; `own` is the one that it records.
+        published: by row, published scores by column: `STS-B dev`, a task's name, `average sts` or `average transfer`.
+        source: where they are published.
+    """
+
+    base: "str | ConfigDict"
+    variants: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    seeds: Sequence[int] = (1, 2, 3)
+    seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    tasks: Sequence[str] = ("sts",)
+    start: Sequence[str] = ()
+    published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """All values of the configuration `configs/NAME.py` by dotted key: a variant that has nothing of the base."""
+    settings = flat(shipped_config(name).to_dict())
+    del settings["train.seed"]
+    return settings

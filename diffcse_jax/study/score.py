@@ -1,0 +1,96 @@
+"""The scores of one run: `python -m diffcse_jax.study.score FOLDER [TASK ...]`, which a study calls after training.
+
+Writes `evaluation.json`, and last `results.json`:
+`{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "scores": {column: ...}, "missing": {...}}`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import reported_to_user
+from diffcse_jax.evaluation import comparison, report, runner
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.models.pretrained import find_folder
+from diffcse_jax.runtime.compilation import keep_compiled
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.checkpoint import read_encoder
+from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.study import OWN_POOLER
+from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN
+
+
+def main() -> None:
+    """The command line."""
+    folder, *tasks = sys.argv[1:]
+    with reported_to_user():
+        keep_compiled()
+        score(Path(folder), tasks)
+
+
+def score(folder: Path, tasks: list[str]) -> None:
+    """Scores the run in a folder and writes its results.
+
+    Raises:
+        UserError: data or a model that cannot be used.
+    """
+    record = read_json(folder / RUN)
+    config = Config.from_dict(record["config"])
+    is_start = record["seed"] is None
+    model = config.model.name_or_path if is_start else str(folder)
+    pooler = pooler_of_start(record["pooler"], config) if is_start else None
+    settings = settings_of_evaluation(tasks, config, pooler)
+    metric, dev = dev_score_of(model, config, settings) if is_start else best_dev_score(folder)
+    results: dict[str, Any] = {"asked": tasks, "pooler": pooler or config.encoding_pooler, "metric": metric, "dev": dev}
+    evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
+    if tasks:
+        evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
+        report.write(evaluation, folder / EVALUATION)
+        print(report.table(evaluation))
+    results |= {"scores": comparison.scores_by_column(evaluation), "missing": evaluation["missing"]}
+    write_json(folder / RESULTS, results)
+
+
+def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None) -> runner.Settings:
+    """Those of published tables: test splits, cosine similarity, subsets of a task together."""
+    return runner.Settings(
+        tasks=",".join(tasks),
+        data_dir=config.eval.data_dir,
+        mode="test",
+        aggregation="all",
+        similarity="cosine",
+        pooler=pooler,
+        backend="jax",
+        post=None,
+        post_dimension=None,
+        queries=None,
+        top_k=3,
+        regression=False,
+    )
+
+
+def best_dev_score(workdir: Path) -> tuple[str, float]:
+    """The dev metric of a training, and its score at the best checkpoint, with which tasks are scored."""
+    saved = read_encoder(workdir)
+    return saved.dev_metric, saved.dev[saved.dev_metric]
+
+
+def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple[str, float]:
+    """The dev metric of a training, and the score of a model that was not trained."""
+    corpus = open_corpus(config.data)
+    evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus))
+    return evaluation.metric, evaluation(runner.load(model, settings))[evaluation.metric]
+
+
+def pooler_of_start(pooler: str, config: Config) -> str:
+    """The pooler; for `own` the one that the model records, or else that of its training."""
+    if pooler != OWN_POOLER:
+        return pooler
+    record = sentence_transformers_folder.read(find_folder(config.model.name_or_path))
+    return record.pooler if record else config.encoding_pooler
+
+
+if __name__ == "__main__":
+    main()
