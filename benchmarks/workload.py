@@ -13,7 +13,7 @@ from jaxtyping import Int
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.data.vocabulary import Vocabulary
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MaskedLMHead
@@ -47,6 +47,21 @@ ENCODERS = {
     "base": _bert(768, 12, 12),
     "large": _bert(1024, 24, 16),
 }
+# Those that the configurations name, of the hub's config.json.
+_ROBERTA = _bert(768, 12, 12, vocabulary=50265) | {
+    "model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}  # fmt: skip
+BY_NAME = {
+    "minilm": ENCODERS["minilm"],
+    "bert-base-uncased": ENCODERS["base"],
+    "bert-large-uncased": ENCODERS["large"],
+    "distilbert-base-uncased": _DISTIL,
+    "roberta-base": _ROBERTA,
+    "roberta-large": _ROBERTA | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    | {"intermediate_size": 4096},
+    "distilroberta-base": _ROBERTA | {"num_hidden_layers": 6},
+}  # fmt: skip
 # The frozen masked LM. There is none of MiniLM's size with its own weights, so its own encoder takes the part.
 GENERATORS = {"tiny": ENCODERS["tiny"], "minilm": ENCODERS["minilm"], "base": _DISTIL, "large": _DISTIL}
 
@@ -63,6 +78,26 @@ def random_checkpoint(hf_config: dict[str, Any], seed: int) -> pretrained.Pretra
     transformer, _ = parameters.initial(partial(Transformer, sizes), transformer_key)
     mlm_head, _ = parameters.initial(partial(MaskedLMHead, sizes), head_key)
     return pretrained.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
+
+
+def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> pretrained.Pretrained:
+    """The shapes of an encoder with a masked-LM head, without weights."""
+    sizes = pretrained.transformer_config(hf_config, source=source)
+    transformer, head = (parameters.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
+    return pretrained.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    """Hugging Face's config.json of a checkpoint: of a local folder, or of one that `BY_NAME` knows.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if name in BY_NAME:
+        return BY_NAME[name]
+    if not Path(name).is_dir():
+        raise ConfigError(f"the sizes of {name} are not known: name a local folder, or one of {', '.join(BY_NAME)}")
+    return dict(pretrained.read_hf_config(Path(name)))
 
 
 def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int[np.ndarray, " count"]:

@@ -87,7 +87,7 @@ def generate(frozen: Computation, rows: Rows, masked: Masked, options: Generator
     dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
     by_token: Key[Array, "rows length"] | None = None
     if options.decode == "sample":
-        by_token = token_keys(decode_keys, rows.padded())
+        by_token = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
     filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
     tokens = frozen.in_chunks(tokens_of, masked.rows, filled, dropout_keys, by_token)
     return replace_tokens(tokens, rows, filled)

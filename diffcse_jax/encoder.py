@@ -330,6 +330,7 @@ def _compiled_forward(
     config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
     """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""
+    config = config.on(mesh.devices.flat[0].platform)
     transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
     pooler_head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
 

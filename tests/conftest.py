@@ -22,7 +22,6 @@ import jax
 import jaxtyping
 import optax
 import pytest
-from flax import nnx
 
 # Set here and not in the environment: commands that a test starts run as users run them.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -39,10 +38,8 @@ def with_standard_promotion(function: Callable) -> Callable:
     return wrapped
 
 
-# Two library functions mix types inside, which strict promotion refuses: Adam's bias correction raises a float to an
-# integer step count, and LayerNorm in bfloat16 takes its statistics in float32.
+# Inside, Adam's bias correction raises a float to an integer step count, which strict promotion refuses.
 optax.tree.bias_correction = with_standard_promotion(optax.tree.bias_correction)
-nnx.LayerNorm.__call__ = with_standard_promotion(nnx.LayerNorm.__call__)
 
 # Before the first import of diffcse_jax: arguments and results of its functions are checked against their annotations,
 # where `float` also accepts an int (PEP 484).

@@ -16,7 +16,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.rows import Rows, lay_out
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters, pretrained
-from diffcse_jax.models.layers import Dense, Embedding, dropout, layer_norm
+from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import for_run
 
@@ -323,6 +323,26 @@ def test_the_gradient_reaches_the_condition_and_not_the_embedding_it_replaces():
     assert words[6] > 0.0
 
 
+@pytest.mark.parametrize("positions", [None, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_that_share_registers_compute_the_same(family, positions):
+    """Two heads of 8 features fill 16 lanes."""
+    config = dataclasses.replace(sizes(family), lanes=16)
+    params, keys = random_params(config), row_keys(0)
+
+    @partial(jax.jit, static_argnums=0)
+    def outputs(config: TransformerConfig, params: parameters.Params):
+        def loss(params: parameters.Params):
+            states = run(config, params, keys=keys, last_positions=positions)[-1]
+            weights = MASK.astype(jnp.float32)[:, : states.shape[1], None] * jnp.sin(jnp.arange(16.0))[None, None]
+            return (states * weights).sum(), states
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    alone, together = (outputs(dataclasses.replace(config, lanes=lanes), params) for lanes in (1, 16))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), together, alone)
+
+
 # --- numerics ---
 
 
@@ -331,8 +351,29 @@ def test_layer_norm_keeps_its_digits_far_from_zero():
     rows = (100.0 + 0.01 * np.random.default_rng(0).normal(size=(4, 16))).astype(np.float32)
     exact = rows.astype(np.float64)
     expected = (exact - exact.mean(axis=1, keepdims=True)) / exact.std(axis=1, keepdims=True)
-    norm = layer_norm(16, 1e-12, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    norm = LayerNorm(16, 1e-12, dtype=jnp.float32)
     np.testing.assert_allclose(norm(jnp.asarray(rows)), expected, atol=2e-3)
+
+
+def test_gradients_of_a_layer_norm():
+    rng = np.random.default_rng(0)
+    rows, weights = (jnp.asarray(rng.normal(size=(2, 3, 16)), jnp.float32) for _ in range(2))
+    norm = LayerNorm(16, 1e-5, dtype=jnp.float32)
+    definition, params = nnx.split(norm)
+    params = jax.tree.map(lambda array: jnp.asarray(rng.normal(size=array.shape), jnp.float32), params)
+
+    def written_out(params: nnx.State, rows: jax.Array) -> jax.Array:
+        mean, variance = rows.mean(axis=-1, keepdims=True), rows.var(axis=-1, keepdims=True)
+        scale, bias = (jnp.asarray(params[name].get_value())[None, None] for name in ("scale", "bias"))
+        return ((rows - mean) / jnp.sqrt(variance + 1e-5) * scale + bias) * weights
+
+    def ours(params: nnx.State, rows: jax.Array) -> jax.Array:
+        return nnx.merge(definition, params)(rows) * weights
+
+    ours, expected = (
+        jax.grad(lambda *arguments, f=f: f(*arguments).sum(), argnums=(0, 1))(params, rows) for f in (ours, written_out)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, layer_norm, matmul
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, matmul
 from diffcse_jax.models.transformer import TransformerConfig
 
 
@@ -78,7 +78,7 @@ class MaskedLMHead(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.transform = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.norm = layer_norm(config.hidden_size, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         shape = (config.vocab_size, config.hidden_size)
         self.decoder = None if tied else nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))

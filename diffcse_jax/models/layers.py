@@ -63,15 +63,31 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(BERT_INIT(rngs.params(), (rows, features)))
         self.dtype = dtype
 
+    @jax.named_scope("embedding")
     def __call__(self, numbers: Int[Array, "*tokens"]) -> Float[Array, "*tokens features"]:
         return jnp.take(self.embedding[...], numbers, axis=0, mode="clip").astype(self.dtype)
 
 
-def layer_norm(size: int, epsilon: float, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """A layer norm whose statistics are float32, by the two-pass variance: the fast one loses digits."""
-    return nnx.LayerNorm(size, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=rngs)
+class LayerNorm(nnx.Module):
+    """Layer normalisation, whose statistics and gradients are float32, by the two-pass variance.
+
+    The backward pass keeps the input, its mean and its standard deviation.
+    """
+
+    def __init__(self, size: int, epsilon: float, *, dtype: DTypeLike):
+        self.scale = nnx.Param(jnp.ones(size))
+        self.bias = nnx.Param(jnp.zeros(size))
+        self.epsilon = epsilon
+        self.dtype = dtype
+
+    @jax.named_scope("norm")
+    def __call__(self, x: Float[Array, "*rows size"]) -> Float[Array, "*rows size"]:
+        flat = x.reshape(-1, x.shape[-1])
+        normed = _normalise(flat, jnp.asarray(self.scale[...]), jnp.asarray(self.bias[...]), self.epsilon)
+        return normed.astype(self.dtype).reshape(x.shape)
 
 
+@jax.named_scope("dropout")
 def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
     """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without keys.
 
@@ -87,9 +103,9 @@ def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"
     kept = round((1.0 - rate) * 2**16)  # of 2^16 draws
     shape = (*x.shape[keys.ndim : -1], -(-x.shape[-1] // 2))
     words = jax.vmap(lambda key: jax.random.bits(key, shape, jnp.uint32))(keys.reshape(-1))
-    halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)
-    draws = halves.reshape(*x.shape[:-1], 2 * shape[-1])[..., : x.shape[-1]]
-    return jnp.where(draws < kept, x / (kept / 2**16), 0.0)
+    words = words.reshape(*x.shape[:-1], shape[-1])
+    mask = jnp.concatenate([(words & 0xFFFF) < kept, (words >> 16) < kept], axis=-1)
+    return jnp.where(mask[..., : x.shape[-1]], x / (kept / 2**16), 0.0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -139,3 +155,34 @@ def _add_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.
 
 
 _add.defvjp(_add_forward, _add_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalise(
+    x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
+) -> Float[Array, "rows size"]:
+    """Rows of mean 0 and variance 1, scaled and shifted, in the type of x."""
+    return _normalise_forward(x, scale, bias, epsilon)[0]
+
+
+def _normalise_forward(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    mean = x.mean(axis=1, keepdims=True, dtype=jnp.float32)
+    deviation = x.astype(jnp.float32) - mean
+    inverse = jax.lax.rsqrt(jnp.square(deviation).mean(axis=1, keepdims=True) + epsilon)
+    return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (x, mean, inverse, scale)
+
+
+def _normalise_backward(epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+    del epsilon
+    x, mean, inverse, scale = saved
+    normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
+    of_scale, of_bias = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
+    scaled = gradient * scale[None]
+    along = (scaled * normalised).mean(axis=1, keepdims=True)
+    of_x = (scaled - scaled.mean(axis=1, keepdims=True) - normalised * along) * inverse
+    return of_x.astype(x.dtype), of_scale, of_bias
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)

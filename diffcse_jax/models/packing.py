@@ -1,7 +1,7 @@
-"""Real tokens side by side: between rows, (rows, length, ...), and packed tokens, (tokens, ...).
+"""Tokens side by side: between rows, (rows, length, ...), and tokens, (tokens, ...).
 
-Rows without a layout stay as they are, so that a network is written once for both. The value at a real token is the
-same either way; those at padding are read by nobody.
+With a layout these are the real tokens, without one all positions, so that a network is written once for both. The
+value at a real token is the same either way; those at padding are read by nobody.
 """
 
 import jax
@@ -11,27 +11,27 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 from diffcse_jax.data.rows import Rows
 
 
-def pack_ids(ids: Int[Array, "rows length"], rows: Rows, fill: int) -> Int[Array, "*tokens"]:
-    """Integers of the real tokens, and `fill` in unused slots."""
+def pack_ids(ids: Int[Array, "rows length"], rows: Rows, fill: int) -> Int[Array, " tokens"]:
+    """Integers of the tokens, and `fill` in unused slots."""
     if rows.layout is None:
-        return ids
+        return ids.reshape(-1)
     ids = ids.reshape(rows.layout.slots.shape)
     packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(ids, rows.layout.positions)
     return packed.reshape(-1)
 
 
-def pack(states: Float[Array, "rows length hidden"], rows: Rows) -> Float[Array, "*tokens hidden"]:
-    """The states of the real tokens."""
+def pack(states: Float[Array, "rows length hidden"], rows: Rows) -> Float[Array, "tokens hidden"]:
+    """The states of the tokens."""
     if rows.layout is None:
-        return states
+        return states.reshape(-1, states.shape[-1])
     states = states.reshape(*rows.layout.slots.shape, states.shape[-1])
     return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
 
 
-def unpack(states: Float[Array, "*tokens hidden"], rows: Rows) -> Float[Array, "rows length hidden"]:
-    """The states as rows, with zeros at padding; the inverse of `pack`."""
+def unpack(states: Float[Array, "tokens hidden"], rows: Rows) -> Float[Array, "rows length hidden"]:
+    """The states as rows, with zeros at padding that was left out; the inverse of `pack`."""
     if rows.layout is None:
-        return states
+        return states.reshape(*rows.input_ids.shape, states.shape[-1])
     states = states.reshape(*rows.layout.positions.shape, -1)
     unpacked = jax.vmap(_gather)(states, rows.layout.slots, rows.layout.positions)
     return unpacked.reshape(*rows.input_ids.shape, states.shape[-1])
@@ -47,7 +47,8 @@ def token_keys(keys: Key[Array, " rows"], rows: Rows, positions: int | None = No
     """
     if rows.layout is None or positions is not None:
         numbers = jnp.arange(positions or rows.input_ids.shape[1])
-        return jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
+        by_row = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
+        return by_row if positions else by_row.reshape(-1)
     length, where = rows.input_ids.shape[1], rows.layout.positions
     of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
     return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)

@@ -41,6 +41,10 @@ class Pretrained:
     pooler: Params | None
     mlm_head: Params | None
 
+    def on(self, platform: str) -> "Pretrained":
+        """The same checkpoint, computed as the platform does it best."""
+        return dataclasses.replace(self, config=self.config.on(platform))
+
     def digest(self) -> str:
         """SHA-256 of all arrays: names, shapes, types and bytes."""
         digest = hashlib.sha256()

@@ -13,13 +13,16 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from diffcse_jax.data.rows import Rows
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, dropout, layer_norm
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
+
+TPU_LANES = 128
 
 
 class Embeddings(nnx.Module):
@@ -30,12 +33,11 @@ class Embeddings(nnx.Module):
         self.word = embed(config.vocab_size)
         self.position = embed(config.max_positions)
         self.token_type = embed(config.type_vocab_size) if config.type_vocab_size else None
-        self.norm = layer_norm(config.hidden_size, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.pad_token_id = config.pad_token_id
         self.rate = config.embedding_dropout
-        self.recompute = config.recompute
 
-    def __call__(self, rows: Rows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "*tokens hidden"]:
+    def __call__(self, rows: Rows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "tokens hidden"]:
         numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
         # The padding row is not trained (PyTorch's padding_idx), though padding has a loss in DiffCSE.
@@ -44,15 +46,15 @@ class Embeddings(nnx.Module):
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
         keys = None if keys is None else token_keys(keys, rows)
-        return dropout(_recomputed(self.norm, self.recompute)(embedded), self.rate, keys)
+        return dropout(self.norm(embedded), self.rate, keys)
 
     def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
         """The number of every token in the table of positions."""
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
     def embedded_positions(
-        self, input_ids: Int[Array, "*tokens"], numbers: Int[Array, "*tokens"]
-    ) -> Float[Array, "*tokens hidden"]:
+        self, input_ids: Int[Array, " tokens"], numbers: Int[Array, " tokens"]
+    ) -> Float[Array, "tokens hidden"]:
         """The vectors of the position numbers."""
         del input_ids
         return self.position(numbers)
@@ -79,16 +81,22 @@ class TransformerConfig:
     position_offset: int = 0  # the position number of the first token
     attention_output_dropout: bool = True  # on the output of self-attention, at the rate of hidden states
     mlm_activation: str = ""  # of the masked-LM head; empty: `activation`
-    recompute: bool = True  # norms and activations again in the backward pass, instead of keeping them for it
     embeddings: type[Embeddings] = Embeddings
     # A module made as `module(config, rngs=rngs)` once for all blocks: positions -> (1, heads, positions, positions),
     # float32, added to attention logits.
     attention_bias: Callable[..., nnx.Module] | None = None
+    # Not what is computed, but how:
+    recompute: bool = dataclasses.field(default=True, repr=False)  # activations in the backward pass: not kept for it
+    lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
 
     @property
     def max_length(self) -> int:
         """Longest sentence, in tokens, that has positions."""
         return self.max_positions - self.position_offset
+
+    def on(self, platform: str) -> "TransformerConfig":
+        """The same encoder, computed as the platform (`cpu`, `gpu`, `tpu`) does it best."""
+        return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1)
 
     def without_dropout(self) -> "TransformerConfig":
         """The same encoder with every rate 0."""
@@ -170,10 +178,10 @@ class Block(nnx.Module):
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.attention = SelfAttention(config, config.attention_dropout[index], dtype=dtype, rngs=rngs)
-        self.attention_norm = layer_norm(config.hidden_size, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.intermediate = Dense(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
         self.output = Dense(config.intermediate_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.output_norm = layer_norm(config.hidden_size, config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.output_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.activation = config.activation
         self.output_dropout = config.hidden_dropout[index]
         self.attention_output_dropout = self.output_dropout if config.attention_output_dropout else 0.0
@@ -181,7 +189,7 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        hidden_states: Float[Array, "*tokens hidden"],
+        hidden_states: Float[Array, "tokens hidden"],
         rows: Rows,
         bias: Float[Array, "#rows #heads #length length"],
         *,
@@ -197,25 +205,38 @@ class Block(nnx.Module):
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
-        hidden_states = _recomputed(self.attention_norm, self.recompute)(hidden_states + attended)
-        activation = _recomputed(ACTIVATIONS[self.activation], self.recompute)
-        transformed = self.output(activation(self.intermediate(hidden_states)))
-        transformed = dropout(transformed, self.output_dropout, output_keys)
-        return _recomputed(self.output_norm, self.recompute)(hidden_states + transformed)
+        hidden_states = self.attention_norm(hidden_states + attended)
+        activated = self._activation(self.intermediate(hidden_states))
+        transformed = dropout(self.output(activated), self.output_dropout, output_keys)
+        return self.output_norm(hidden_states + transformed)
+
+    @jax.named_scope("activation")
+    def _activation(self, x: Float[Array, "*tokens inner"]) -> Float[Array, "*tokens inner"]:
+        function = ACTIVATIONS[self.activation]
+        return jax.checkpoint(function)(x) if self.recompute else function(x)
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head attention over the real tokens of a sentence, with dropout on the probabilities."""
+    """Multi-head attention over the real tokens of a sentence, with dropout on the probabilities.
+
+    Heads are computed in groups: on a TPU those whose features together fill the lanes of a register, elsewhere each
+    for itself. A head of a group meets zeros in place of the others' features, which changes no result. Heads of 64
+    features alone would leave half of the lanes empty, and moving them about costs more than these zeros.
+    """
 
     def __init__(self, config: TransformerConfig, rate: float, *, dtype: DTypeLike, rngs: nnx.Rngs):
         project = partial(Dense, config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.query, self.key, self.value, self.output = project(), project(), project(), project()
         self.num_heads = config.num_heads
+        self.head_size = config.hidden_size // config.num_heads
+        fitting = max(1, config.lanes // self.head_size)
+        self.heads_of_group = fitting if config.num_heads % fitting == 0 else 1
         self.rate = rate
 
+    @jax.named_scope("attention")
     def __call__(
         self,
-        hidden_states: Float[Array, "*tokens hidden"],
+        hidden_states: Float[Array, "tokens hidden"],
         rows: Rows,
         bias: Float[Array, "#rows #heads #length length"],
         *,
@@ -223,25 +244,41 @@ class SelfAttention(nnx.Module):
         positions: int | None,
     ) -> Float[Array, "*outputs hidden"]:
         """The output at all tokens; with `positions` as rows of the first positions."""
-        key, value = (self._heads(unpack(part(hidden_states), rows)) for part in (self.key, self.value))
+        key, value = (self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value))
         if positions is None:
-            query = self._heads(unpack(self.query(hidden_states), rows))
+            query = self._groups(unpack(self.query(hidden_states), rows))
         else:
-            query = self._heads(self.query(unpack(hidden_states, rows)[:, :positions]))
+            query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
         # Softmax in float32 whatever the computation type. It is divided by its sum after the product with the values,
         # which are fewer, and masked by a sum, which XLA fuses: both halve the time of the forward pass on a CPU.
-        logits = jnp.einsum("BHTD,BHSD->BHTS", query, key, preferred_element_type=jnp.float32)
-        logits = logits / jnp.sqrt(jnp.float32(query.shape[-1])) + bias
+        query = self._own_features(query[:, :, None])
+        logits = jnp.einsum("BGHTD,BGSD->BGHTS", query, key, preferred_element_type=jnp.float32)
+        by_group = logits.shape
+        logits = logits.reshape(len(query), self.num_heads, *by_group[3:])
+        logits = logits / jnp.sqrt(jnp.float32(self.head_size)) + bias
         exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
-        kept = dropout(exponentials.astype(value.dtype), self.rate, keys)
-        attended = jnp.einsum("BHTS,BHSD->BHTD", kept, value, preferred_element_type=jnp.float32)
-        attended = (attended / exponentials.sum(axis=-1, keepdims=True)).astype(value.dtype)
-        attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), -1, self.num_heads * attended.shape[-1])
+        kept = dropout(exponentials.astype(value.dtype), self.rate, keys).reshape(by_group)
+        attended = jnp.einsum("BGHTS,BGSD->BGHTD", kept, value, preferred_element_type=jnp.float32)
+        attended = attended / exponentials.sum(axis=-1).reshape(*by_group[:-1], 1)
+        attended = self._own_features(attended).sum(axis=2).astype(value.dtype)
+        attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), by_group[3], -1)
         return self.output(attended if positions else pack(attended, rows))
 
-    def _heads(self, states: Float[Array, "rows length hidden"]) -> Float[Array, "rows heads length size"]:
-        return states.reshape(*states.shape[:2], self.num_heads, -1).transpose(0, 2, 1, 3)
+    def _groups(self, states: Float[Array, "rows length hidden"]) -> Float[Array, "rows groups length features"]:
+        """The features of the heads, group by group."""
+        features = self.heads_of_group * self.head_size
+        return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
+
+    def _own_features(
+        self, states: Float[Array, "rows groups #heads length features"]
+    ) -> Float[Array, "rows groups heads length features"]:
+        """Of every head of a group its own features, and zeros in place of the others'."""
+        if self.heads_of_group == 1:
+            return states
+        head_of_feature = np.arange(states.shape[-1]) // self.head_size
+        own = head_of_feature == np.arange(self.heads_of_group)[:, None]
+        return jnp.where(own[None, None, :, None], states, 0.0)
 
 
 def mask_bias(attention_mask: Int[Array, "rows length"]) -> Float[Array, "rows 1 1 length"]:
@@ -255,11 +292,6 @@ def mask_bias(attention_mask: Int[Array, "rows length"]) -> Float[Array, "rows 1
 def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
     """The vectors, whose gradient is 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
-
-
-def _recomputed(function: Callable[..., jax.Array], recompute: bool) -> Callable[..., jax.Array]:
-    """The function, whose intermediate values the backward pass computes again if `recompute`."""
-    return jax.checkpoint(function) if recompute else function
 
 
 def _split(keys: Key[Array, " rows"] | None, count: int) -> list[Key[Array, " rows"] | None]:

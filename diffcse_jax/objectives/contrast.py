@@ -217,11 +217,14 @@ def info_nce(
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
         left_out: what leaves the denominator: of z2, then of the hard negatives column by column; no own positives.
     """
-    similarities = SIMILARITIES[similarity]
-    logits = similarities(z1, z2) / temperature
+    similarities = jnp.concatenate([SIMILARITIES[similarity](z1, z) for z in (z2, *hard_negatives)], axis=1)
+    # Relative to the positives, which changes no softmax: divided by the temperature first, what is near them would
+    # lose digits to a number twenty times as large.
+    positives = jax.lax.stop_gradient(jnp.diagonal(similarities))
+    logits = (similarities - positives[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(z1), dtype=logits.dtype)
-    hard = [similarities(z1, z3) / temperature + own_weight for z3 in hard_negatives]
-    logits = _without(jnp.concatenate([logits, *hard], axis=1), left_out)
+    weights = [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)]
+    logits = _without(logits + jnp.concatenate(weights, axis=1), left_out)
     # log_softmax subtracts the maximum before it sums; logsumexp - positive would lose digits, in the gradient too.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 

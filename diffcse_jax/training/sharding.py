@@ -1,11 +1,15 @@
 """The device mesh and where arrays live on it.
 
-The mesh has two axes. Batches are split over `data`. Parameters and optimizer state are copied to every device, unless
-the configuration splits them: over `data` too (`mesh.fully_sharded`), and over `model` (`mesh.model` above 1).
+The mesh has two axes. Batches are split over `data`, and so are the optimizer's moments: each device sums and applies
+its part of the gradients, and all gather the new parameters. That moves as many bytes as the sum of whole gradients on
+every device, and divides the time and memory of the update by the devices (Xu et al. 2020, arXiv:2004.13336).
+Parameters are copied to every device, unless the configuration splits them: over `data` too (`mesh.fully_sharded`),
+and over `model` (`mesh.model` above 1).
 """
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -16,6 +20,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
 from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.models.parameters import Params
 
 # The axes over which each dimension of a parameter may be split: the first rule that matches a name counts. Along
 # `model`, heads and intermediate units are split, and the vocabulary; `data` takes the other dimension.
@@ -30,13 +35,17 @@ RULES = (
 )
 
 
-def make_mesh(config: Config) -> Mesh:
-    """A mesh with the axes `data` and `model` over all devices of all hosts, or the first `mesh.data` x `mesh.model`.
+def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
+
+    Args:
+        config: the sizes.
+        available: devices, which may be those of a topology that is only compiled for; None: those of all hosts.
 
     Raises:
         ConfigError: more devices asked for than there are, or a batch that does not split evenly.
     """
-    available = jax.devices()
+    available = jax.devices() if available is None else available
     model = config.mesh.model
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
@@ -95,7 +104,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
-    """The sharding of every array of a state whose dicts have names of parameters as keys, such as Adam's moments.
+    """The sharding of every array of a state, or of parameters alone, whose dicts have names of parameters as keys.
 
     Raises:
         ValueError: no rule covers a name.
@@ -104,18 +113,26 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
     def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
         if not isinstance(path[-1], jax.tree_util.DictKey):
             return replicated(mesh)  # counters
-        split = [
-            axis if splits(axis, size) else None for axis, size in zip(_axes_of(path[-1].key), array.shape, strict=True)
-        ]
-        while split and split[-1] is None:  # the form in which compiled functions give it back
-            split.pop()
-        return NamedSharding(mesh, PartitionSpec(*split))
-
-    def splits(axis: str | None, size: int) -> bool:
-        wanted = axis == "model" or (axis == "data" and config.mesh.fully_sharded)
-        return wanted and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
+        of_optimizer = path[0] == jax.tree_util.GetAttrKey("opt_state")
+        return _by_name(path[-1].key, array.shape, mesh, over_data=of_optimizer or config.mesh.fully_sharded)
 
     return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def of_gradients(grads: Params, mesh: Mesh) -> dict[str, NamedSharding]:
+    """The sharding in which gradients are summed and applied, which is that of the optimizer's moments."""
+    return {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in grads.items()}
+
+
+def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) -> NamedSharding:
+    def splits(axis: str | None, size: int) -> bool:
+        wanted = axis == "model" or (axis == "data" and over_data)
+        return wanted and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
+
+    split = [axis if splits(axis, size) else None for axis, size in zip(_axes_of(name), shape, strict=True)]
+    while split and split[-1] is None:  # the form in which compiled functions give it back
+        split.pop()
+    return NamedSharding(mesh, PartitionSpec(*split))
 
 
 def shard_batch(views: Views, mesh: Mesh) -> Views:

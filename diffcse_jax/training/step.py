@@ -14,7 +14,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import TrainState
 from diffcse_jax.training.objective import corrupt, total_loss
-from diffcse_jax.training.sharding import by_rules, replicated
+from diffcse_jax.training.sharding import by_rules, of_gradients, replicated
 
 # (state, frozen parameters, batch) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Views], tuple[TrainState, Metrics]]
@@ -52,8 +52,13 @@ def make_train_step(
             return total_loss(config, trained, state.batch_stats, views, corruptions, dropout_key)
 
         grads, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(state.params)
+        # Summed as whole arrays and then split: asked for parts of an embedding table's gradient, XLA would move the
+        # tokens and the gradients at them instead.
+        grads = jax.lax.with_sharding_constraint(grads, by_rules(grads, mesh, config))
+        grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
 
         metrics["grad_norm"] = optax.tree.norm(grads)
         state = TrainState(state.step + 1, params, batch_stats, opt_state)

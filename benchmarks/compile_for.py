@@ -1,0 +1,400 @@
+"""The project's own programs, compiled for machines that are not here, from shapes alone.
+
+    python -m benchmarks.compile_for --target v5e:4x4 --config configs/diffcse_base.py --output FILE
+
+Needs the TPU's compiler (`pip install -e '.[compile]'`), or JAX's CUDA plugin for `--target h100`. Memory and
+collectives are what the compiled program takes and moves. **Cycles are the compiler's estimate**: they rank variants of a
+program, and are no time.
+"""
+
+import argparse
+import collections
+import dataclasses
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import measure, topologies
+
+topologies.prepare_environment()
+
+import jax  # noqa: E402  after the environment
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+from benchmarks import workload  # noqa: E402
+from benchmarks.hlo import Array, Collective, Program  # noqa: E402
+from benchmarks.train_step import SCHEDULE_STEPS  # noqa: E402
+from diffcse_jax.commands.train import with_shipped_config  # noqa: E402
+from diffcse_jax.config import Config  # noqa: E402
+from diffcse_jax.data.rows import Layout, Views  # noqa: E402
+from diffcse_jax.data.vocabulary import Vocabulary  # noqa: E402
+from diffcse_jax.encoder import compiled_forward  # noqa: E402
+from diffcse_jax.errors import reported_to_user  # noqa: E402
+from diffcse_jax.models import parameters  # noqa: E402
+from diffcse_jax.models.parameters import Params  # noqa: E402
+from diffcse_jax.models.pretrained import Pretrained  # noqa: E402
+from diffcse_jax.training import networks  # noqa: E402
+from diffcse_jax.training.generator import make_head_training  # noqa: E402
+from diffcse_jax.training.optimizer import make_optimizer  # noqa: E402
+from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
+from diffcse_jax.training.step import abstract_state, make_train_step  # noqa: E402
+
+WHAT = ("step", "chunked", "encode", "generator_head")
+CHUNK = 64  # sentences, for --what chunked where the configuration has no chunk size
+OUT_OF_MEMORY = r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm"
+
+
+class Lowered(NamedTuple):
+    """A program to compile, and what the arrays that it moves are told by."""
+
+    lower: Callable[[], jax.stages.Lowered]
+    params: Params  # trained, or those of the encoder
+    rows: int  # of all views
+    length: int
+    hidden: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is compiled for what."""
+
+    config: Config
+    what: str
+    views: int
+    real_tokens: float  # share of all positions, where padding is left out
+
+    def with_batch(self, size: int) -> "Request":
+        """The same with another batch size."""
+        train = dataclasses.replace(self.config.train, batch_size=size)
+        generator = dataclasses.replace(self.config.generator, head_batch_size=size)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, train=train, generator=generator))
+
+    @property
+    def batch_size(self) -> int:
+        """Examples, or sentences."""
+        if self.what == "generator_head":
+            return self.config.generator.head_batch_size
+        return self.config.train.batch_size
+
+
+def lowered(request: Request, mesh: Mesh) -> Lowered:
+    """The program of a request for the devices of a mesh."""
+    platform = mesh.devices.flat[0].platform
+    config = resolved(request.config, mesh)
+    encoder = _checkpoint(config.model.name_or_path).on(platform)
+    build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
+    return build(dataclasses.replace(request, config=config), encoder, mesh)
+
+
+def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
+    config = request.config
+    generator = None
+    if config.needs("generator"):
+        generator = _checkpoint(config.generator.name_or_path or config.model.name_or_path)
+        generator = generator.on(mesh.devices.flat[0].platform)
+    built = networks.build(config, encoder, generator, _vocabulary(encoder))
+    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
+    state = abstract_state(built.params, built.batch_stats, optimizer, config, mesh)
+    frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
+    step = make_train_step(built.networks, config, optimizer, mesh)
+    views = _views(request, mesh, request.views)
+    return Lowered(
+        lambda: step.lower(state, frozen, views),
+        built.params,
+        config.train.batch_size * request.views,
+        config.data.max_length,
+        encoder.config.hidden_size,
+    )
+
+
+def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
+    config = request.config
+    training = make_head_training(config, encoder.config, _vocabulary(encoder), mesh)
+    params, opt_state = jax.eval_shape(training.initial)
+    everywhere = replicated(mesh)
+    params, opt_state, frozen, index = (
+        jax.tree.map(lambda array: _abstract(array, everywhere), tree)
+        for tree in (
+            params,
+            opt_state,
+            parameters.prefixed(encoder.transformer, "transformer"),
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
+    )
+    views = _views(request, mesh, 1)
+    return Lowered(
+        lambda: training.step.lower(params, opt_state, frozen, views, index),
+        params,
+        request.batch_size,
+        config.data.max_length,
+        encoder.config.hidden_size,
+    )
+
+
+def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
+    config = request.config
+    # Only its head differs from what another pooler computes, and that is small.
+    pooler = "cls_before_pooler" if config.encoding_pooler == "cls" else config.encoding_pooler
+    forward = compiled_forward(encoder.config, pooler, jnp.dtype(config.precision), mesh)
+    params = parameters.prefixed(encoder.transformer, "transformer")
+    params = {name: _abstract(array, replicated(mesh)) for name, array in params.items()}
+    rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    shape = (config.train.batch_size, config.data.max_length)
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+    return Lowered(lambda: forward.lower(params, batch, batch), params, *shape, encoder.config.hidden_size)
+
+
+def _checkpoint(name: str) -> Pretrained:
+    return workload.abstract_checkpoint(workload.sizes_of(name), source=name)
+
+
+def _vocabulary(encoder: Pretrained) -> Vocabulary:
+    """Of the right size; which ids are special changes no program."""
+    return Vocabulary(encoder.config.vocab_size, workload.MASK, (workload.PAD, workload.CLS, workload.SEP))
+
+
+def _views(request: Request, mesh: Mesh, views: int) -> Views:
+    """A batch of full length; where padding is left out, with layouts of the share of real tokens."""
+    config, length = request.config, request.config.data.max_length
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+
+    def placed(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+
+    def layout(rows: int) -> Layout:
+        chunks = 1 if request.what == "generator_head" else config.train.batch_size // _chunk_size(config)
+        blocks = mesh.shape["data"] * chunks
+        positions = rows * length // blocks
+        return Layout(placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions))
+
+    size = request.batch_size
+    ids = placed(size, views, length)
+    if config.train.packing != "on" or request.real_tokens == 1.0:
+        return Views(ids, ids)
+    return Views(ids, ids, layout(size * views), layout(size))
+
+
+def _chunk_size(config: Config) -> int:
+    return config.train.chunk_size or config.train.batch_size
+
+
+def _abstract(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def compiled(request: Request, target: topologies.Target, *, text: Path | None = None) -> dict[str, Any]:
+    """Compiles a program and reads what it says.
+
+    Args:
+        request: the program.
+        target: the machine.
+        text: a file for the compiled program.
+    """
+    mesh = make_mesh(request.config, target.devices)
+    program = lowered(request, mesh)
+    start = time.perf_counter()
+    try:
+        executable = program.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = re.search(OUT_OF_MEMORY, str(error))
+        if used is None:
+            raise
+        total, available = (float(used[at]) * 2.0 ** {"K": 10, "M": 20, "G": 30}[used[at + 1]] for at in (1, 3))
+        memory = {"total": int(total), "available": int(available)}
+        return {"compile_seconds": time.perf_counter() - start, "memory_per_chip": memory, "fits": False}
+    seconds = time.perf_counter() - start
+    if text:
+        text.write_text(executable.as_text())
+    read = Program(executable.as_text())
+    memory = _memory(executable, target)
+    by_category = read.cycles()
+    return {
+        "compile_seconds": seconds,
+        "memory_per_chip": memory,
+        "fits": memory["total"] <= memory["available"],
+        "collectives": summed(read.collectives(), program, mesh),
+        "flops": executable.cost_analysis().get("flops"),
+        "estimated_cycles": {"total": sum(by_category.values()), "by_category": by_category},
+        "dearest": read.dearest(5),
+    }
+
+
+def _memory(executable: jax.stages.Compiled, target: topologies.Target) -> dict[str, int]:
+    plan = executable.memory_analysis()
+    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    parts = {
+        "arguments": plan.argument_size_in_bytes,
+        "results": results,
+        "temporaries": plan.temp_size_in_bytes,
+        "program": plan.generated_code_size_in_bytes,
+    }
+    return parts | {"total": sum(parts.values()), "available": target.chip.memory_bytes}
+
+
+def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> list[dict[str, Any]]:
+    """The collectives by kind and by what they carry: how many there are, and bytes of results on one device."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    moved: collections.Counter[tuple[str, str]] = collections.Counter()
+    for collective in collectives:
+        carried = {carries(array, collective, program, mesh) for array in collective.arrays}
+        key = collective.kind, " and ".join(sorted(carried))
+        counts[key] += collective.times
+        moved[key] += collective.bytes
+    return [
+        {"kind": kind, "carries": what, "count": counts[kind, what], "bytes": size}
+        for (kind, what), size in moved.most_common()
+    ]
+
+
+def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) -> str:
+    """What an array of a collective is, told by its type, its size and the pass that it comes from."""
+    size = math.prod(array.sizes)
+    rows, hidden = program.rows, program.hidden
+    if array.dtype.startswith(("s", "u", "pred")):
+        return "tokens" if size >= rows * program.length / mesh.size else "counts"
+    if size in _sizes(program.params, mesh) and (len(array.sizes) > 1 or "transpose" in collective.op_name):
+        return "parameters" if collective.kind == "all-gather" else "gradients"
+    if array.sizes[-1:] == (hidden,) and size <= rows * hidden:
+        return "sentence vectors"
+    if size >= rows * program.length * hidden / mesh.size:
+        return "activations"
+    return "statistics" if size <= 4 * hidden else "similarities"
+
+
+def _sizes(params: Params, mesh: Mesh) -> set[int]:
+    """Numbers of elements of parameters and of their parts on the mesh."""
+    sizes = {math.prod(array.shape) for array in params.values()}
+    parts = {1, mesh.size, *mesh.shape.values()}
+    return {size // part for size in sizes for part in parts}
+
+
+def largest_batch(request: Request, target: topologies.Target, *, report: Callable[[str], None]) -> dict[str, Any]:
+    """The largest batch size that fits among the request's own, doubled again and again."""
+    size, fitting = request.batch_size, None
+    while True:
+        record = compiled(request.with_batch(size), target)
+        total = record["memory_per_chip"]["total"]
+        report(f"batch {size:,}: {_gigabytes(total)} a chip, {'fits' if record['fits'] else 'does not fit'}")
+        if not record["fits"]:
+            return {"fits": fitting, "does_not": size}
+        fitting = size
+        size *= 2
+
+
+def described(record: dict[str, Any]) -> str:
+    """A record for people."""
+    memory = record["memory_per_chip"]
+    lines = [
+        f"{record['what']} of {record['config']}, batch {record['batch_size']:,}, for {record['target']} "
+        f"({record['chips']} x {record['chip']}), {record['precision']}",
+        f"compiled in {record['compile_seconds']:.0f} s",
+        f"memory a chip: {_gigabytes(memory['total'])} of {_gigabytes(memory['available'])}"
+        f"{'' if record['fits'] else ': does not fit'}",
+    ]
+    if "largest_batch" in record:
+        largest = record["largest_batch"]
+        lines.append(f"largest batch that fits: {largest['fits']}; {largest['does_not']} does not")
+    if "collectives" in record:
+        lines += ["collectives, bytes of results on a chip:"] if record["collectives"] else ["no collectives"]
+        lines += [
+            f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} {entry['bytes']:>14,}"
+            for entry in record["collectives"]
+        ]
+        lines.append(f"FLOPs a chip: {record['flops']:.3g} (of a conditional, the compiler counts one branch)")
+        lines += _cycles(record)
+    return "\n".join(lines)
+
+
+def _cycles(record: dict[str, Any]) -> list[str]:
+    cycles = record["estimated_cycles"]
+    total = cycles["total"]
+    if not total:
+        return ["the compiler estimates no cycles for this machine"]
+    lines = [f"cycles, estimated by the compiler: {total:,}"]
+    lines += [f"  {count:>12,} {count / total:6.1%}  {name}" for name, count in cycles["by_category"].items()]
+    lines.append("dearest operations:")
+    lines += [
+        f"  {entry['cycles']:>12,} {entry['times']:>4} x {entry['result']}  {entry['operation'][-80:]}"
+        for entry in record["dearest"]
+    ]
+    return lines
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command line: its own options, and overrides of the configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True, help="v5e:2x2, v5e:4x4, v5p:2x2x1, v6e:1x1, ... or h100")
+    parser.add_argument("--config", required=True, help="a file such as those in configs/, or its name")
+    parser.add_argument("--what", choices=WHAT, default="step", help="the program (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="train.batch_size, in place of the configuration's")
+    parser.add_argument("--views", type=int, default=2, help="per example; 3 with hard negatives (default: 2)")
+    parser.add_argument(
+        "--real_tokens", type=float, default=14 / 16, help="share of positions, read with train.packing=on"
+    )
+    parser.add_argument("--largest", action="store_true", help="search the largest batch that fits, too")
+    parser.add_argument("--text", type=Path, help="a file for the compiled program")
+    parser.add_argument("--output", type=Path, help="JSON file; without it only the description is printed")
+    options, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--config."):
+            parser.error(f"unknown argument {argument}; overrides are written --config.KEY=VALUE")
+    if not 0 < options.real_tokens <= 1:
+        parser.error(f"--real_tokens: expected a share above 0 and up to 1, got {options.real_tokens}")
+    return options, rest
+
+
+def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
+    """The configuration of the command line."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", flag_values=values)
+    values(["compile_for", *with_shipped_config(["--config", options.config]), *overrides])
+    settings = config.value.to_dict()
+    if options.batch:
+        settings["train"]["batch_size"] = options.batch
+        settings["generator"]["head_batch_size"] = options.batch
+    if options.what == "chunked" and not settings["train"]["chunk_size"]:
+        settings["train"]["chunk_size"] = min(CHUNK, settings["train"]["batch_size"])
+    return Config.from_dict(settings)
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Compiles what the command line says, prints it and writes the record, which is also returned."""
+    options, overrides = parse(argv)
+    target = topologies.find(options.target)
+    request = Request(read_config(options, overrides), options.what, options.views, options.real_tokens)
+    precision = resolved(request.config, make_mesh(request.config, target.devices)).precision
+    record: dict[str, Any] = {
+        "target": target.name,
+        "chip": target.chip.kind,
+        "chips": len(target.devices),
+        "config": Path(options.config).stem,
+        "overrides": overrides,
+        "what": options.what,
+        "batch_size": request.batch_size,
+        "length": request.config.data.max_length,
+        "precision": precision,
+    }
+    record |= compiled(request, target, text=options.text)
+    if options.largest:
+        record["largest_batch"] = largest_batch(request, target, report=lambda line: print(line, flush=True))
+    print(described(record))
+    if options.output:
+        measure.write_record(options.output, "benchmarks.compile_for", argv, record)
+    return record
+
+
+if __name__ == "__main__":
+    with reported_to_user():
+        main(sys.argv[1:])

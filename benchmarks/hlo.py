@@ -1,0 +1,211 @@
+"""What a compiled program says of itself: the instructions that it schedules, their cycles, its collectives.
+
+Read from XLA's text, whose cost model writes `estimated_cycles` beside the instructions of a TPU program.
+"""
+
+import collections
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
+
+# Categories of what is no matrix product: the first whose pattern is found in an instruction's name counts. The words
+# are those of the scopes in the package, and of JAX's own primitives.
+CATEGORIES = (
+    ("gradient norm", r"optimizer.*reduce_sum"),
+    ("optimizer", r"optimizer"),
+    ("random bits", r"threefry|random_bits|fold_in|random_split|/xor|shift_"),
+    ("dropout", r"dropout"),
+    ("norms", r"norm"),
+    ("activations", r"activation"),
+    ("embeddings", r"embedding|scatter|gather|_take"),
+    ("attention", r"attention"),
+)
+RANDOM_BITS, MATRIX_PRODUCTS, COPIES, OTHER = "random bits", "matrix products", "copies and casts", "other"
+
+
+class Array(NamedTuple):
+    """An array of a result: its type and sizes."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size without the padding of the device's tiles."""
+        return BYTES.get(self.dtype, 8) * math.prod(self.sizes)
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    opcode: str
+    result: tuple[Array, ...]
+    op_name: str  # of the source: scopes and the primitive
+    cycles: int  # estimated; 0 where the compiler says nothing
+    called: tuple[str, ...]  # computations: of a fusion, a call, the branches of a conditional, the body of a loop
+    trips: int  # of a loop
+    channel: str  # of a collective
+
+
+class Collective(NamedTuple):
+    """A collective, as often as it runs in a step."""
+
+    kind: str
+    arrays: tuple[Array, ...]
+    op_name: str
+    times: int
+
+    @property
+    def bytes(self) -> int:
+        """Of its results on one device."""
+        return self.times * sum(array.bytes for array in self.arrays)
+
+
+class Program:
+    """A compiled program.
+
+    Args:
+        text: `compiled.as_text()`.
+    """
+
+    def __init__(self, text: str):
+        self._computations: dict[str, list[Instruction]] = {}
+        self._entry = ""
+        instructions: list[Instruction] = []
+        for line in text.splitlines():
+            if head := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
+                instructions = self._computations[head[2]] = []
+                self._entry = head[2] if head[1] else self._entry
+            elif instruction := _instruction(line):
+                instructions.append(instruction)
+
+    def cycles(self) -> dict[str, int]:
+        """Estimated cycles of a step by category, the dearest first; of a conditional, those of its dearest branch."""
+        total: collections.Counter[str] = collections.Counter()
+        for instruction, times in self._scheduled(self._entry, 1):
+            total[self.category(instruction)] += times * instruction.cycles
+        return {category: cycles for category, cycles in total.most_common() if cycles}
+
+    def dearest(self, count: int) -> list[dict[str, object]]:
+        """The operations with most cycles: alike ones, such as those of all blocks, are one."""
+        total: collections.Counter[tuple[str, str]] = collections.Counter()
+        times_of: collections.Counter[tuple[str, str]] = collections.Counter()
+        for instruction, times in self._scheduled(self._entry, 1):
+            key = (_shapes(instruction.result), re.sub(r"\d+", "#", instruction.op_name))
+            total[key] += times * instruction.cycles
+            times_of[key] += times
+        return [
+            {"cycles": cycles, "times": times_of[key], "result": key[0], "operation": key[1]}
+            for key, cycles in total.most_common(count)
+        ]
+
+    def collectives(self) -> list[Collective]:
+        """The collectives, those with most bytes first. Copies of one in several computations are one."""
+        found: dict[tuple[str, str], Collective] = {}
+        for computation, times in self._times().items():
+            scatters = computation.startswith("all-reduce-scatter")  # how a TPU program writes it
+            for instruction in self._computations[computation]:
+                kind = instruction.opcode.removesuffix("-start")
+                if kind not in COLLECTIVES:
+                    continue
+                kind = "reduce-scatter" if scatters else kind
+                collective = Collective(kind, instruction.result, instruction.op_name, times)
+                key = kind, instruction.channel or instruction.name
+                if key not in found or collective.bytes < found[key].bytes:
+                    found[key] = collective
+        return sorted(found.values(), key=lambda collective: -collective.bytes)
+
+    def category(self, instruction: Instruction) -> str:
+        """The kind of work that an instruction is."""
+        opcodes = self._opcodes(instruction)
+        if not opcodes.isdisjoint({"convolution", "dot"}):
+            return MATRIX_PRODUCTS
+        if "xor" in opcodes or "rng-bit-generator" in opcodes:
+            return RANDOM_BITS
+        for category, pattern in CATEGORIES:
+            if re.search(pattern, instruction.op_name):
+                return category
+        moves = opcodes <= {"copy", "convert", "transpose", "reshape", "broadcast", "bitcast", "parameter", "fusion"}
+        return COPIES if moves or instruction.opcode == "copy" else OTHER
+
+    def _opcodes(self, instruction: Instruction) -> set[str]:
+        """Of an instruction and of what is fused into it."""
+        found = {instruction.opcode}
+        if instruction.opcode == "fusion":
+            for called in instruction.called:
+                for inner in self._computations.get(called, ()):
+                    found |= self._opcodes(inner)
+        return found
+
+    def _scheduled(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
+        """The instructions that the scheduler sees, with how often each runs."""
+        for instruction in self._computations[computation]:
+            if instruction.opcode == "conditional":
+                yield from self._scheduled(max(instruction.called, key=self._cycles_of), times)
+            elif instruction.opcode in ("while", "call", "async-start"):
+                for called in instruction.called:
+                    yield from self._scheduled(called, times * instruction.trips)
+            else:
+                yield instruction, times
+
+    @functools.cache  # noqa: B019  the program lives as long as what asks it
+    def _cycles_of(self, computation: str) -> int:
+        return sum(times * instruction.cycles for instruction, times in self._scheduled(computation, 1))
+
+    def _times(self) -> Mapping[str, int]:
+        """How often each computation runs in a step."""
+        times: collections.Counter[str] = collections.Counter()
+
+        def visit(computation: str, count: int) -> None:
+            times[computation] = max(times[computation], count)
+            for instruction in self._computations[computation]:
+                for called in instruction.called:
+                    if called in self._computations:
+                        visit(called, count * instruction.trips)
+
+        visit(self._entry, 1)
+        return times
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(", re.sub(r"/\*.*?\*/", "", line))
+    if not match:
+        return None
+    name, result, opcode = match.groups()
+
+    def found(pattern: str, default: str = "") -> str:
+        hit = re.search(pattern, line)
+        return hit[1] if hit else default
+
+    called = re.findall(r"(?:calls|body|true_computation|false_computation)=%?([\w.\-]+)", line)
+    called += re.findall(r"%?([\w.\-]+)", found(r"branch_computations=\{([^}]*)\}"))
+    return Instruction(
+        name,
+        opcode,
+        arrays_of(result),
+        found(r'op_name="([^"]*)"'),
+        int(found(r'"estimated_cycles":"?(\d+)', "0")),
+        tuple(called),
+        int(found(r'"known_trip_count":\{"n":"?(\d+)', "1")),
+        found(r"channel_id=(\d+)"),
+    )
+
+
+def arrays_of(result: str) -> tuple[Array, ...]:
+    """The arrays of a result type such as `(f32[12,64]{1,0}, bf16[768]{0})`."""
+    without_layouts = re.sub(r"\{[^}]*\}", "", result)
+    return tuple(
+        Array(dtype, tuple(int(size) for size in sizes.split(",") if size))
+        for dtype, sizes in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", without_layouts)
+    )
+
+
+def _shapes(arrays: tuple[Array, ...]) -> str:
+    text = ", ".join(f"{array.dtype}[{','.join(map(str, array.sizes))}]" for array in arrays[:3])
+    return text + (f", and {len(arrays) - 3} more" if len(arrays) > 3 else "")

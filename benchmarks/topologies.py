@@ -1,0 +1,104 @@
+"""Machines that a program can be compiled for without being one: TPU slices, and one GPU.
+
+The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms of Service), and runs
+on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a description of the device.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from diffcse_jax.errors import ConfigError
+
+
+class Chip(NamedTuple):
+    """A kind of chip; figures are the vendor's."""
+
+    kind: str  # JAX's name
+    memory_bytes: int
+    dimensions: int  # of the torus that connects the chips of a slice
+    hertz: float  # of the clock that the compiler's cycles count; 0: the compiler estimates none
+
+
+TPUS = {
+    "v5e": Chip("TPU v5 lite", 16 * 2**30, 2, 1.5e9),
+    "v5p": Chip("TPU v5", 95 * 2**30, 3, 1.75e9),
+    "v6e": Chip("TPU v6 lite", 32 * 2**30, 2, 1.75e9),
+}
+H100 = Chip("H100 80GB HBM3", 80 * 10**9, 1, 0.0)
+CHIPS_OF_A_HOST = (2, 2, 1)
+H100_DESCRIPTION = Path(__file__).with_name("h100.txtpb")
+
+
+class Target(NamedTuple):
+    """Devices of one kind, which need not be there."""
+
+    name: str
+    chip: Chip
+    devices: Sequence[jax.Device]
+
+
+def prepare_environment() -> None:
+    """Settings under which libtpu compiles on a machine without TPUs; call it before JAX is used."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # of arrays; the topology's devices hold none
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask for the machine's TPUs
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nobody owns a TPU, so several processes may compile
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+
+
+def find(name: str) -> Target:
+    """The devices of a target.
+
+    Args:
+        name: `v5e:4x4`, `v5p:2x2x1`, `v6e:1x1`, ... or `h100`.
+
+    Raises:
+        ConfigError: an unknown name, or its compiler is not installed.
+    """
+    if name == "h100":
+        return Target(name, H100, _gpu())
+    kind, _, shape = name.partition(":")
+    chip = TPUS.get(kind)
+    if chip is None or not re.fullmatch(r"\d+" + r"x\d+" * (chip.dimensions - 1), shape):
+        raise ConfigError(f"--target {name}: known are v5e:AxB, v6e:AxB, v5p:AxBxC with numbers of chips, and h100")
+    sizes = [int(size) for size in shape.split("x")] + [1] * (3 - chip.dimensions)
+    host = [min(size, most) for size, most in zip(sizes, CHIPS_OF_A_HOST, strict=True)]
+    return Target(name, chip, _tpus(name, host))
+
+
+def _tpus(name: str, chips_of_a_host: list[int]) -> Sequence[jax.Device]:
+    from jax.experimental import topologies
+
+    try:
+        import libtpu  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--target {name} needs the TPU's compiler: pip install libtpu (Google Cloud Platform Terms of Service)"
+        ) from error
+    try:
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=name, chips_per_host_bounds=tuple(chips_of_a_host), num_slices=1
+        )
+    except Exception as error:
+        raise ConfigError(f"--target {name}: libtpu knows no such slice ({str(error).splitlines()[0]})") from error
+    return topology.devices
+
+
+def _gpu() -> Sequence[jax.Device]:
+    from jax.experimental import topologies
+
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=H100_DESCRIPTION.read_text(), topology="1x1x1"
+        )
+    except Exception as error:
+        raise ConfigError(
+            f"--target h100 needs JAX's CUDA plugin: pip install 'jax[cuda13]' ({str(error).splitlines()[0]})"
+        ) from error
+    return topology.devices
