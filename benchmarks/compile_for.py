@@ -3,8 +3,8 @@
     python -m benchmarks.compile_for --target v5e:4x4 --config configs/diffcse_base.py --output FILE
 
 Needs the TPU's compiler (`pip install -e '.[compile]'`), or JAX's CUDA plugin for `--target h100`. Memory and
-collectives are what the compiled program takes and moves. **Cycles are the compiler's estimate**: they rank variants of a
-program, and are no time.
+collectives are what the compiled program takes and moves. **Cycles are the compiler's estimate**: they rank variants of
+a program, and are no time.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from diffcse_jax.errors import reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
 from diffcse_jax.models.parameters import Params  # noqa: E402
 from diffcse_jax.models.pretrained import Pretrained  # noqa: E402
+from diffcse_jax.models.teachers import Teacher  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.optimizer import make_optimizer  # noqa: E402
@@ -97,7 +98,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     if config.needs("generator"):
         generator = _checkpoint(config.generator.name_or_path or config.model.name_or_path)
         generator = generator.on(mesh.devices.flat[0].platform)
-    built = networks.build(config, encoder, generator, _vocabulary(encoder))
+    built = networks.build(config, encoder, generator, _vocabulary(encoder), _teachers(config, mesh))
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
     state = abstract_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
@@ -151,6 +152,16 @@ def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _checkpoint(name: str) -> Pretrained:
     return workload.abstract_checkpoint(workload.sizes_of(name), source=name)
+
+
+def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
+    teachers = {}
+    for objective in config.objectives.values():
+        for name, pooler in objective.teachers.items():
+            teacher = _checkpoint(name).on(mesh.devices.flat[0].platform)
+            params = parameters.prefixed(teacher.transformer, "transformer")
+            teachers[name] = Teacher(teacher.config, pooler or "cls_before_pooler", params)
+    return teachers
 
 
 def _vocabulary(encoder: Pretrained) -> Vocabulary:
@@ -237,7 +248,7 @@ def _memory(executable: jax.stages.Compiled, target: topologies.Target) -> dict[
 
 
 def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> list[dict[str, Any]]:
-    """The collectives by kind and by what they carry: how many there are, and bytes of results on one device."""
+    """The collectives by kind and by what they carry: how many there are, and bytes of the whole arrays."""
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     moved: collections.Counter[tuple[str, str]] = collections.Counter()
     for collective in collectives:
@@ -300,7 +311,7 @@ def described(record: dict[str, Any]) -> str:
         largest = record["largest_batch"]
         lines.append(f"largest batch that fits: {largest['fits']}; {largest['does_not']} does not")
     if "collectives" in record:
-        lines += ["collectives, bytes of results on a chip:"] if record["collectives"] else ["no collectives"]
+        lines += ["collectives, bytes of the whole arrays:"] if record["collectives"] else ["no collectives"]
         lines += [
             f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} {entry['bytes']:>14,}"
             for entry in record["collectives"]
@@ -361,6 +372,8 @@ def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
     config = config_flags.DEFINE_config_file("config", flag_values=values)
     values(["compile_for", *with_shipped_config(["--config", options.config]), *overrides])
     settings = config.value.to_dict()
+    if options.what == "generator_head":
+        settings["generator"]["name_or_path"] = ""
     if options.batch:
         settings["train"]["batch_size"] = options.batch
         settings["generator"]["head_batch_size"] = options.batch

@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of its results on one device."""
+        """Of the whole arrays that are summed or gathered (of a reduce-scatter instruction, of a device's part)."""
         return self.times * sum(array.bytes for array in self.arrays)
 
 
@@ -116,7 +116,8 @@ class Program:
                     continue
                 kind = "reduce-scatter" if scatters else kind
                 collective = Collective(kind, instruction.result, instruction.op_name, times)
-                key = kind, instruction.channel or instruction.name
+                # The parts of an asynchronous one share a channel; combined ones have no channel of their own.
+                key = kind, instruction.name if scatters else instruction.channel or instruction.name
                 if key not in found or collective.bytes < found[key].bytes:
                     found[key] = collective
         return sorted(found.values(), key=lambda collective: -collective.bytes)

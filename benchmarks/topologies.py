@@ -1,7 +1,7 @@
 """Machines that a program can be compiled for without being one: TPU slices, and one GPU.
 
-The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms of Service), and runs
-on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a description of the device.
+The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms of Service), and
+runs on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a description of the device.
 """
 
 import os

@@ -56,6 +56,8 @@ BY_NAME = {
     "minilm": ENCODERS["minilm"],
     "bert-base-uncased": ENCODERS["base"],
     "bert-large-uncased": ENCODERS["large"],
+    "voidism/diffcse-bert-base-uncased-sts": ENCODERS["base"],
+    "princeton-nlp/unsup-simcse-bert-large-uncased": ENCODERS["large"],
     "distilbert-base-uncased": _DISTIL,
     "roberta-base": _ROBERTA,
     "roberta-large": _ROBERTA | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}

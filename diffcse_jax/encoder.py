@@ -228,7 +228,7 @@ class SentenceEncoder:
     ) -> Float32[np.ndarray, "sentences dimension"]:
         token_ids = self._tokenize(sentences, max_length)
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
-        forward = _compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
+        forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
         vectors = np.empty((len(sentences), self.dimension), np.float32)
 
         def started() -> Iterator[tuple[list[int], jax.Array]]:
@@ -326,7 +326,7 @@ def normalized(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarr
 
 
 @functools.lru_cache
-def _compiled_forward(
+def compiled_forward(
     config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
     """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""

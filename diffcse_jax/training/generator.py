@@ -7,8 +7,10 @@ hundred steps give a generator whose guesses are plausible enough to be worth de
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,7 @@ from diffcse_jax.models.computation import FEW, Computation, Networks, mean_wher
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
-from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.sharding import replicated, shard_batch, shards_of
@@ -75,19 +77,7 @@ def train_head(
         the corpus has more of them), with the number of steps.
     """
     options, root = config.generator, named_key(jax.random.key(config.train.seed), "generator head")
-    build_head = partial(MaskedLMHead, encoder.config)
-    modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, encoder.config), "head": build_head}
-    networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
-    loss = partial(_head_loss, networks, mesh.shape["data"], options.head_mask_ratio)
-    optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Views, index: Int[Array, ""]) -> tuple:
-        key = jax.random.fold_in(named_key(root, "train step"), index)
-        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
-        updates, opt_state = optimizer.update(grads, opt_state, head)
-        return optax.apply_updates(head, updates), opt_state, value
-
+    training = make_head_training(config, encoder.config, vocabulary, mesh)
     source = BatchSource(
         store,
         batch_size=options.head_batch_size,
@@ -98,23 +88,62 @@ def train_head(
         packing=Packing(anchors=True) if config.train.packing == "on" else None,
     )
     batches = make_batches(source)
-    head, _ = parameters.initial(build_head, named_key(root, "initial weights"))
-    start = parameters.prefixed(head, "head"), parameters.prefixed(encoder.transformer, "transformer")
-    head, frozen = jax.device_put(start, replicated(mesh))
-    opt_state = jax.device_put(optimizer.init(head), replicated(mesh))
+    head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
+    frozen = jax.device_put(parameters.prefixed(encoder.transformer, "transformer"), replicated(mesh))
     with tqdm.trange(options.head_steps, desc="masked-LM head", disable=no_bar(), unit=" steps") as progress:
         for index in progress:
-            head, opt_state, value = step(head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index))
+            head, opt_state, value = training.step(
+                head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index)
+            )
             if index % 20 == 0:
                 progress.set_postfix(loss=f"{float(value):.2f}")
-    compiled = jax.jit(loss)
+    loss = jax.jit(training.loss)
     held_out = [
-        compiled(head, frozen, shard_batch(views, mesh), jax.random.fold_in(named_key(root, "held out"), index))
+        loss(head, frozen, shard_batch(views, mesh), jax.random.fold_in(named_key(root, "held out"), index))
         for index, views in enumerate(batches)
     ]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
     scores = {"accuracy": 100 * float(accuracy), "perplexity": math.exp(mean_loss), "steps": options.head_steps}
     return {name: np.asarray(value) for name, value in parameters.subset(head, "head").items()}, scores
+
+
+class HeadTraining(NamedTuple):
+    """The training of a masked-LM head, as functions to compile."""
+
+    initial: Callable[[], tuple[Params, optax.OptState]]
+    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, views, key) -> (loss, accuracy)
+    step: Any  # (head, optimizer state, frozen, views, number of the step) -> (head, optimizer state, loss), jitted
+
+
+def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:
+    """The training of a masked-LM head on a frozen encoder.
+
+    Args:
+        config: the keys `generator.head_*`.
+        sizes: of the encoder.
+        vocabulary: the tokenizer's.
+        mesh: the devices.
+    """
+    options, root = config.generator, named_key(jax.random.key(config.train.seed), "generator head")
+    build_head = partial(MaskedLMHead, sizes)
+    modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
+    networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
+    loss = partial(_head_loss, networks, mesh.shape["data"], options.head_mask_ratio)
+    optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
+
+    def initial() -> tuple[Params, optax.OptState]:
+        head, _ = parameters.initial(build_head, named_key(root, "initial weights"))
+        head = parameters.prefixed(head, "head")
+        return head, optimizer.init(head)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Views, index: Int[Array, ""]) -> tuple:
+        key = jax.random.fold_in(named_key(root, "train step"), index)
+        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
+        updates, opt_state = optimizer.update(grads, opt_state, head)
+        return optax.apply_updates(head, updates), opt_state, value
+
+    return HeadTraining(initial, loss, step)
 
 
 def _head_loss(

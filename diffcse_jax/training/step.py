@@ -1,6 +1,7 @@
 """The train step: one function, compiled for each shape of batches."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,39 @@ from diffcse_jax.training.sharding import by_rules, of_gradients, replicated
 TrainStep = Callable[[TrainState, Params, Views], tuple[TrainState, Metrics]]
 
 
+def abstract_state(
+    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+) -> TrainState:
+    """The state before the first step as `jax.ShapeDtypeStruct`, with the sharding that each array will have.
+
+    Args:
+        params: initial parameters, or their shapes.
+        batch_stats: likewise.
+        optimizer: makes its own part of the state.
+        config: says how the state is split.
+        mesh: the devices, which may be those of a topology that is only compiled for.
+    """
+    state = jax.eval_shape(partial(_initialise, optimizer), params, batch_stats)
+    return jax.tree.map(
+        lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding),
+        state,
+        by_rules(state, mesh, config),
+    )
+
+
 def initial_state(
     params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
 ) -> TrainState:
     """The state before the first step, placed on the mesh by the rules of `sharding`."""
-
-    def init(params: Params, batch_stats: Params) -> TrainState:
-        return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
-
     # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
     # their NumPy arrays.
-    shardings = by_rules(jax.eval_shape(init, params, batch_stats), mesh, config)
-    return jax.jit(init, out_shardings=shardings)(params, batch_stats)
+    like = abstract_state(params, batch_stats, optimizer, config, mesh)
+    shardings = jax.tree.map(lambda array: array.sharding, like)
+    return jax.jit(partial(_initialise, optimizer), out_shardings=shardings)(params, batch_stats)
+
+
+def _initialise(optimizer: optax.GradientTransformation, params: Params, batch_stats: Params) -> TrainState:
+    return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
 
 
 def make_train_step(
@@ -56,8 +78,9 @@ def make_train_step(
         # tokens and the gradients at them instead.
         grads = jax.lax.with_sharding_constraint(grads, by_rules(grads, mesh, config))
         grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
 
         metrics["grad_norm"] = optax.tree.norm(grads)

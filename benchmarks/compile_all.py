@@ -1,0 +1,118 @@
+"""All that is worth compiling for TPUs, one record: what docs/planning.md and the README's table rest on.
+
+    python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
+
+Each program is compiled in a process of its own. Started again with the same file it goes on where it stopped, and
+`--again PATTERN` compiles anew what matches. `--table` prints the record as Markdown.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from diffcse_jax.config import SHIPPED
+from diffcse_jax.errors import ConfigError, reported_to_user
+
+LARGE = "--config.model.name_or_path=bert-large-uncased"
+SUPERVISED = "supervised_simcse_base"
+
+
+def programs() -> Iterator[list[str]]:
+    """The arguments of `benchmarks.compile_for` for every program."""
+    for config in sorted(path.stem for path in SHIPPED.glob("*.py")):
+        for target in ("v5e:2x2", "v5e:4x4"):
+            yield [target, config, *(["--views", "3"] if config == SUPERVISED else [])]
+    yield ["v5e:1x1", "simcse_base"]
+    yield ["v5e:1x1", "diffcse_base"]
+    for batch in ("512", "4096"):
+        for config in ("simcse_base", "diffcse_base"):
+            yield ["v5e:2x2", config, "--batch", batch]
+            yield ["v5e:2x2", config, "--batch", batch, "--what", "chunked"]
+    yield ["v5e:2x2", "simcse_base", LARGE]
+    yield ["v5e:2x2", "diffcse_base", LARGE]
+    yield ["v5e:2x2", "diffcse_base", "--config.mesh.fully_sharded=True"]
+    yield ["v5e:2x2", "diffcse_base", "--config.mesh.model=2"]
+    yield ["v5e:2x2", "diffcse_base", "--config.precision=float32"]
+    yield ["v5e:2x2", "diffcse_base", "--config.train.recompute=on"]
+    for share in ("1", "0.875", "0.75", "0.625", "0.5"):
+        yield ["v5e:2x2", "simcse_base", "--batch", "512", "--config.train.packing=on", "--real_tokens", share]
+    yield ["v5e:2x2", "diffcse_minilm", "--what", "generator_head"]
+    yield ["v5e:2x2", "simcse_base", "--what", "encode", "--batch", "1024"]
+    yield ["v6e:2x2", "diffcse_base"]
+    yield ["v5p:2x2x1", "diffcse_base"]
+    yield ["v5e:16x16", "diffcse_base", "--batch", "4096"]
+
+
+def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
+    """Compiles what the file does not hold yet, and writes it after each program."""
+    records = json.loads(path.read_text())["programs"] if path.is_file() else []
+    known = {record["arguments"]: record for record in records if not (again and re.search(again, record["arguments"]))}
+    wanted = list(programs())
+    for number, (target, config, *others) in enumerate(wanted, start=1):
+        arguments = " ".join(["--target", target, "--config", config, *others])
+        if arguments in known:
+            continue
+        print(f"{number} of {len(wanted)}: {arguments}", flush=True)
+        known[arguments] = {"arguments": arguments} | _compiled(arguments.split())
+        measure.write_record(path, "benchmarks.compile_all", ["--output", str(path)], {"programs": [*known.values()]})
+    return [*known.values()]
+
+
+def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
+    """The record of one program, without what is the same for all."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "record.json"
+        command = [sys.executable, "-m", "benchmarks.compile_for", *arguments, "--output", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ConfigError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
+        record = json.loads(output.read_text())
+    return {key: value for key, value in record.items() if key not in ("command", "machine", "versions")}
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: what was compiled for what, fits where, moves what."""
+    lines = ["| program | for | memory a chip | fits | moved a step |", "|---|---|---:|---|---|"]
+    for record in records:
+        words = re.sub(r"--target \S+ --config ", "", record["arguments"]).replace("--config.", "").replace("--", "")
+        memory = record["memory_per_chip"]
+        size = f"{memory['total'] / 1e9:.2f} of {memory['available'] / 1e9:.0f} GB"
+        fits = "yes" if record["fits"] else "no"
+        lines.append(f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |")
+    return "\n".join(lines)
+
+
+def _moved(collectives: Sequence[Mapping[str, Any]]) -> str:
+    """The collectives of a tenth of a megabyte and more."""
+    moved: dict[str, int] = {}
+    for entry in collectives:
+        moved[entry["carries"]] = moved.get(entry["carries"], 0) + entry["bytes"]
+    parts = [f"{carries} {size / 1e6:,.1f} MB" for carries, size in moved.items() if size >= 1e5]
+    return ", ".join(parts) or "nothing"
+
+
+def main(argv: list[str]) -> None:
+    """Compiles all, or prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file, which is read and completed")
+    parser.add_argument("--again", metavar="PATTERN", help="compile programs anew whose arguments match")
+    parser.add_argument("--table", action="store_true", help="only print what the file holds")
+    options = parser.parse_args(argv)
+    if options.table and not options.output.is_file():
+        parser.error(f"--output {options.output}: there is no such file")
+    if options.table:
+        print(table(json.loads(options.output.read_text())["programs"]))
+    else:
+        print(table(compile_all(options.output, options.again)))
+
+
+if __name__ == "__main__":
+    with reported_to_user():
+        main(sys.argv[1:])
