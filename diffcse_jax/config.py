@@ -153,8 +153,19 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
+    _check_data(config)
     if len(config.data.columns) > 3:
         raise ConfigError(f"data.columns: at most 3 (sentence, positive, hard negative), got {config.data.columns}")
+
+
+def _check_data(config: _Config) -> None:
+    data = config.data
+    if data.documents == "none" and (data.pairs == "neighbours" or config.needs("next_sentence")):
+        asked = "data.pairs='neighbours'" if data.pairs == "neighbours" else _those_that_need(config, "next_sentence")
+        raise ConfigError(
+            f"{asked} needs next sentences, so text in the order of its documents: set data.documents='blank_lines' "
+            "for a txt file that has one sentence a line and blank lines between documents"
+        )
 
 
 def _those_that_need(config: _Config, what: str) -> str:

@@ -68,6 +68,18 @@ class DataConfig:
         "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negative]]; empty: the only one, or "
         "those named sentence, positive, hard_negative or sent0, sent1, hard_neg",
     )
+    documents: str = option(
+        "none",
+        "what a document is: `none`, the sentences are in no order; `blank_lines`, of a txt file: the sentences on "
+        "consecutive lines, in their order, so that a blank (or skipped) line ends a document",
+        choices=("none", "blank_lines"),
+    )
+    pairs: str = option(
+        "columns",
+        "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive), or "
+        "`neighbours`, a sentence and the next one of its document",
+        choices=("columns", "neighbours"),
+    )
     max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
     on_bad_line: str = option(
         "skip",

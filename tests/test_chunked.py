@@ -18,6 +18,8 @@ TANH = {"model": {"projector": "mlp"}}
 OFF_DROPOUT = {"contrast": {"negatives": "off_dropout", "negative_ratio": 0.9}}
 MLM = {"mlm": {"weight": 0.1}}
 DCL = {"dcl": {"weight": 0.1}}
+MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
+BOTH = {"data": {"documents": "blank_lines", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
@@ -25,7 +27,9 @@ CASES = {
     "mean": (2, SIMCSE, {"contrast": {"negatives": "mean"}}),
     "mlm alone": (1, SIMCSE, MLM, {"contrast": {"weight": 0.0}}),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
-    "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
+    "difference, masked": (1, TANH, MASKED),
+    "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, {"difference": {"edit": "mixed"}}),
+    "corrective LM of both sentences": (1, TANH, BOTH, {"difference": {"objective": "corrective_lm"}}),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = {"hard negatives"}
@@ -52,7 +56,9 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
 
     mesh = make_mesh(config)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
-    views = shard_batch(views_of(batch, packed=packed, devices=devices, chunks=chunks), mesh)
+    following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
+    views = views_of(batch, packed=packed, devices=devices, chunks=chunks, following=following)
+    views = shard_batch(views, mesh)
     arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
     grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))
     return metrics, batch_stats, grads
@@ -77,7 +83,7 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "difference, masked", "all"])
+@pytest.mark.parametrize("name", ["hard negatives", "difference, masked", "corrective LM of both sentences", "all"])
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):

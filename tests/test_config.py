@@ -65,6 +65,7 @@ COMPANIONS = {  # what makes every value of every other key possible
     "dcl.weight": 0.1,
     "eval.metric": "halves_retrieval",
     "eval.pairs_file": "pairs.tsv",
+    "data.documents": "blank_lines",
 }
 
 

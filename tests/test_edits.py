@@ -8,7 +8,12 @@ from hypothesis.extra import numpy as arrays
 
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.vocabulary import Vocabulary
-from diffcse_jax.edits import choose_token, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.edits import Edited, Masked, choose_token, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.edits import lengths as edit_lengths
+from diffcse_jax.edits.lengths import Changed, change_lengths
+from diffcse_jax.edits.options import EditOptions
+from diffcse_jax.groups import GeneratorConfig
+from diffcse_jax.models.computation import Computation, Networks
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -152,3 +157,121 @@ def test_sampling_follows_the_generators_distribution():
     )
     for token, count in enumerate(np.bincount(edited[:, 1:].ravel(), minlength=4)):
         assert_share(count, 100 * 100, probabilities[token])
+
+
+LONG = 24  # positions that hold every edit of a sentence of `SHAPE`
+
+
+def changed_lengths(
+    sentence_lengths: np.ndarray, seed: int, *, positions: int = SHAPE[1], max_length: int = LONG, **options
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """The original sentences, of tokens that differ within a row, the edited ones and their labels, without padding."""
+    real = np.arange(positions) < sentence_lengths[:, None]
+    ids = np.where(real, MASK + 1 + np.arange(positions)[None], PAD)
+    ids[:, 0] = CLS
+    ids[np.arange(len(ids)), sentence_lengths - 1] = SEP
+    rows = Rows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
+    changed = change_lengths(
+        jax.random.key(seed), rows, EditOptions(**options), vocabulary=VOCABULARY, max_length=max_length
+    )
+    assert changed.rows.layout is None
+    mask = np.asarray(changed.rows.attention_mask) > 0
+    assert (np.diff(mask.astype(int), axis=1) <= 0).all()  # padding comes last
+    assert not np.asarray(changed.rows.input_ids)[~mask].any()
+    assert not np.asarray(changed.labels)[~mask].any()
+    np.testing.assert_array_equal(changed.inserted, changed.rows.input_ids == MASK)
+    original, edited, labels = (
+        [values[there].tolist() for values, there in zip(np.asarray(array), where, strict=True)]
+        for array, where in ((ids, real), (changed.rows.input_ids, mask), (changed.labels, mask))
+    )
+    return original, edited, labels
+
+
+sentences_of_two_or_more = arrays.arrays(np.int64, SHAPE[:1], elements=st.integers(2, SHAPE[1]))
+ratios = st.sampled_from([0.0, 0.15, 0.5, 1.0])
+
+
+@given(sentences_of_two_or_more, seeds, st.sampled_from(["insert", "delete", "mixed"]), ratios, ratios)
+def test_labels_lie_on_inserted_tokens_and_after_dropped_ones(sentence_lengths, seed, edit, insert, delete):
+    shares = {"insert_ratio": insert, "delete_ratio": delete}
+    for original, edited, labels in zip(*changed_lengths(sentence_lengths, seed, edit=edit, **shares), strict=True):
+        assert (edited[0], edited[-1]) == (original[0], original[-1]) == (CLS, SEP)
+        kept = [token for token in edited if token != MASK]
+        assert kept == [token for token in original if token in kept]  # in order, none twice
+        if edit == "insert" or delete == 0:
+            assert kept == original
+        if edit == "delete" or insert == 0:
+            assert kept == edited
+        if edit != "delete" and insert == 1:
+            assert edited.count(MASK) == len(original) - 1
+        if edit != "insert" and delete == 1:
+            assert kept == [CLS, SEP]
+        expected = [
+            token == MASK or (token != CLS and original[original.index(token) - 1] not in kept) for token in edited
+        ]
+        assert labels == expected
+
+
+@given(sentences_of_two_or_more, seeds, st.sampled_from(["insert", "mixed"]), st.integers(SHAPE[1], 15))
+def test_a_full_sentence_loses_what_comes_last_and_keeps_sep(sentence_lengths, seed, edit, max_length):
+    shares = {"edit": edit, "insert_ratio": 0.8}
+    _, whole, whole_labels = changed_lengths(sentence_lengths, seed, **shares)
+    _, cut, cut_labels = changed_lengths(sentence_lengths, seed, max_length=max_length, **shares)
+    for full, short in zip(whole + whole_labels, cut + cut_labels, strict=True):
+        assert short == (full if len(full) <= max_length else [*full[: max_length - 1], full[-1]])
+
+
+def test_lengths_change_in_the_shares_that_were_asked_for():
+    lengths = np.full(100, 200)
+    for edit, insert, delete in (("insert", 0.15, 0.0), ("delete", 0.0, 0.15), ("mixed", 0.3, 0.1)):
+        shares = {"insert_ratio": insert or 1.0, "delete_ratio": delete or 1.0}  # read by the edits they concern only
+        _, edited, _ = changed_lengths(lengths, 0, positions=200, max_length=400, edit=edit, **shares)
+        inserted = sum(row.count(MASK) for row in edited)
+        dropped = 100 * 200 - sum(map(len, edited)) + inserted
+        for count, places, share in ((inserted, 199, insert), (dropped, 198, delete)):
+            if share:
+                assert_share(count, 100 * places, share)
+            else:
+                assert count == 0
+
+
+def test_changed_lengths_depend_on_neither_padding_nor_other_rows():
+    lengths = np.array([5, 8, 6])
+    short = changed_lengths(lengths[:2], 0, edit="mixed")
+    long = changed_lengths(lengths, 0, positions=12, edit="mixed")
+    assert short == tuple(part[:2] for part in long)
+
+
+def test_edits_of_one_length_keep_their_rows():
+    rows = Rows(jnp.full((2, 4), 10), jnp.ones((2, 4), jnp.int32), layout=None)
+    for options in (EditOptions(), EditOptions(edit="insert", insert_ratio=0.0)):
+        assert change_lengths(jax.random.key(0), rows, options, vocabulary=VOCABULARY, max_length=4).rows is rows
+
+
+@pytest.mark.parametrize("edit", ["insert", "mixed"])
+@pytest.mark.parametrize("positions", ["all", "masked"])
+def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
+    rows = Rows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
+    flags = jnp.array([[False, False, True, False, False, False, False]])
+    changed = Changed(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
+    selected = jnp.array([[False, edit == "mixed", False, False, False, False, False]])
+
+    def generated(frozen, rows, masked, options, key) -> Edited:
+        """A generator that says 20 wherever it is asked."""
+        filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
+        return replace_tokens(jnp.full_like(rows.input_ids, 20), rows, filled)
+
+    monkeypatch.setattr(edit_lengths, "generate", generated)
+    masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
+    generator = GeneratorConfig(positions=positions)
+    frozen = Computation(Networks(VOCABULARY, {}), {})
+    edited = edit_lengths.fill(frozen, changed, masked, EditOptions(edit=edit), generator, jax.random.key(0))
+    expected = {
+        ("insert", "all"): [CLS, 10, 20, 11, 12, SEP, PAD],
+        ("insert", "masked"): [CLS, 10, 20, 11, 12, SEP, PAD],
+        ("mixed", "all"): [CLS, 20, 20, 20, 20, 20, PAD],
+        ("mixed", "masked"): [CLS, 20, 20, 11, 12, SEP, PAD],
+    }[edit, positions]
+    np.testing.assert_array_equal(edited.rows.input_ids, [expected])
+    differs = np.array(expected) != np.asarray(rows.input_ids[0])
+    np.testing.assert_array_equal(edited.replaced[0], differs | np.asarray(changed.labels[0]))
