@@ -80,6 +80,20 @@ class DataConfig:
         "`neighbours`, a sentence and the next one of its document",
         choices=("columns", "neighbours"),
     )
+    augmentation: str = option(
+        "none",
+        "change of the second view of single sentences (SimCSE Table 1): `none`, dropout alone; `crop`, "
+        "`word_deletion` and `mlm` (the generator fills masked tokens) by data.augmentation_ratio; `delete_one_word`; "
+        "`synonyms`, one word by data.synonyms_file",
+        choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
+    )
+    augmentation_ratio: float = option(
+        0.1,
+        "share of the words that `crop` and `word_deletion` remove, of the tokens that `mlm` masks",
+        low=0.0,
+        high=1.0,
+    )
+    synonyms_file: str = option("", "lines of a word and its synonyms, separated by tabs; data.augmentation='synonyms'")
     max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
     on_bad_line: str = option(
         "skip",

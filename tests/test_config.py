@@ -66,6 +66,7 @@ COMPANIONS = {  # what makes every value of every other key possible
     "eval.metric": "halves_retrieval",
     "eval.pairs_file": "pairs.tsv",
     "data.documents": "blank_lines",
+    "data.synonyms_file": "synonyms.tsv",
 }
 
 

@@ -70,13 +70,6 @@ class Difference(Objective):
         next_sentence = set() if self.options.sentence == "same" else {"next_sentence"}
         return frozenset({"vectors"} | next_sentence) | self.options.edit_needs
 
-    def check_columns(self, count: int) -> None:
-        if count > 1 and "next_sentence" in self.needs:
-            raise ConfigError(
-                f"difference.sentence={self.options.sentence!r} takes the next sentence of single ones, and the text "
-                f"has {count} columns; use difference.sentence='same', or single sentences"
-            )
-
     def networks(self, starts: Starts) -> dict[str, Network]:
         """The discriminator, which starts as a copy of the encoder."""
         return {"discriminator": Network(partial(Transformer, starts.encoder.config), starts.encoder.transformer)}
