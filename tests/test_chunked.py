@@ -20,6 +20,8 @@ MLM = {"mlm": {"weight": 0.1}}
 DCL = {"dcl": {"weight": 0.1}}
 MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
 BOTH = {"data": {"documents": "blank_lines", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
+CORRECTIVE = {"difference": {"objective": "corrective_lm"}}
+INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "insert"}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
@@ -29,7 +31,7 @@ CASES = {
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
     "difference, masked": (1, TANH, MASKED),
     "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, {"difference": {"edit": "mixed"}}),
-    "corrective LM of both sentences": (1, TANH, BOTH, {"difference": {"objective": "corrective_lm"}}),
+    "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = {"hard negatives"}

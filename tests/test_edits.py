@@ -5,15 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of, random_batch, views_of
+from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import Edited, Masked, choose_token, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.edits import lengths as edit_lengths
+from diffcse_jax.edits.augmentation import generated_second_views
 from diffcse_jax.edits.lengths import Changed, change_lengths
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import GeneratorConfig
 from diffcse_jax.models.computation import Computation, Networks
+from diffcse_jax.training import networks
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -275,3 +279,21 @@ def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
     np.testing.assert_array_equal(edited.rows.input_ids, [expected])
     differs = np.array(expected) != np.asarray(rows.input_ids[0])
     np.testing.assert_array_equal(edited.replaced[0], differs | np.asarray(changed.labels[0]))
+
+
+def test_the_generator_makes_second_views():
+    config = config_of(SIMCSE, {"data": {"augmentation": "mlm", "augmentation_ratio": 0.5}})
+    assert config.needs("generator")
+    built = networks.build(config, ENCODER, GENERATOR, TINY_VOCABULARY)
+    frozen = Computation(built.networks, jax.device_put(built.frozen))
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
+    changed = jax.jit(lambda views: generated_second_views(config, frozen, views, jax.random.key(0)))(views)
+    differs = np.asarray(changed.input_ids != views.input_ids)
+    assert not differs[:, 0].any()
+    ordinary = ~np.isin(views.input_ids, TINY_VOCABULARY.special_ids)
+    assert not (differs & ~ordinary).any()
+    assert 0.3 < differs[:, 1].sum() / ordinary[:, 1].sum() < 0.6  # half of them, but for those that it guessed
+    jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)
+    plain = config_of(SIMCSE)
+    assert not plain.needs("generator")
+    assert generated_second_views(plain, frozen, views, jax.random.key(0)) is views

@@ -128,8 +128,17 @@ class Forward:
     @cached_property
     def off_dropout(self) -> Float[Array, "batch hidden"]:
         """The projected vectors of the anchors in a pass without dropout (SimCSE++ Eq. 3)."""
-        self.vectors  # noqa: B018  first, so that this pass does not count as a batch
-        return _float32(self._projector(self._pooled(self.views.anchors, None)))
+        return self.projected(self.views.anchors, None)
+
+    def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
+        """The projected vectors of other rows than the views: the projector takes them for a batch of their own.
+
+        Args:
+            rows: sentences.
+            keys: one dropout key per row; None: no dropout.
+        """
+        self.vectors  # noqa: B018  first, so that this pass does not count in `batch_stats`
+        return _float32(self._projector(self._pooled(rows, keys)))
 
     @property
     def embedded(self) -> bool:

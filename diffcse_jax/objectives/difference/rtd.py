@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.edits import Edited, mask_tokens
 from diffcse_jax.edits.lengths import change_lengths, fill
+from diffcse_jax.edits.options import EditOptions
+from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
 from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import token_classifier
@@ -32,18 +34,7 @@ class ReplacedTokenDetection(Difference):
 
     def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> Edited:
         """Edits every row anew."""
-        options, config, vocabulary = self.options, self.config, frozen.networks.vocabulary
-        changed = change_lengths(
-            named_key(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=config.data.max_length
-        )
-        masked = mask_tokens(
-            named_key(key, "mask"),
-            changed.rows,
-            vocabulary=vocabulary,
-            ratio=options.masked_share,
-            style=options.mask_style,
-        )
-        return fill(frozen, changed, masked, options, config.generator, named_key(key, "generator"))
+        return edit_sentences(frozen, rows, self.options, self.config, key)
 
     def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         only_real = self.options.loss_positions == "real"
@@ -66,11 +57,37 @@ class ReplacedTokenDetection(Difference):
         sentences = 2 if self.options.sentence == "both" else 1
         trained = transformer_flops(batch.encoder, batch.rows, batch.length)
         trained += batch.rows * batch.length * 2 * batch.encoder.hidden_size * 2
-        if batch.generator is None:
+        if batch.generator is None or "generator" not in self.needs:
             return sentences * trained, 0.0
         frozen = transformer_flops(batch.generator, batch.rows, batch.length)
         frozen += vocabulary_flops(batch.generator, batch.rows * (batch.mean_tokens - 1))
         return sentences * trained, sentences * frozen
+
+
+def edit_sentences(
+    frozen: Computation, rows: Rows, options: EditOptions, config: RunConfig, key: PRNGKeyArray
+) -> Edited:
+    """Sentences with tokens dropped, inserted, masked and filled by the generator, as the edit says.
+
+    Args:
+        frozen: the frozen networks.
+        rows: the sentences.
+        options: the edit.
+        config: the run, for its generator and the longest sentence.
+        key: for these rows alone.
+    """
+    vocabulary = frozen.networks.vocabulary
+    changed = change_lengths(
+        named_key(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=config.data.max_length
+    )
+    masked = mask_tokens(
+        named_key(key, "mask"),
+        changed.rows,
+        vocabulary=vocabulary,
+        ratio=options.masked_share,
+        style=options.mask_style,
+    )
+    return fill(frozen, changed, masked, options, config.generator, named_key(key, "generator"))
 
 
 def replaced_token_detection(
