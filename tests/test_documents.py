@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_model import write_tiny_model
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
@@ -18,6 +22,7 @@ from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 
+ROOT = Path(__file__).parents[1]
 PAD, LONGEST = 9999, 32
 
 
@@ -148,3 +153,34 @@ def test_blank_lines_are_no_bad_lines(tmp_path):
 def test_data_that_cannot_be(parts, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_dict(parts)
+
+
+@pytest.mark.slow
+def test_a_run_over_documents(tmp_path, minilm_dir):
+    """From the file to the metrics, with everything that reads the text in its own way."""
+    lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
+    text, synonyms = tmp_path / "text.txt", tmp_path / "synonyms.tsv"
+    text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))
+    synonyms.write_text("small\tlittle\ttiny\n")
+    overrides = {
+        "model.name_or_path": write_tiny_model(tmp_path / "model", minilm_dir), "data.train_file": text,
+        "data.documents": "blank_lines", "data.max_length": 16, "data.cache_dir": tmp_path / "cache",
+        "data.augmentation": "synonyms", "data.synonyms_file": synonyms, "difference.sentence": "next",
+        "difference.edit": "delete", "train.batch_size": 8, "train.steps": 3, "train.log_every": 1, "eval.every": 0,
+        "eval.metric": "halves_retrieval",
+    }  # fmt: skip
+    arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
+    run = subprocess.run(
+        [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", tmp_path / "run",
+         *arguments],
+        cwd=ROOT, env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "in 7 documents" in run.stderr
+    assert "7 of 60 sentences are the last of a document: no next one, left out" in run.stderr
+    assert "generator" not in run.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert len(steps) == 3
+    assert all(0 < row["rtd_share_kept"] < 1 for row in steps)
