@@ -80,6 +80,9 @@ class DataConfig:
         "`neighbours`, a sentence and the next one of its document",
         choices=("columns", "neighbours"),
     )
+    next_within: int = option(
+        1, "a next sentence is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)", low=1
+    )
     augmentation: str = option(
         "none",
         "change of the second view of single sentences (SimCSE Table 1): `none`, dropout alone; `crop`, "

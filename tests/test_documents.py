@@ -70,6 +70,23 @@ def test_documents_of_single_sentences_have_no_neighbours(tmp_path):
 DOCUMENTS = [1, 9, 4, 1, 7, 2, 12]
 
 
+def test_a_next_sentence_is_drawn_from_those_that_follow(tmp_path):
+    neighbours = Neighbours(store_of(tmp_path, [1, 6, 2]), within=3)
+    rng, drawn = np.random.default_rng(0), []
+    for _ in range(600):
+        order = neighbours.order(rng)
+        input_ids, lengths = neighbours.gather(order, LONGEST, PAD)
+        pairs = input_ids[:, :, 0].tolist()
+        assert sorted(sentence for sentence, _ in pairs) == [1, 2, 3, 4, 5, 7]  # every example once
+        np.testing.assert_array_equal(lengths, (input_ids != PAD).sum(axis=-1))
+        np.testing.assert_array_equal(neighbours.lengths(order), lengths)
+        drawn += pairs
+    for sentence, choices in {1: [2, 3, 4], 2: [3, 4, 5], 3: [4, 5, 6], 4: [5, 6], 5: [6], 7: [8]}.items():
+        counts = [drawn.count([sentence, choice]) for choice in choices]
+        assert sum(counts) == 600
+        assert all(abs(count - 600 / len(choices)) < 5 * np.sqrt(600 / len(choices)) for count in counts)
+
+
 def source_of(folder: Path, **options) -> BatchSource:
     settings = {"batch_size": 4, "steps": 30, "seed": 3, "pad_token_id": PAD}
     return BatchSource(Neighbours(store_of(folder, DOCUMENTS)), **settings | options)

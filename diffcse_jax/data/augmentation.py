@@ -168,9 +168,9 @@ def _with_synonym(
         bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
         words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in synonyms]
         if words:
-            start, end = words[generator.integers(len(words))]
+            start, end = words[int(generator.integers(len(words)))]
             choices = synonyms[tuple(ids[start:end])]
-            inside = [*ids[:start], *choices[generator.integers(len(choices))], *ids[end : length - 1]]
+            inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
             new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
             changed[row, : len(new)], new_lengths[row] = new, len(new)
     return changed, new_lengths

@@ -201,7 +201,7 @@ class BatchSource:
         return order[batch * self._batch_size : (batch + 1) * self._batch_size]
 
     def _shuffled(self, epoch: int) -> Int[np.ndarray, " examples"]:
-        return np.random.Generator(np.random.Philox([self._seed, epoch])).permutation(len(self._store))
+        return self._store.order(np.random.Generator(np.random.Philox([self._seed, epoch])))
 
 
 def make_batches(source: BatchSource) -> "grain.DatasetIterator":

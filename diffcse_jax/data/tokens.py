@@ -55,6 +55,10 @@ class TokenStore:
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
 
+    def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
+        """A random order of the examples."""
+        return generator.permutation(len(self))
+
     @property
     def token_count(self) -> int:
         """Tokens of all sentences, [CLS] and [SEP] included."""

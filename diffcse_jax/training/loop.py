@@ -288,7 +288,7 @@ def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours:
     examples: TokenStore | Neighbours = store
     beside_views = config.needs("next_sentence")
     if beside_views or config.data.pairs == "neighbours":
-        examples = Neighbours(store)
+        examples = Neighbours(store, config.data.next_within)
         report(f"{examples.left_out:,} of {len(store):,} sentences are the last of a document: no next one, left out")
     columns = len(examples.columns) - beside_views
     for objective in config.objectives.values():
