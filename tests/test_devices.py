@@ -28,11 +28,11 @@ OBJECTIVES = {
     "mlm": {"weight": 0.1},
     "optim": {"learning_rate": 1e-4},
 }
-# What edits sentences: of the batch, of the next sentences, of the second views.
+# What edits sentences: the next ones, the anchors, the second views.
 EDITS = {
     "data": {"documents": "blank_lines", "augmentation": "mlm", "max_length": 16},
-    "difference": {"weight": 0.5, "sentence": "both", "edit": "mixed"},
-    "edited_contrast": {"weight": 0.5, "edit": "insert"},
+    "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
+    "edited_contrast": {"weight": 0.5, "edit": "mixed"},
     "generator": {"decode": "sample"},
     "optim": {"learning_rate": 1e-4},
 }
