@@ -85,7 +85,9 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "difference, masked", "corrective LM of both sentences", "all"])
+@pytest.mark.parametrize(
+    "name", ["hard negatives", "difference, masked", "corrective LM of both sentences, edited negatives", "all"]
+)
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):
