@@ -11,11 +11,13 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.training import loop
 
 PAD, CLS, SEP, UNK = 0, 1, 2, 3
 NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "."]
@@ -156,13 +158,13 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
         read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK)
 
 
-def store_of(folder: Path) -> TokenStore:
+def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenStore:
     """Sentences of 3 to 12 random tokens."""
     rng = np.random.default_rng(0)
     sentences = [[CLS, *rng.integers(UNK + 1, len(NAMES), size), SEP] for size in rng.integers(1, LONGEST - 1, 40)]
     np.save(folder / "token_ids.npy", np.concatenate(sentences).astype(np.uint16))
     np.save(folder / "offsets.npy", np.cumsum([0, *map(len, sentences)]))
-    (folder / "meta.json").write_text(json.dumps({"columns": ["sentence"], "max_length": LONGEST, "note": ""}))
+    (folder / "meta.json").write_text(json.dumps({"columns": columns, "max_length": LONGEST, "note": ""}))
     return TokenStore(folder)
 
 
@@ -193,3 +195,9 @@ def test_augmented_batches(tmp_path):
             assert is_subsequence(words_of(second[mask > 0].tolist()), words_of(anchor[anchor != PAD].tolist()))
             second_views.setdefault(anchor.tobytes(), set()).add(second.tobytes())
     assert max(len(of_anchor) for of_anchor in second_views.values()) > 1  # made anew in every epoch
+
+
+def test_a_text_that_has_second_views_is_not_augmented(tmp_path):
+    config = Config.from_dict({"data": {"augmentation": "crop"}})
+    with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
+        loop._examples(config, store_of(tmp_path, ("sentence", "positive")))
