@@ -58,8 +58,14 @@ class _Config(RunConfig):
         return {name: objective for name, objective in found.items() if objective and objective.weight > 0}
 
     def needs(self, what: str) -> bool:
-        """True if an objective that takes part in training needs this member of `objectives.NEEDS`."""
-        return any(what in objective.needs for objective in self.objectives.values())
+        """True if an objective that takes part in training, or the data, needs this member of `objectives.NEEDS`."""
+        return bool(self.those_that_need(what))
+
+    def those_that_need(self, what: str) -> list[str]:
+        """The settings for which this member of `objectives.NEEDS` is needed, as messages name them."""
+        found = [f"{name}.weight > 0" for name, each in self.objectives.items() if what in each.needs]
+        by_data = what in ("generator", "mask_token") and self.data.augmentation == "mlm"
+        return [*found, "data.augmentation='mlm'"] if by_data else found
 
     @property
     def trains_generator_head(self) -> bool:
@@ -151,8 +157,8 @@ def _check_combinations(config: _Config) -> None:
         )
     if config.trains_generator_head and generator.head_steps == 0:
         raise ConfigError(
-            f"{_those_that_need(config, 'generator')} needs a generator: name a masked LM in generator.name_or_path, "
-            "train an own head with generator.head_steps > 0, or set the weight to 0"
+            f"{' and '.join(config.those_that_need('generator'))} needs a generator: name a masked LM in "
+            "generator.name_or_path, train an own head with generator.head_steps > 0, or set the weight to 0"
         )
     if config.matryoshka.sizes:
         _check_matryoshka(config)
@@ -168,6 +174,7 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
+    _check_data(config)
 
 
 def _check_matryoshka(config: _Config) -> None:
@@ -186,5 +193,27 @@ def _check_matryoshka(config: _Config) -> None:
         raise ConfigError(f"matryoshka.sizes={sizes}, but no objective that takes part compares sentence vectors")
 
 
-def _those_that_need(config: _Config, what: str) -> str:
-    return " and ".join(f"{name}.weight > 0" for name, each in config.objectives.items() if what in each.needs)
+def _check_data(config: _Config) -> None:
+    data = config.data
+    asked = config.those_that_need("next_sentence")
+    if data.pairs == "neighbours":
+        if asked:
+            raise ConfigError(
+                f"data.pairs='neighbours' makes the next sentence the positive, while {asked[0]} needs it beside the "
+                "views of single sentences; choose one of the two"
+            )
+        if data.augmentation != "none":
+            raise ConfigError(
+                f"data.augmentation={data.augmentation!r} makes second views of single sentences, and with "
+                "data.pairs='neighbours' the second view is the next sentence; choose one of the two"
+            )
+        asked = ["data.pairs='neighbours'"]
+    if asked and data.documents == "none":
+        raise ConfigError(
+            f"{asked[0]} needs next sentences, so text in the order of its documents: set data.documents='blank_lines' "
+            "for a txt file that has one sentence a line and blank lines between documents"
+        )
+    if data.augmentation == "synonyms" and not data.synonyms_file:
+        raise ConfigError(
+            "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, separated by tabs"
+        )

@@ -87,6 +87,35 @@ class DataConfig:
         "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negatives]]; empty: the only one, or "
         "those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
     )
+    documents: str = option(
+        "none",
+        "what a document is: `none`, the sentences are in no order; `blank_lines`, of a txt file: the sentences on "
+        "consecutive lines, in their order, so that a blank (or skipped) line ends a document",
+        choices=("none", "blank_lines"),
+    )
+    pairs: str = option(
+        "columns",
+        "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive), or "
+        "`neighbours`, a sentence and the next one of its document",
+        choices=("columns", "neighbours"),
+    )
+    next_within: int = option(
+        1, "a next sentence is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)", low=1
+    )
+    augmentation: str = option(
+        "none",
+        "change of the second view of single sentences (SimCSE Table 1): `none`, dropout alone; `crop`, "
+        "`word_deletion` and `mlm` (the generator fills masked tokens) by data.augmentation_ratio; `delete_one_word`; "
+        "`synonyms`, one word by data.synonyms_file",
+        choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
+    )
+    augmentation_ratio: float = option(
+        0.1,
+        "share of the words that `crop` and `word_deletion` remove, of the tokens that `mlm` masks",
+        low=0.0,
+        high=1.0,
+    )
+    synonyms_file: str = option("", "lines of a word and its synonyms, separated by tabs; data.augmentation='synonyms'")
     max_length: int = option(32, "word pieces per sentence with [CLS] and [SEP]; longer ones are cut", low=3)
     on_bad_line: str = option(
         "skip",

@@ -27,6 +27,10 @@ RANKING = {
     "anchor": {"weight": 1.0},
 }
 RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
+MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
+BOTH = {"data": {"documents": "blank_lines", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
+CORRECTIVE = {"difference": {"objective": "corrective_lm"}}
+INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "insert"}}
 CASES = {
     "pairs": (2, SIMCSE),
     "hard negatives": (3, SIMCSE),
@@ -49,8 +53,10 @@ CASES = {
     "ranking": (2, SIMCSE, OFF_DROPOUT, RANKING, {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}),
     "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "difference, pooled": (1, TANH, {"difference": {"condition": "pooled"}}),
-    "difference, masked": (1, TANH, {"generator": {"positions": "masked", "decode": "sample"}}),
+    "difference, masked": (1, TANH, MASKED),
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
+    "difference, mixed edits of both sentences": (1, TANH, MASKED, BOTH, {"difference": {"edit": "mixed"}}),
+    "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
 FAST = {"hard negatives"}
@@ -77,7 +83,9 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
 
     mesh = make_mesh(config)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
-    views = shard_batch(views_of(batch, packed=packed, devices=devices, chunks=chunks), mesh)
+    following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
+    views = views_of(batch, packed=packed, devices=devices, chunks=chunks, following=following)
+    views = shard_batch(views, mesh)
     arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
     grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))
     return metrics, batch_stats, grads
@@ -102,7 +110,17 @@ def test_chunks_change_neither_loss_nor_gradients_nor_statistics(name):
 
 
 @pytest.mark.slow  # test_reference.py compares packed networks with the truth, these are what it does not have
-@pytest.mark.parametrize("name", ["hard negatives", "ranking", "reconstruction", "difference, masked", "all"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hard negatives",
+        "ranking",
+        "reconstruction",
+        "difference, masked",
+        "corrective LM of both sentences, edited negatives",
+        "all",
+    ],
+)
 def test_padding_left_out_changes_neither_loss_nor_gradients_nor_statistics(name):
     packed, plain = evaluate(name, 0, packed=True), evaluate(name, 0)
     for ours, theirs in zip(packed, plain, strict=True):

@@ -66,6 +66,8 @@ COMPANIONS = {  # what makes every value of every other key possible
     "distillation.teachers": ("start",),
     "eval.metric": "halves_retrieval",
     "eval.pairs_file": "pairs.tsv",
+    "data.documents": "blank_lines",
+    "data.synonyms_file": "synonyms.tsv",
 }
 COMPANIONS_OF = {"matryoshka.sizes": {"model.projector": "none"}}  # of one key alone
 

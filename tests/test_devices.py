@@ -1,6 +1,7 @@
 """Training on several devices is training on one."""
 
 import functools
+import itertools
 from typing import NamedTuple
 from unittest import mock
 
@@ -37,16 +38,24 @@ OBJECTIVES = {
     "reconstruction": {"weight": 0.001, "blocks": 1},
     "optim": {"learning_rate": 1e-4},
 }
+# What edits sentences: the next ones, the anchors, the second views.
+EDITS = {
+    "data": {"documents": "blank_lines", "augmentation": "mlm", "max_length": 16},
+    "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
+    "edited_contrast": {"weight": 0.5, "edit": "mixed"},
+    "generator": {"decode": "sample"},
+    "optim": {"learning_rate": 1e-4},
+}
 STEPS = 3
 
 
 @functools.cache
 def train(
-    data: int, model: int = 1, fully_sharded: bool = False
+    data: int, model: int = 1, fully_sharded: bool = False, *, edits: bool = False
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """The metrics of five steps, and the parameters and batch statistics after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
-    config = config_of(OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
+    config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
     definitions, params, batch_stats, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))
@@ -54,10 +63,11 @@ def train(
     state = initial_state(params, batch_stats, optimizer, config, mesh)
     expected = by_rules(state, mesh, config)
     assert jax.tree.map(lambda array: array.sharding, state) == expected
-    batches = [random_batch(size=16, columns=2, seed=index, length=16) for index in range(STEPS)]
+    batches = [random_batch(size=16, columns=2, seed=index, length=16) for index in range(STEPS + 1)]
     history = []
-    for batch in batches:
-        state, metrics = step(state, frozen, shard_batch(views_of(batch, packed=True, devices=data), mesh))
+    for batch, following in itertools.pairwise(batches):
+        views = views_of(batch, packed=True, devices=data, following=following if edits else None)
+        state, metrics = step(state, frozen, shard_batch(views, mesh))
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())
     assert jax.tree.map(lambda array: array.sharding, state) == expected
@@ -65,9 +75,9 @@ def train(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(8, 1, True), (4, 2, False)])
-def test_devices_change_nothing_but_rounding(mesh):
-    (one, arrays_of_one), (many, arrays_of_many) = train(1), train(*mesh)
+@pytest.mark.parametrize(("mesh", "edits"), [((8, 1, True), False), ((4, 2, False), False), ((8, 1, False), True)])
+def test_devices_change_nothing_but_rounding(mesh, edits):
+    (one, arrays_of_one), (many, arrays_of_many) = train(1, edits=edits), train(*mesh, edits=edits)
     for step, metrics in enumerate(one):
         for name, value in metrics.items():
             np.testing.assert_allclose(many[step][name], value, rtol=1e-5, atol=1e-6, err_msg=f"{name}, step {step}")

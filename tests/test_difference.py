@@ -1,13 +1,22 @@
+from functools import partial
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax, softmax
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
 
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.objectives.difference.corrective_lm import copy_mechanism, corrective_language_model
 from diffcse_jax.objectives.difference.rtd import replaced_token_detection
 from diffcse_jax.objectives.mlm import masked_language_model
+from diffcse_jax.training import networks
 
 logits_of_any_size = arrays.arrays(np.float32, (2, 3, 2), elements=st.floats(-1e4, 1e4, width=32))
 labels = arrays.arrays(np.bool_, (2, 3))
@@ -40,3 +49,115 @@ def test_masked_language_model_is_the_cross_entropy_of_the_original_token():
     losses = masked_language_model(jnp.array(logits), jnp.array(ids))
     expected = -np.take_along_axis(log_softmax(np.float64(logits), axis=-1), ids[..., None], -1)[..., 0]
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
+
+
+def corrective_inputs(seed: int) -> tuple:
+    rng = np.random.default_rng(seed)
+    logits, copy_logits = rng.normal(0, 5, (3, 4, 11)), rng.normal(0, 5, (3, 4))
+    inputs, targets = rng.integers(0, 3, (2, 3, 4))
+    return logits.astype(np.float32), copy_logits.astype(np.float32), inputs, targets
+
+
+@given(st.integers(0, 1000))
+def test_corrective_lm_is_the_mixture_of_copying_and_the_language_model(seed):
+    logits, copy_logits, inputs, targets = corrective_inputs(seed)
+    losses = corrective_language_model(*map(jnp.array, (logits, copy_logits, inputs == targets, targets)))
+    copied = expit(np.float64(copy_logits))[..., None]
+    mixture = copied * np.eye(11)[inputs] + (1 - copied) * softmax(np.float64(logits), axis=-1)
+    np.testing.assert_allclose(mixture.sum(axis=-1), 1)
+    expected = -np.log(np.take_along_axis(mixture, targets[..., None], axis=-1)[..., 0])
+    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_copy_probability_learns_from_its_own_loss_alone():
+    logits, copy_logits, inputs, targets = map(jnp.array, corrective_inputs(0))
+    kept = inputs == targets
+    grad = jax.grad(lambda x: corrective_language_model(logits, x, kept, targets).sum())(copy_logits)
+    np.testing.assert_array_equal(grad, 0.0)
+    probability = expit(np.float64(copy_logits))
+    expected = -np.where(kept, np.log(probability), np.log1p(-probability))
+    np.testing.assert_allclose(copy_mechanism(copy_logits, kept), expected, rtol=1e-4, atol=1e-6)
+    grad = jax.grad(lambda x: copy_mechanism(x, kept).sum())(copy_logits)
+    np.testing.assert_allclose(grad, probability - np.asarray(kept), atol=1e-6)
+
+
+NETWORKS = {"conditional_mlm": {"discriminator_lm_head"}, "corrective_lm": {"discriminator_lm_head", "copy_head"}}
+
+
+def difference_of(**options) -> tuple:
+    """The objective of these options, its networks and a batch with next sentences."""
+    data = {"documents": "blank_lines", "max_length": 16}
+    config = config_of({"difference": options, "contrast": {"weight": 0.0}, "data": data})
+    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    views = views_of(random_batch(size=4), following=random_batch(size=4, seed=1))
+    return config, config.objectives["difference"], built, jax.tree.map(jnp.asarray, views)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "sentence"), [("conditional_mlm", "next"), ("corrective_lm", "same")])
+def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
+    config, objective, built, views = difference_of(objective=kind, sentence=sentence)
+    assert {name.partition(".")[0] for name in built.params} == {
+        "encoder", "projector", "discriminator", *NETWORKS[kind],
+    }  # fmt: skip
+    assert {name.partition(".")[0] for name in built.frozen} == (
+        {"generator", "generator_head"} if kind == "corrective_lm" else set()
+    )
+
+    @jax.jit
+    def grads(params, cut):
+        frozen = Computation(built.networks, jax.device_put(built.frozen))
+        corrupted = objective.corrupt(frozen, views, jax.random.key(1))
+
+        def loss(params):
+            forward = Forward(config, Computation(built.networks, params), built.batch_stats, views, jax.random.key(0))
+            cut_off = jax.lax.stop_gradient(forward.vectors)
+            forward.__dict__["vectors"] = jax.tree.map(partial(jnp.where, cut), cut_off, forward.vectors)
+            return objective.loss(forward, corrupted, jax.random.key(2))[0]
+
+        return jax.grad(loss)(params)
+
+    params = jax.device_put(built.params)
+    whole, without = grads(params, False), grads(params, True)
+    for name, grad in whole.items():
+        if name.startswith(("encoder.", "projector.")):
+            np.testing.assert_array_equal(without[name], 0.0, err_msg=name)
+        else:
+            np.testing.assert_allclose(without[name], grad, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert all(
+        any(np.abs(grad).max() > 1e-6 for name, grad in whole.items() if name.startswith(network + "."))
+        for network in ("encoder", "projector", "discriminator", *NETWORKS[kind])
+    )
+
+
+def test_both_sentences_are_the_mean_of_the_two():
+    rng = np.random.default_rng(0)
+    values = dict(zip(("same", "next"), map(jnp.float32, rng.normal(size=2)), strict=True))
+    _, objective, _, _ = difference_of(sentence="both")
+    predicted = {name: (value, {"metric": 2 * value}) for name, value in values.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(objective), "predict", lambda self, forward, edited, key: predicted[edited])
+        loss, metrics = objective.loss(mock.Mock(spec=Forward), {"same": "same", "next": "next"}, jax.random.key(0))
+    mean = sum(values.values()) / 2
+    np.testing.assert_allclose([loss, metrics["metric"]], [mean, 2 * mean], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["conditional_mlm", "corrective_lm"])
+def test_what_recovers_originals_takes_no_other_edits(kind):
+    with pytest.raises(ConfigError, match=rf"difference\.edit='insert' needs difference\.objective='rtd': '{kind}'"):
+        config_of({"difference": {"objective": kind, "edit": "insert"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"vectors", "mask_token", "generator"}),
+        ({"edit": "delete"}, {"vectors", "mask_token"}),
+        ({"edit": "mixed", "sentence": "both"}, {"vectors", "mask_token", "generator", "next_sentence"}),
+        ({"objective": "conditional_mlm", "sentence": "next"}, {"vectors", "mask_token", "next_sentence"}),
+        ({"objective": "corrective_lm"}, {"vectors", "mask_token", "generator"}),
+    ],
+)
+def test_what_each_kind_needs(options, expected):
+    config = config_of({"difference": options, "data": {"documents": "blank_lines"}})
+    assert config.objectives["difference"].needs == expected

@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tiny_model import random_params
-from tiny_networks import SIZES, config_of, random_batch, views_of
-from tiny_networks import VOCABULARY as TINY
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, SIZES, config_of, random_batch, views_of
+from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.vocabulary import Vocabulary
-from diffcse_jax.edits import choose_token, filled_positions, mask_tokens, replace_tokens
-from diffcse_jax.models.computation import Computation, named_key
+from diffcse_jax.edits import Edited, Masked, choose_token, filled_positions, mask_tokens, replace_tokens
+from diffcse_jax.edits import lengths as edit_lengths
+from diffcse_jax.edits.augmentation import generated_second_views
+from diffcse_jax.edits.lengths import Changed, change_lengths
+from diffcse_jax.edits.options import EditOptions
+from diffcse_jax.groups import GeneratorConfig
+from diffcse_jax.models.computation import Computation, Networks, named_key
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -191,13 +196,149 @@ def test_a_generator_of_another_family_and_size(encoder, generator):
         transformer, head = random_params(Transformer, sizes), random_params(MaskedLMHead, sizes)
         return Pretrained(Path("tiny"), {}, sizes, transformer, pooler=None, mlm_head=head)
 
-    built = networks.build(config, checkpoint(encoder), checkpoint(generator), TINY)
+    built = networks.build(config, checkpoint(encoder), checkpoint(generator), TINY_VOCABULARY)
     frozen = Computation(built.networks, jax.tree.map(jnp.asarray, built.frozen))
     views, key = jax.tree.map(jnp.asarray, views_of(random_batch())), jax.random.key(0)
     edited = config.objectives["difference"].corrupt(frozen, views, key)
-    given = mask_tokens(named_key(key, "mask"), views.rows, vocabulary=TINY, ratio=0.5, style="bert")
+    given = mask_tokens(named_key(key, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
     states = frozen.network("generator")(given.rows)["last_hidden_state"]
     logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
     expected = np.where(given.selected, logits.argmax(axis=-1), views.rows.input_ids)
     np.testing.assert_array_equal(edited.rows.input_ids, expected)
     assert np.asarray(edited.replaced).any()
+
+
+LONG = 24  # positions that hold every edit of a sentence of `SHAPE`
+
+
+def changed_lengths(
+    sentence_lengths: np.ndarray, seed: int, *, positions: int = SHAPE[1], max_length: int = LONG, **options
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """The original sentences, of tokens that differ within a row, the edited ones and their labels, without padding."""
+    real = np.arange(positions) < sentence_lengths[:, None]
+    ids = np.where(real, MASK + 1 + np.arange(positions)[None], PAD)
+    ids[:, 0] = CLS
+    ids[np.arange(len(ids)), sentence_lengths - 1] = SEP
+    rows = Rows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
+    changed = change_lengths(
+        jax.random.key(seed), rows, EditOptions(**options), vocabulary=VOCABULARY, max_length=max_length
+    )
+    assert changed.rows.layout is None
+    mask = np.asarray(changed.rows.attention_mask) > 0
+    assert (np.diff(mask.astype(int), axis=1) <= 0).all()  # padding comes last
+    assert not np.asarray(changed.rows.input_ids)[~mask].any()
+    assert not np.asarray(changed.labels)[~mask].any()
+    np.testing.assert_array_equal(changed.inserted, changed.rows.input_ids == MASK)
+    original, edited, labels = (
+        [values[there].tolist() for values, there in zip(np.asarray(array), where, strict=True)]
+        for array, where in ((ids, real), (changed.rows.input_ids, mask), (changed.labels, mask))
+    )
+    return original, edited, labels
+
+
+sentences_of_two_or_more = arrays.arrays(np.int64, SHAPE[:1], elements=st.integers(2, SHAPE[1]))
+ratios = st.sampled_from([0.0, 0.15, 0.5, 1.0])
+
+
+@given(sentences_of_two_or_more, seeds, st.sampled_from(["insert", "delete", "mixed"]), ratios, ratios)
+def test_labels_lie_on_inserted_tokens_and_after_dropped_ones(sentence_lengths, seed, edit, insert, delete):
+    shares = {"insert_ratio": insert, "delete_ratio": delete}
+    for original, edited, labels in zip(*changed_lengths(sentence_lengths, seed, edit=edit, **shares), strict=True):
+        assert (edited[0], edited[-1]) == (original[0], original[-1]) == (CLS, SEP)
+        kept = [token for token in edited if token != MASK]
+        assert kept == [token for token in original if token in kept]  # in order, none twice
+        if edit == "insert" or delete == 0:
+            assert kept == original
+        if edit == "delete" or insert == 0:
+            assert kept == edited
+        if edit != "delete" and insert == 1:
+            assert edited.count(MASK) == len(original) - 1
+        if edit != "insert" and delete == 1:
+            assert kept == [CLS, SEP]
+        expected = [
+            token == MASK or (token != CLS and original[original.index(token) - 1] not in kept) for token in edited
+        ]
+        assert labels == expected
+
+
+@given(sentences_of_two_or_more, seeds, st.sampled_from(["insert", "mixed"]), st.integers(SHAPE[1], 15))
+def test_a_full_sentence_loses_what_comes_last_and_keeps_sep(sentence_lengths, seed, edit, max_length):
+    shares = {"edit": edit, "insert_ratio": 0.8}
+    _, whole, whole_labels = changed_lengths(sentence_lengths, seed, **shares)
+    _, cut, cut_labels = changed_lengths(sentence_lengths, seed, max_length=max_length, **shares)
+    for full, short in zip(whole + whole_labels, cut + cut_labels, strict=True):
+        assert short == (full if len(full) <= max_length else [*full[: max_length - 1], full[-1]])
+
+
+def test_lengths_change_in_the_shares_that_were_asked_for():
+    lengths = np.full(100, 200)
+    for edit, insert, delete in (("insert", 0.15, 0.0), ("delete", 0.0, 0.15), ("mixed", 0.3, 0.1)):
+        shares = {"insert_ratio": insert or 1.0, "delete_ratio": delete or 1.0}  # read by the edits they concern only
+        _, edited, _ = changed_lengths(lengths, 0, positions=200, max_length=400, edit=edit, **shares)
+        inserted = sum(row.count(MASK) for row in edited)
+        dropped = 100 * 200 - sum(map(len, edited)) + inserted
+        for count, places, share in ((inserted, 199, insert), (dropped, 198, delete)):
+            if share:
+                assert_share(count, 100 * places, share)
+            else:
+                assert count == 0
+
+
+def test_changed_lengths_depend_on_neither_padding_nor_other_rows():
+    lengths = np.array([5, 8, 6])
+    short = changed_lengths(lengths[:2], 0, edit="mixed")
+    long = changed_lengths(lengths, 0, positions=12, edit="mixed")
+    assert short == tuple(part[:2] for part in long)
+
+
+def test_edits_of_one_length_keep_their_rows():
+    rows = Rows(jnp.full((2, 4), 10), jnp.ones((2, 4), jnp.int32), layout=None)
+    for options in (EditOptions(), EditOptions(edit="insert", insert_ratio=0.0)):
+        assert change_lengths(jax.random.key(0), rows, options, vocabulary=VOCABULARY, max_length=4).rows is rows
+
+
+@pytest.mark.parametrize("edit", ["insert", "mixed"])
+@pytest.mark.parametrize("positions", ["all", "masked"])
+def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
+    rows = Rows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
+    flags = jnp.array([[False, False, True, False, False, False, False]])
+    changed = Changed(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
+    selected = jnp.array([[False, edit == "mixed", False, False, False, False, False]])
+
+    def generated(frozen, rows, masked, options, key) -> Edited:
+        """A generator that says 20 wherever it is asked."""
+        filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
+        return replace_tokens(jnp.full_like(rows.input_ids, 20), rows, filled)
+
+    monkeypatch.setattr(edit_lengths, "generate", generated)
+    masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
+    generator = GeneratorConfig(positions=positions)
+    frozen = Computation(Networks(VOCABULARY, {}), {})
+    edited = edit_lengths.fill(frozen, changed, masked, EditOptions(edit=edit), generator, jax.random.key(0))
+    expected = {
+        ("insert", "all"): [CLS, 10, 20, 11, 12, SEP, PAD],
+        ("insert", "masked"): [CLS, 10, 20, 11, 12, SEP, PAD],
+        ("mixed", "all"): [CLS, 20, 20, 20, 20, 20, PAD],
+        ("mixed", "masked"): [CLS, 20, 20, 11, 12, SEP, PAD],
+    }[edit, positions]
+    np.testing.assert_array_equal(edited.rows.input_ids, [expected])
+    differs = np.array(expected) != np.asarray(rows.input_ids[0])
+    np.testing.assert_array_equal(edited.replaced[0], differs | np.asarray(changed.labels[0]))
+
+
+def test_the_generator_makes_second_views():
+    config = config_of(SIMCSE, {"data": {"augmentation": "mlm", "augmentation_ratio": 0.5}})
+    assert config.needs("generator")
+    built = networks.build(config, ENCODER, GENERATOR, TINY_VOCABULARY)
+    frozen = Computation(built.networks, jax.device_put(built.frozen))
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
+    changed = jax.jit(lambda views: generated_second_views(config, frozen, views, jax.random.key(0)))(views)
+    differs = np.asarray(changed.input_ids != views.input_ids)
+    assert not differs[:, 0].any()
+    ordinary = ~np.isin(views.input_ids, TINY_VOCABULARY.special_ids)
+    assert not (differs & ~ordinary).any()
+    assert 0.3 < differs[:, 1].sum() / ordinary[:, 1].sum() < 0.6  # half of them, but for those that it guessed
+    jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)
+    plain = config_of(SIMCSE)
+    assert not plain.needs("generator")
+    assert generated_second_views(plain, frozen, views, jax.random.key(0)) is views

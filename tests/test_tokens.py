@@ -105,7 +105,7 @@ def test_a_second_start_finds_the_store_and_says_so(tmp_path, capsys, monkeypatc
     corpus = corpus_of(tmp_path / "a.jsonl", [("one two", "three"), ("", "six")])
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert "token store built" in capsys.readouterr().err
-    monkeypatch.setattr(Corpus, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+    monkeypatch.setattr(Corpus, "numbered", lambda self: pytest.fail("the corpus was read again"))
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     message = capsys.readouterr().err
     assert "token store found" in message
@@ -155,3 +155,32 @@ def test_the_default_folder_obeys_xdg_cache_home(tmp_path, monkeypatch):
     build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8)
     (folder,) = (tmp_path / "xdg" / "diffcse_jax" / "tokens").iterdir()
     assert len(TokenStore(folder)) == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    documents=st.lists(st.lists(sentences, min_size=1, max_size=4), min_size=1, max_size=4),
+    blank=st.sampled_from(["\n", "\n \n"]),
+)
+def test_documents_start_after_blank_lines(tmp_path, monkeypatch, documents, blank):
+    monkeypatch.setattr(tokens, "BLOCK_ROWS", 3)
+    path = tmp_path / "a.txt"
+    path.write_text(blank.join("".join(f"{line}\n" for line in lines) for lines in documents))
+    with_documents = DataConfig(train_file=str(path), documents="blank_lines")
+    store, plain = (
+        build_or_open(open_corpus(data), word_tokenizer(), 8, tmp_path / "cache")
+        for data in (with_documents, DataConfig(train_file=str(path)))
+    )
+    starts = np.cumsum([0, *(len(lines) for lines in documents[:-1])])
+    np.testing.assert_array_equal(store.document_starts, starts)
+    assert plain.document_starts is None
+    np.testing.assert_array_equal(store.token_ids, plain.token_ids)
+
+
+def test_a_skipped_line_ends_a_document(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\n\xff\nthree\n\nfour\n")
+    corpus = open_corpus(DataConfig(train_file=str(path), documents="blank_lines"))
+    store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert store.document_starts.tolist() == [0, 2, 3]
+    assert "in 3 documents (skipped 1 line: 1 not UTF-8)" in capsys.readouterr().err

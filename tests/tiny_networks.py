@@ -58,8 +58,21 @@ def random_batch(
     return {"input_ids": input_ids, "attention_mask": attention_mask, "lengths": lengths[..., 0].astype(np.int32)}
 
 
-def views_of(batch: Mapping[str, np.ndarray], *, packed: bool = False, devices: int = 1, chunks: int = 1) -> Views:
-    """The views of a batch, a single sentence twice; `packed`: laid out as training would do it."""
+def views_of(
+    batch: Mapping[str, np.ndarray],
+    *,
+    packed: bool = False,
+    devices: int = 1,
+    chunks: int = 1,
+    following: Mapping[str, np.ndarray] | None = None,
+) -> Views:
+    """The views of a batch, a single sentence twice; `packed`: laid out as training would do it.
+
+    With `following`, these are the next sentences.
+    """
+    if following is not None:
+        views, after = (views_of(each, packed=packed, devices=devices, chunks=chunks) for each in (batch, following))
+        return views._replace(next=after)
     examples, columns, length = batch["input_ids"].shape
     shape = (examples, max(2, columns), length)
     ids, mask = (np.broadcast_to(batch[name], shape) for name in ("input_ids", "attention_mask"))

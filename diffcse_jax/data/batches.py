@@ -6,11 +6,14 @@ Batch `i` depends on nothing but the store, the seed and `i`, so an iterator's w
 
 import functools
 import threading
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from diffcse_jax.data.augmentation import Augmentation
+from diffcse_jax.data.documents import Neighbours
 from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
 from diffcse_jax.data.shapes import BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
 from diffcse_jax.data.tokens import TokenStore
@@ -57,8 +60,9 @@ def batches_per_epoch(examples: int, batch_size: int) -> int:
 class BatchSource:
     """Random access to the batches of a training run, as the rows of one process: `data.rows.Views` of NumPy arrays.
 
-    A single column is doubled: a sentence is its own second view, which dropout tells apart. A batch is padded to the
-    smallest of the run's lengths that holds the longest sentence of the global batch: the same on all processes.
+    A single column is doubled: a sentence is its own second view, which dropout or an augmentation tells apart. A batch
+    is padded to the smallest of the run's lengths that holds the longest sentence of the global batch: the same on all
+    processes.
 
     Args:
         store: the tokens.
@@ -68,6 +72,8 @@ class BatchSource:
         pad_token_id: the id that fills sentences up to their length.
         shards: the part of each global batch to yield.
         packing: how batches are laid out; None: padding is computed, too.
+        next_sentence: the last column is no view, but the next sentence.
+        augmentation: changes second views, as a function of the seed and the batch's number.
 
     Attributes:
         shapes: what the shapes of batches are chosen from.
@@ -79,7 +85,7 @@ class BatchSource:
 
     def __init__(
         self,
-        store: TokenStore,
+        store: TokenStore | Neighbours,
         *,
         batch_size: int,
         steps: int,
@@ -87,6 +93,8 @@ class BatchSource:
         pad_token_id: int,
         shards: Shards = Shards(),  # noqa: B008
         packing: Packing | None = None,
+        next_sentence: bool = False,
+        augmentation: Augmentation | None = None,
     ):
         if batch_size % shards.total:
             raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
@@ -97,10 +105,16 @@ class BatchSource:
         self._pad_token_id = pad_token_id
         self._shards = shards
         self._packing = packing
+        self._next_sentence = next_sentence
+        self._augmentation = augmentation
+        columns = list(range(len(store.columns)))
+        single = len(columns) == 1 + next_sentence
+        self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
         self._batches_per_epoch = batches_per_epoch(len(store), batch_size)
         self._lock = threading.Lock()
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)  # prefetching threads straddle two epochs
-        sample = [self._lengths(self._rows(index)) for index in range(SAMPLE)]
+        self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)  # read for lengths first, then tokens
+        sample = [self._lengths(index) for index in range(SAMPLE)]
         self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], store.max_length)
         self.shapes = choose_shapes(map(self._needed, sample), self._lengths_of_batches)
 
@@ -108,21 +122,22 @@ class BatchSource:
         return self._steps
 
     def __getitem__(self, index: int) -> Views:
-        rows = self._rows(index)
-        lengths = self._lengths(rows)
+        lengths = self._lengths(index)
         shape = self._shape(lengths)
         local = self._shards.of(self._batch_size)
-        input_ids, local_lengths = self._store.gather(rows[local], shape.length, self._pad_token_id)
-        attention_mask = (np.arange(shape.length) < local_lengths[..., None]).astype(np.int32)
-        views = (len(local_lengths), lengths.shape[1], shape.length)
-        input_ids, attention_mask = (np.broadcast_to(values, views) for values in (input_ids, attention_mask))
-        return Views(input_ids, attention_mask, *self._layouts(lengths[local], shape))
+        input_ids, _ = self._store.gather(self._rows(index)[local], shape.length, self._pad_token_id)
+        input_ids = input_ids[:, self._columns]
+        if self._augmentation:
+            input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
+        parts = zip(self._parts(input_ids), self._parts(lengths[local]), strict=True)
+        views, *following = (self._views(*part, shape) for part in parts)
+        return views._replace(next=following[0]) if following else views
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:
         """The shapes of these batches, each with the index of the first batch that has it, in this order."""
         first: dict[BatchShape, int] = {}
         for index in indices:
-            first.setdefault(self._shape(self._lengths(self._rows(index))), index)
+            first.setdefault(self._shape(self._lengths(index)), index)
         return first
 
     def _shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
@@ -133,9 +148,22 @@ class BatchSource:
         length = smallest(self._lengths_of_batches, int(lengths.max()))
         if self._packing is None:
             return BatchShape.of(length, 1.0)
-        parts = [lengths.reshape(-1), lengths[:, 0]] if self._packing.anchors else [lengths.reshape(-1)]
+        parts = [part.reshape(-1) for part in self._parts(lengths)]
+        if self._packing.anchors:
+            parts.append(lengths[:, 0])
         fullest = max(in_blocks(part, self._shards.total, self._packing.chunks).mean(axis=1).max() for part in parts)
         return BatchShape.of(length, fullest / length)
+
+    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Views:
+        attention_mask = (np.arange(shape.length) < lengths[..., None]).astype(np.int32)
+        return Views(input_ids, attention_mask, *self._layouts(lengths, shape))
+
+    def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
+        """Values of the views, and, where there is one, of the next sentence, once for every view."""
+        if not self._next_sentence:
+            return [values]
+        views, following = values[:, :-1], values[:, -1:]
+        return [views, np.repeat(following, views.shape[1], axis=1)]
 
     def _layouts(self, lengths: Int[np.ndarray, "B C"], shape: BatchShape) -> tuple[Layout | None, Layout | None]:
         """The layouts of all views and of the anchors, of this process's rows."""
@@ -149,10 +177,21 @@ class BatchSource:
 
         return layout(lengths.reshape(-1)), layout(lengths[:, 0]) if packing.anchors else None
 
-    def _lengths(self, rows: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Tokens of every view of these examples."""
-        lengths = self._store.lengths(rows)
-        return np.repeat(lengths, 2, axis=1) if lengths.shape[1] == 1 else lengths
+    def _lengths(self, index: int) -> Int[np.ndarray, "B C"]:
+        """Tokens of every view of the global batch `index`, and of the next sentence."""
+        lengths = self._store.lengths(self._rows(index))[:, self._columns]
+        if self._augmentation:
+            lengths[:, 1] = self._augmented(index)[1]
+        return lengths
+
+    def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+        """The second views of the global batch `index`, padded to the maximal length, and their lengths."""
+        assert self._augmentation is not None
+        input_ids, lengths = self._store.gather(self._rows(index), self._store.max_length, self._pad_token_id)
+        generator = np.random.Generator(np.random.Philox([self._seed, index, zlib.crc32(b"augmentation")]))
+        second, lengths = self._augmentation(input_ids[:, 0], lengths[:, 0], generator)
+        padding = np.arange(second.shape[1]) >= lengths[:, None]
+        return np.where(padding, np.int32(self._pad_token_id), second), lengths
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
         """The examples of the global batch `index`."""
@@ -162,7 +201,7 @@ class BatchSource:
         return order[batch * self._batch_size : (batch + 1) * self._batch_size]
 
     def _shuffled(self, epoch: int) -> Int[np.ndarray, " examples"]:
-        return np.random.Generator(np.random.Philox([self._seed, epoch])).permutation(len(self._store))
+        return self._store.order(np.random.Generator(np.random.Philox([self._seed, epoch])))
 
 
 def make_batches(source: BatchSource) -> "grain.DatasetIterator":

@@ -41,6 +41,7 @@ class Corpus:
         records: starts a pass over the numbered lines.
         fingerprint: the SHA-256 of the content, as hexadecimal digits; reads all of it.
         on_bad_line: `skip` or `error`.
+        documents: rows on consecutive lines are neighbours in a document; an empty line ends one and is no bad line.
         skipped: lines left out by the latest pass, by kind.
     """
 
@@ -49,6 +50,7 @@ class Corpus:
     records: Callable[[], Iterable[Record]]
     fingerprint: Callable[[], str]
     on_bad_line: str = "skip"
+    documents: bool = False
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)
 
     def __iter__(self) -> Iterator[Row]:
@@ -69,6 +71,8 @@ class Corpus:
             if not isinstance(row, Fault):
                 found = True
                 yield line, row
+            elif row is Fault.EMPTY and self.documents:
+                continue
             elif self.on_bad_line == "skip":
                 self.skipped[row] += 1
             else:

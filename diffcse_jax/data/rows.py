@@ -40,10 +40,12 @@ class Views(NamedTuple):
     attention_mask: Any  # (examples, views, length) int32
     layout: Layout | None = None  # of the rows of all views
     anchor_layout: Layout | None = None  # of the anchors alone
+    next: "Views | None" = None  # the sentence after each example's in its document, once for every view
 
     def padded(self) -> "Views":
         """The same batch, whose padding is computed."""
-        return self._replace(layout=None, anchor_layout=None)
+        following = self.next and self.next.padded()
+        return self._replace(layout=None, anchor_layout=None, next=following)
 
     @property
     def per_example(self) -> int:

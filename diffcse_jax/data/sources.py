@@ -24,11 +24,13 @@ def open_corpus(data: DataConfig) -> Corpus:
 
     Raises:
         DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
-            column of `data.columns`, or that is empty and the columns could mean anything.
+            column of `data.columns`, or that is empty and the columns could mean anything; `data.documents` of a source
+            that has none.
     """
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
     if data.train_file == "wiki1m":
+        _refuse_documents("wiki1m", data, "its sentences are in no order")
         path = hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
         return _file_corpus("wiki1m", path, data)
     path = Path(data.train_file).expanduser()
@@ -52,6 +54,8 @@ def sha256(paths: Sequence[Path]) -> str:
 def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
     extension = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
     columns: tuple[str, ...] = ("sentence",)
+    if extension != ".txt":
+        _refuse_documents(name, data, f"a {extension} file has no blank lines between documents")
     match extension:
         case ".txt":
             records = functools.partial(text_files.text_records, path)
@@ -68,12 +72,22 @@ def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
             records = functools.partial(text_files.json_records, path, columns)
         case _:
             raise DataError(f"{name}: unknown extension; known: .txt, .csv, .tsv, .jsonl, each also .gz or .xz")
-    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line)
+    documents = data.documents == "blank_lines"
+    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line, documents)
+
+
+def _refuse_documents(name: str, data: DataConfig, reason: str) -> None:
+    if data.documents != "none":
+        raise DataError(
+            f"{name}: {reason}; data.documents={data.documents!r} is for txt files with one sentence a line: use one, "
+            "or set data.documents='none'"
+        )
 
 
 def _docstring_corpus(data: DataConfig) -> Corpus:
     from diffcse_jax.data.docstrings import docstring_sentences
 
+    _refuse_documents("docstrings", data, "its sentences know no documents")
     if data.columns:
         raise DataError("docstrings has no columns to choose; leave data.columns empty")
     return Corpus(
@@ -89,6 +103,7 @@ def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
     # Here, as it loads tensorflow_datasets, which other sources do not need.
     from diffcse_jax.data.array_record_reader import open_prepared
 
+    _refuse_documents(str(folder), data, "an ArrayRecord data set has no blank lines between documents")
     prepared = open_prepared(folder)
     columns = _choose_columns(str(folder), prepared.columns, data.columns)
     return Corpus(

@@ -1,7 +1,8 @@
 """Tokenise a corpus once, into arrays on disk that training maps into memory.
 
-A store is a folder: `token_ids.npy` (all sentences, one after the other), `offsets.npy` (where each starts) and
-`meta.json`. Its name is a hash of all that its content depends on, so that a store is never stale.
+A store is a folder: `token_ids.npy` (all sentences, one after the other), `offsets.npy` (where each starts),
+`meta.json` and, of documents, `document_starts.npy` (their first examples). Its name is a hash
+of all that its content depends on, so that a store is never stale.
 """
 
 import hashlib
@@ -36,6 +37,7 @@ class TokenStore:
         max_length: the length, in tokens, that sentences were cut to.
         token_ids: all tokens, example by example and column by column.
         offsets: where each sentence starts in `token_ids`; the last entry is its end.
+        document_starts: the first example of every document; None where the corpus has no documents.
         note: the lines that the corpus reader skipped when the store was built; empty if none.
     """
 
@@ -47,9 +49,15 @@ class TokenStore:
         self.note: str = meta["note"]
         self.token_ids: Integer[np.ndarray, " tokens"] = np.load(folder / "token_ids.npy", mmap_mode="r")
         self.offsets: Int[np.ndarray, " sentences_and_1"] = np.load(folder / "offsets.npy", mmap_mode="r")
+        documents = folder / "document_starts.npy"
+        self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
+
+    def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
+        """A random order of the examples."""
+        return generator.permutation(len(self))
 
     @property
     def token_count(self) -> int:
@@ -111,6 +119,8 @@ def build_or_open(
 
 def _store_name(corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
     parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, backend.to_str()]
+    if corpus.documents:
+        parts.append("documents")
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -133,6 +143,7 @@ def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folde
 
 def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
     id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
+    document_starts, line = [np.zeros(0, np.int64)], -1
     with (
         _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
         _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
@@ -141,17 +152,24 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
         ) as progress,
     ):
         offsets.append(np.zeros(1))
-        for rows in _blocks(corpus):
+        for block in _blocks(corpus):
+            lines, rows = zip(*block, strict=True)
+            new_documents = np.flatnonzero(np.diff([line, *lines]) != 1)
+            document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
+            line = lines[-1]
             encodings = backend.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
             lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
             offsets.append(token_ids.size + np.cumsum(lengths))
             ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
             token_ids.append(np.fromiter(ids, id_type, lengths.sum()))
             progress.update(len(rows))
+    if corpus.documents:
+        np.save(folder / "document_starts.npy", np.concatenate(document_starts))
 
 
-def _blocks(corpus: Corpus) -> Iterator[list[Row]]:
-    rows = iter(corpus)
+def _blocks(corpus: Corpus) -> Iterator[list[tuple[int, Row]]]:
+    """The rows with the numbers of their lines."""
+    rows = corpus.numbered()
     while block := list(itertools.islice(rows, BLOCK_ROWS)):
         yield block
 
@@ -185,4 +203,6 @@ class _GrowingArray:
 
 def _describe(corpus: Corpus, store: TokenStore) -> str:
     text = f"{corpus.name}, {len(store):,} rows of {', '.join(store.columns)}, {store.token_count:,} tokens"
+    if store.document_starts is not None:
+        text += f" in {len(store.document_starts):,} documents"
     return f"{text} ({store.note})" if store.note else text

@@ -146,8 +146,17 @@ class Forward:
     @cached_property
     def off_dropout(self) -> Float[Array, "batch hidden"]:
         """The projected vectors of the anchors in a pass without dropout (SimCSE++ Eq. 3)."""
-        self.vectors  # noqa: B018  first, so that this pass does not count as a batch
-        return _float32(self._projector(self._pooled(self.views.anchors, None)))
+        return self.projected(self.views.anchors, None)
+
+    def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
+        """The projected vectors of other rows than the views: the projector takes them for a batch of their own.
+
+        Args:
+            rows: sentences.
+            keys: one dropout key per row; None: no dropout.
+        """
+        self.vectors  # noqa: B018  first, so that this pass does not count in `batch_stats`
+        return _float32(self._projector(self._pooled(rows, keys)))
 
     def prefix(self, size: int) -> "Forward":
         """The same pass, whose vectors are cut to their first `size` numbers."""
@@ -210,6 +219,9 @@ class _Prefix(Forward):
     @cached_property
     def off_dropout(self) -> Float[Array, "batch size"]:
         return self._cut(self._whole.off_dropout)
+
+    def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows size"]:
+        return self._cut(self._whole.projected(rows, keys))
 
     def projected_means(self, samples: int) -> tuple[Float[Array, "batch size"], ...]:
         return self._cut(self._whole.projected_means(samples))

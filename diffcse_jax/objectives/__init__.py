@@ -33,6 +33,7 @@ NEEDS = frozenset(
         "off_dropout",  # those of the anchors in a pass without dropout
         "mask_token",  # of the tokenizer
         "generator",  # the frozen masked LM: networks `generator` and `generator_head`
+        "next_sentence",  # of every example, in its document: `views.next`
     }
 )
 

@@ -20,13 +20,15 @@ from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_epoch, make_batches
+from diffcse_jax.data.documents import Neighbours
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import UserError
+from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.objectives import Metrics
@@ -93,10 +95,10 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     corpus = open_corpus(config.data)
     max_length, cache_dir = config.data.max_length, config.data.cache_dir
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
-    for objective in config.objectives.values():
-        objective.check_columns(len(store.columns))
-    total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(store), config.train.batch_size)
-    source = _batch_source(config, store, total_steps, encoder.config.pad_token_id, mesh)
+    examples = _examples(config, store)
+    augmentation = open_augmentation(config.data, tokenizer)
+    total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
+    source = _batch_source(config, examples, augmentation, total_steps, encoder.config.pad_token_id, mesh)
     batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
 
@@ -270,17 +272,49 @@ def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
     return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
 
 
-def _batch_source(config: Config, store: TokenStore, steps: int, pad_token_id: int, mesh: Mesh) -> BatchSource:
+def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours:
+    """The examples that batches are made of: the rows of the text, or sentences with their next ones.
+
+    Raises:
+        ConfigError: columns that an objective or the augmentation has no form for.
+        DataError: no next sentence in any document.
+    """
+    examples: TokenStore | Neighbours = store
+    beside_views = config.needs("next_sentence")
+    if beside_views or config.data.pairs == "neighbours":
+        examples = Neighbours(store, config.data.next_within)
+        report(f"{examples.left_out:,} of {len(store):,} sentences are the last of a document: no next one, left out")
+    columns = len(examples.columns) - beside_views
+    for objective in config.objectives.values():
+        objective.check_columns(columns)
+    if config.data.augmentation != "none" and columns > 1:
+        raise ConfigError(
+            f"data.augmentation={config.data.augmentation!r} makes second views of single sentences, and the text has "
+            f"{columns} columns; use data.augmentation='none', or name one of them in data.columns"
+        )
+    return examples
+
+
+def _batch_source(
+    config: Config,
+    examples: TokenStore | Neighbours,
+    augmentation: Augmentation | None,
+    steps: int,
+    pad_token_id: int,
+    mesh: Mesh,
+) -> BatchSource:
     options = config.train
     packing = Packing(options.batch_size // (options.chunk_size or options.batch_size), config.needs("off_dropout"))
     return BatchSource(
-        store,
+        examples,
         batch_size=options.batch_size,
         steps=steps,
         seed=options.seed,
         pad_token_id=pad_token_id,
         shards=shards_of(mesh),
         packing=packing if options.packing == "on" else None,
+        next_sentence=config.needs("next_sentence"),
+        augmentation=augmentation,
     )
 
 

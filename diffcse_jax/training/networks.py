@@ -225,6 +225,6 @@ def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings
     if len(tokenizer) > embeddings:
         raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {embeddings} word embeddings")
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
-        those = ", ".join(name for name, objective in config.objectives.items() if "mask_token" in objective.needs)
+        those = ", ".join(config.those_that_need("mask_token"))
         raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, needed for: {those}")
     return Vocabulary(len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))

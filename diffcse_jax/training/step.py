@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.rows import Views
+from diffcse_jax.edits.augmentation import generated_second_views
 from diffcse_jax.models.computation import Computation, Networks, named_key
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
@@ -67,7 +68,9 @@ def make_train_step(
         root = named_key(jax.random.key(config.train.seed), "train step")
         corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
-        corruptions = corrupt(config, Computation(networks, frozen, chunks, devices), views, corruption_key)
+        frozen_networks = Computation(networks, frozen, chunks, devices)
+        views = generated_second_views(config, frozen_networks, views, named_key(corruption_key, "second views"))
+        corruptions = corrupt(config, frozen_networks, views, corruption_key)
 
         def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Params]]:
             trained = Computation(networks, params, chunks, devices)

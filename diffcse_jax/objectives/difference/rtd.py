@@ -1,4 +1,7 @@
-"""Conditional replaced-token detection, RTD (DiffCSE Section 3): which tokens did the generator replace?"""
+"""Conditional replaced-token detection, RTD (DiffCSE Section 3): which tokens did the generator replace?
+
+With the other edits of DiffCSE Table 4: which tokens were inserted, or follow a dropped one?
+"""
 
 from functools import partial
 from typing import Any
@@ -7,49 +10,37 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows, Views
-from diffcse_jax.edits import Edited, generate, mask_tokens
-from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key, row_keys
+from diffcse_jax.data.rows import Rows
+from diffcse_jax.edits import Edited, mask_tokens
+from diffcse_jax.edits.lengths import change_lengths, fill
+from diffcse_jax.edits.options import EditOptions
+from diffcse_jax.groups import RunConfig
+from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
 from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import token_classifier
-from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.objectives import Metrics, Network, Objective, Starts
+from diffcse_jax.objectives import Metrics, Network, Starts
+from diffcse_jax.objectives.difference import Difference
 
 
-class ReplacedTokenDetection(Objective):
-    """The discriminator reads the edited sentence with the sentence vector at position 0."""
+class ReplacedTokenDetection(Difference):
+    """The discriminator tells the tokens of an edited sentence that the edit changed from those that it kept."""
 
     panels = {"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")}  # noqa: RUF012
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "mask_token", "generator"})
-
     def networks(self, starts: Starts) -> dict[str, Network]:
-        """The discriminator, which starts as a copy of the encoder, and its head."""
-        sizes = starts.encoder.config
-        return {
-            "discriminator": Network(partial(Transformer, sizes), starts.encoder.transformer),
-            "token_classifier": Network(partial(token_classifier, sizes)),
-        }
+        """The discriminator and its head."""
+        head = Network(partial(token_classifier, starts.encoder.config))
+        return super().networks(starts) | {"token_classifier": head}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Edited:
-        """Masks every row anew and lets the generator fill the gaps."""
-        options, vocabulary = self.options, frozen.networks.vocabulary
-        masked = mask_tokens(
-            named_key(key, "mask"),
-            views.rows,
-            vocabulary=vocabulary,
-            ratio=options.mask_ratio,
-            style=options.mask_style,
-        )
-        return generate(frozen, views.rows, masked, self.config.generator, named_key(key, "generator"))
+    def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> Edited:
+        """Edits every row anew."""
+        return edit_sentences(frozen, rows, self.options, self.config, key)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        edited: Edited = corrupted
+    def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         only_real = self.options.loss_positions == "real"
         rows = edited.rows if only_real else edited.rows.padded()
-        logits = self._logits(forward, rows, key).astype(jnp.float32)
+        classifier: Any = forward.computation.network("token_classifier")
+        logits = self.discriminate(forward, rows, key, classifier).astype(jnp.float32)
         per_token = replaced_token_detection(logits, edited.replaced)
         real = rows.attention_mask > 0
         # Authors' batches end with their longest sentence; ours may be padded further, to a static length.
@@ -62,22 +53,41 @@ class ReplacedTokenDetection(Objective):
             "rtd_share_kept": mean_where(~edited.replaced, real),
         }
 
-    def _logits(self, forward: Forward, rows: Rows, key: PRNGKeyArray) -> Float[Array, "rows length 2"]:
-        computation, vectors = forward.computation, forward.vectors
-        discriminator, classifier = (computation.network(name) for name in ("discriminator", "token_classifier"))
-        condition = vectors.projected if self.options.condition == "projected" else vectors.pooled
-
-        def logits_of(rows: Rows, keys: jax.Array, condition: jax.Array) -> Any:
-            return classifier(discriminator(rows, condition=condition, keys=keys)["last_hidden_state"])
-
-        return computation.in_chunks(logits_of, rows, row_keys(key, len(rows.input_ids)), condition)
-
     def flops(self, batch: BatchSize) -> tuple[float, float]:
-        assert batch.generator is not None  # among its `needs`
+        sentences = 2 if self.options.sentence == "both" else 1
         trained = transformer_flops(batch.encoder, batch.rows, batch.length)
         trained += batch.rows * batch.length * 2 * batch.encoder.hidden_size * 2
+        if batch.generator is None or "generator" not in self.needs:
+            return sentences * trained, 0.0
         frozen = transformer_flops(batch.generator, batch.rows, batch.length)
-        return trained, frozen + vocabulary_flops(batch.generator, batch.rows * (batch.mean_tokens - 1))
+        frozen += vocabulary_flops(batch.generator, batch.rows * (batch.mean_tokens - 1))
+        return sentences * trained, sentences * frozen
+
+
+def edit_sentences(
+    frozen: Computation, rows: Rows, options: EditOptions, config: RunConfig, key: PRNGKeyArray
+) -> Edited:
+    """Sentences with tokens dropped, inserted, masked and filled by the generator, as the edit says.
+
+    Args:
+        frozen: the frozen networks.
+        rows: the sentences.
+        options: the edit.
+        config: the run, for its generator and the longest sentence.
+        key: for these rows alone.
+    """
+    vocabulary = frozen.networks.vocabulary
+    changed = change_lengths(
+        named_key(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=config.data.max_length
+    )
+    masked = mask_tokens(
+        named_key(key, "mask"),
+        changed.rows,
+        vocabulary=vocabulary,
+        ratio=options.masked_share,
+        style=options.mask_style,
+    )
+    return fill(frozen, changed, masked, options, config.generator, named_key(key, "generator"))
 
 
 def replaced_token_detection(

@@ -1,4 +1,4 @@
-"""Edited sentences: masking, and filling the gaps with a frozen masked LM.
+"""Edited sentences: masking, and filling the gaps with a frozen masked LM; `lengths.py` inserts and drops tokens.
 
 Nothing here carries a gradient. The rules are those of the authors' code, which produced the published numbers
 (80/10/10 masks, arg-max of a generator that runs with dropout, its output used at every position); each has the
@@ -32,7 +32,7 @@ class Edited(NamedTuple):
     """Sentences that differ from the original."""
 
     rows: Rows
-    replaced: Bool[Array, "rows length"]  # where they do
+    replaced: Bool[Array, "rows length"]  # where they do; with other edits: inserted, or a dropped token's successor
 
 
 def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:

@@ -1,0 +1,176 @@
+"""Augmented sentences as second views (SimCSE Table 1): crops, deletions, synonyms; made anew in every epoch.
+
+All of it acts on whole words. A word is what the tokenizer's vocabulary tells: WordPiece marks tokens that continue a
+word (`##`), so that punctuation is a word of its own; byte-level BPE and SentencePiece mark those that begin one, after
+white space, so that punctuation belongs to the word before it. Of any other tokenizer, each token is a word. The
+first and the last token of a sentence, [CLS] and [SEP], stay.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import transformers
+from jaxtyping import Bool, Int, Integer
+
+from diffcse_jax.data.tokenizer import unlimited_tokenizer
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+
+Word = tuple[int, ...]  # its tokens
+Synonyms = Mapping[Word, Sequence[Word]]  # of a word those that may replace it, which may be several words
+WORD_MARKS = ("Ġ", "▁")  # of tokens that begin a word: byte-level BPE's and SentencePiece's
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Augmentation:
+    """A random change of sentences.
+
+    Attributes:
+        kind: `crop`, `word_deletion`, `delete_one_word` or `synonyms`.
+        ratio: share of the words that the first two remove.
+        begins_word: of every token of the vocabulary, whether it begins a word.
+        synonyms: the table; read by `synonyms`.
+    """
+
+    kind: str
+    ratio: float
+    begins_word: Bool[np.ndarray, " vocabulary"]
+    synonyms: Synonyms = dataclasses.field(default_factory=dict)
+
+    def __call__(
+        self, input_ids: Integer[np.ndarray, "B T"], lengths: Int[np.ndarray, " B"], generator: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+        """The changed sentences and their lengths. Values at padding mean nothing.
+
+        Args:
+            input_ids: padded to the longest that a sentence may be.
+            lengths: of the sentences.
+            generator: of random numbers.
+        """
+        positions = np.arange(input_ids.shape[1])
+        ordinary = (positions > 0) & (positions < lengths[:, None] - 1)
+        begins = ordinary & (self.begins_word[input_ids] | (positions == 1))
+        if self.kind == "synonyms":
+            return _with_synonym(input_ids, lengths, begins, self.synonyms, generator)
+        number = begins.cumsum(axis=1) - 1  # of the word that a token belongs to
+        kept_words = self._kept_words(begins.sum(axis=1), input_ids.shape[1], generator)
+        kept = (positions < lengths[:, None]) & (~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1))
+        side_by_side = np.argsort(~kept, axis=1, kind="stable")
+        return np.take_along_axis(input_ids, side_by_side, axis=1), kept.sum(axis=1)
+
+    def _kept_words(
+        self, counts: Int[np.ndarray, " B"], most: int, generator: np.random.Generator
+    ) -> Bool[np.ndarray, "B words"]:
+        """Which of so many words are kept: always one at least."""
+        numbers, draws = np.arange(most), generator.random((len(counts), most))
+        if self.kind == "crop":
+            kept = np.maximum(np.rint((1 - self.ratio) * counts), 1)
+            first = np.floor(draws[:, 0] * (counts - kept + 1))
+            return (numbers >= first[:, None]) & (numbers < (first + kept)[:, None])
+        wanted = 1 if self.kind == "delete_one_word" else np.rint(self.ratio * counts)
+        removed = np.minimum(wanted, counts - 1)
+        order = np.where(numbers < counts[:, None], draws, 2.0).argsort(axis=1).argsort(axis=1)
+        return order >= removed[:, None]
+
+
+def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
+    """The augmentation that `data.augmentation` names; None where second views are not made here.
+
+    Raises:
+        DataError: a table of synonyms that cannot be used.
+    """
+    if data.augmentation in ("none", "mlm"):
+        return None
+    backend = unlimited_tokenizer(tokenizer)
+    begins = begins_word(backend)
+    synonyms: Synonyms = {}
+    if data.augmentation == "synonyms":
+        synonyms = read_synonyms(Path(data.synonyms_file).expanduser(), backend, begins, tokenizer.unk_token_id)
+    return Augmentation(data.augmentation, data.augmentation_ratio, begins, synonyms)
+
+
+def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
+    """Of every token, whether it begins a word."""
+    vocabulary = backend.get_vocab()
+    model = json.loads(backend.to_str())["model"]
+    begins = np.ones(max(vocabulary.values()) + 1, bool)
+    ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+    if model.get("type") == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        begins[ids] = [not token.startswith(prefix) for token in vocabulary]
+    elif any(token.startswith(WORD_MARKS) for token in vocabulary):
+        begins[ids] = [token.startswith(WORD_MARKS) for token in vocabulary]
+    return begins
+
+
+def read_synonyms(
+    path: Path, backend: tokenizers.Tokenizer, begins: Bool[np.ndarray, " vocabulary"], unknown: int | None
+) -> Synonyms:
+    """A table of synonyms: on every line a word and those that may replace it, separated by tabs.
+
+    Args:
+        path: the file, in UTF-8; empty lines are skipped.
+        backend: the tokenizer, without padding and truncation.
+        begins: of every token, whether it begins a word.
+        unknown: the token of text that is not in the vocabulary.
+
+    Raises:
+        DataError: with file and line: no such file or no UTF-8; a line without a synonym, whose first field is not one
+            word, or with text that is not in the vocabulary; a file without any word.
+    """
+    table: dict[Word, list[Word]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.synonyms_file: cannot read {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        word, *others = (field.strip() for field in line.split("\t"))
+        if not word or not others or not all(others):
+            raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs")
+        # A vocabulary may have other tokens for a word after a space than for one that begins a sentence.
+        for before in (" ", ""):
+            tokens, *replacements = (_tokens(backend, before + text) for text in (word, *others))
+            if not all(each and unknown not in each for each in (tokens, *replacements)):
+                raise DataError(f"{path}, line {number}: text that is not in the tokenizer's vocabulary")
+            if begins[list(tokens[1:])].any():
+                raise DataError(f"{path}, line {number}: the tokenizer does not take {word!r} for one word")
+            choices = table.setdefault(tokens, [])
+            choices += [each for each in replacements if each not in choices]
+    if not table:
+        raise DataError(f"data.synonyms_file: {path} holds no word")
+    return table
+
+
+def _tokens(backend: tokenizers.Tokenizer, text: str) -> Word:
+    return tuple(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _with_synonym(
+    input_ids: Integer[np.ndarray, "B T"],
+    lengths: Int[np.ndarray, " B"],
+    begins: Bool[np.ndarray, "B T"],
+    synonyms: Synonyms,
+    generator: np.random.Generator,
+) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+    """The sentences with one random word of those in the table replaced by one of its synonyms.
+
+    A sentence that grows beyond T loses what comes last, and keeps its last token.
+    """
+    changed, new_lengths = input_ids.copy(), lengths.copy()
+    for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
+        bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
+        words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in synonyms]
+        if words:
+            start, end = words[int(generator.integers(len(words)))]
+            choices = synonyms[tuple(ids[start:end])]
+            inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
+            new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
+            changed[row, : len(new)], new_lengths[row] = new, len(new)
+    return changed, new_lengths

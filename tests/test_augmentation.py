@@ -1,0 +1,203 @@
+"""Augmented second views (SimCSE Table 1)."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
+from diffcse_jax.data.batches import BatchSource, Packing, Shards
+from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.groups import DataConfig
+from diffcse_jax.training import loop
+
+PAD, CLS, SEP, UNK = 0, 1, 2, 3
+NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "."]
+BEGINS = np.array([not name.startswith("##") for name in NAMES])
+LONGEST = 12
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    model = tokenizers.models.WordPiece({name: index for index, name in enumerate(NAMES)}, unk_token="[UNK]")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
+
+
+def words_of(ids: list[int]) -> list[tuple[int, ...]]:
+    """The words between the first and the last token."""
+    words: list[list[int]] = []
+    for token in ids[1:-1]:
+        if words and not BEGINS[token]:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return [tuple(word) for word in words]
+
+
+@st.composite
+def batches(draw) -> list[list[int]]:
+    sentence = st.lists(st.integers(UNK + 1, len(NAMES) - 1), max_size=LONGEST - 2)
+    return [[CLS, *tokens, SEP] for tokens in draw(st.lists(sentence, min_size=1, max_size=5))]
+
+
+def augmented(sentences: list[list[int]], seed: int, kind: str, ratio: float = 0.3, synonyms=None) -> list[list[int]]:
+    lengths = np.array([len(sentence) for sentence in sentences])
+    input_ids = np.array([sentence + [PAD] * (LONGEST - len(sentence)) for sentence in sentences], np.int32)
+    augmentation = Augmentation(kind, ratio, BEGINS, synonyms or {})
+    new_ids, new_lengths = augmentation(input_ids, lengths, np.random.default_rng(seed))
+    return [ids[:length].tolist() for ids, length in zip(new_ids, new_lengths, strict=True)]
+
+
+def is_subsequence(part: list, whole: list) -> bool:
+    rest = iter(whole)
+    return all(item in rest for item in part)
+
+
+seeds = st.integers(0, 1000)
+
+
+@given(
+    batches(), seeds, st.sampled_from(["crop", "word_deletion", "delete_one_word"]), st.sampled_from([0, 0.1, 0.5, 1])
+)
+def test_whole_words_are_removed_and_one_at_least_is_kept(sentences, seed, kind, ratio):
+    for before, after in zip(sentences, augmented(sentences, seed, kind, ratio), strict=True):
+        words, kept = words_of(before), words_of(after)
+        assert (after[0], after[-1]) == (CLS, SEP)
+        count = len(words)
+        removed = {
+            "crop": count - max(np.rint((1 - ratio) * count), 1),
+            "word_deletion": min(np.rint(ratio * count), count - 1),
+            "delete_one_word": min(1, count - 1),
+        }[kind]
+        assert len(kept) == count - max(removed, 0)
+        assert is_subsequence(kept, words)
+        if kind == "crop":
+            assert any(words[i : i + len(kept)] == kept for i in range(count + 1))
+
+
+def test_every_word_and_every_crop_has_the_same_chance():
+    sentence = [CLS, 4, 5, 7, 8, 9, 10, SEP]  # running fast quickly very
+    words = words_of(sentence)
+    assert len(words) == 4
+    deleted = [words_of(each) for each in augmented([sentence] * 4000, 0, "delete_one_word")]
+    cropped = [words_of(each) for each in augmented([sentence] * 4000, 0, "crop", 0.5)]
+    for outcomes, found in (
+        ([words[:i] + words[i + 1 :] for i in range(4)], deleted),
+        ([words[i : i + 2] for i in range(3)], cropped),
+    ):
+        deviation = np.sqrt(4000 / len(outcomes))
+        assert all(abs(found.count(outcome) - 4000 / len(outcomes)) < 5 * deviation for outcome in outcomes)
+
+
+SYNONYMS = {(7,): [(8,), (10, 8, 9)], (4, 5): [(7, 9)]}  # fast: quick, very quickly; running: fastly
+
+
+@given(batches(), seeds)
+def test_one_word_of_the_table_is_replaced(sentences, seed):
+    for before, after in zip(sentences, augmented(sentences, seed, "synonyms", synonyms=SYNONYMS), strict=True):
+        words = words_of(before)
+        possible = [
+            [token for word in [*words[:i], synonym, *words[i + 1 :]] for token in word][: LONGEST - 2]
+            for i, word in enumerate(words)
+            for synonym in SYNONYMS.get(word, ())
+        ]
+        assert (after[0], after[-1]) == (CLS, SEP)
+        assert after[1:-1] in (possible or [before[1:-1]])
+
+
+def test_where_words_begin(minilm_dir):
+    np.testing.assert_array_equal(begins_word(tokenizer().backend_tokenizer), BEGINS)
+    byte_level = {"<s>": 0, "Ġthe": 1, "##": 2, "re": 3}  # of two-character tokens that no WordPiece made
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(byte_level, []))
+    assert begins_word(backend).tolist() == [False, True, False, False]
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "##re": 1}, "the"))
+    assert begins_word(word_level).tolist() == [True, True]
+    real = transformers.AutoTokenizer.from_pretrained(minilm_dir)
+    begins = begins_word(real.backend_tokenizer)
+    text = real.tokenize("Electroencephalographically, yes.")
+    ids = real.convert_tokens_to_ids(text)
+    assert begins[ids].tolist() == [True] + [False] * (len(text) - 4) + [True] * 3
+
+
+def synonyms_file(folder: Path, text: str) -> Path:
+    (folder / "synonyms.tsv").write_text(text)
+    return folder / "synonyms.tsv"
+
+
+def test_a_table_of_synonyms_is_read_in_tokens(tmp_path):
+    path = synonyms_file(tmp_path, "fast\tquick\tvery quickly\n\nrunning\tfastly\nfast\tquick\n")
+    assert read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK) == SYNONYMS
+    data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
+    assert open_augmentation(data, tokenizer()).synonyms == SYNONYMS
+    assert open_augmentation(DataConfig(), tokenizer()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
+        ("fast\t\n", r"synonyms\.tsv, line 1: expected a word"),
+        ("very fast\tquick\n", r"synonyms\.tsv, line 1: the tokenizer does not take 'very fast' for one word"),
+        ("fast\tquick\n\nquick\tswift\n", r"synonyms\.tsv, line 3: text that is not in the tokenizer's vocabulary"),
+        ("\n", r"data\.synonyms_file: .*synonyms\.tsv holds no word"),
+        (None, r"data\.synonyms_file: cannot read .*synonyms\.tsv"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path, text, message):
+    path = tmp_path / "synonyms.tsv" if text is None else synonyms_file(tmp_path, text)
+    with pytest.raises(DataError, match=message):
+        read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK)
+
+
+def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenStore:
+    """Sentences of 3 to 12 random tokens."""
+    rng = np.random.default_rng(0)
+    sentences = [[CLS, *rng.integers(UNK + 1, len(NAMES), size), SEP] for size in rng.integers(1, LONGEST - 1, 40)]
+    np.save(folder / "token_ids.npy", np.concatenate(sentences).astype(np.uint16))
+    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, sentences)]))
+    (folder / "meta.json").write_text(json.dumps({"columns": columns, "max_length": LONGEST, "note": ""}))
+    return TokenStore(folder)
+
+
+def test_augmented_batches(tmp_path):
+    """They change with the step, and neither with the shards nor with the layout; the anchors stay."""
+    store, augmentation = store_of(tmp_path), Augmentation("word_deletion", 0.4, BEGINS)
+
+    def source_of(**options) -> BatchSource:
+        return BatchSource(store, batch_size=8, steps=20, seed=3, pad_token_id=PAD, **options)
+
+    plain, source = source_of(), source_of(augmentation=augmentation)
+    packed = source_of(augmentation=augmentation, packing=Packing(anchors=True))
+    halves = [source_of(augmentation=augmentation, shards=Shards(range(i, i + 1), 2)) for i in range(2)]
+    second_views = {}
+    for step in range(20):
+        views = source[step]
+        jax.tree.map(np.testing.assert_array_equal, packed[step].padded(), views)
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *(half[step] for half in halves))
+        jax.tree.map(np.testing.assert_array_equal, joined, views)
+        jax.tree.map(np.testing.assert_array_equal, source[step], views)
+        rows = packed[step].rows
+        if rows.layout is not None:
+            assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
+        width = views.input_ids.shape[-1]
+        np.testing.assert_array_equal(views.input_ids[:, 0], plain[step].input_ids[:, 0, :width])
+        for (anchor, second), (_, mask) in zip(views.input_ids, views.attention_mask, strict=True):
+            np.testing.assert_array_equal(mask > 0, second != PAD)
+            assert is_subsequence(words_of(second[mask > 0].tolist()), words_of(anchor[anchor != PAD].tolist()))
+            second_views.setdefault(anchor.tobytes(), set()).add(second.tobytes())
+    assert max(len(of_anchor) for of_anchor in second_views.values()) > 1  # made anew in every epoch
+
+
+def test_a_text_that_has_second_views_is_not_augmented(tmp_path):
+    config = Config.from_dict({"data": {"augmentation": "crop"}})
+    with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
+        loop._examples(config, store_of(tmp_path, ("sentence", "positive")))
