@@ -50,6 +50,15 @@ hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, m
 hypothesis.settings.load_profile("tests")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_of_compiled_programs():
+    """Given back once there is much of it: over all files, a worker's programs would take 10 GB."""
+    yield
+    resident = Path("/proc/self/statm")
+    if resident.is_file() and int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 3e9:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     return external_dir("DIFFCSE_DATA_DIR")

@@ -117,7 +117,8 @@ def test_the_difference_is_taken_of_hard_negatives_too():
     config = config_of()
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3)))
-    run = functools.partial(corrupt, config, Computation(built.networks, built.frozen))
+    frozen = jax.tree.map(jnp.asarray, built.frozen)
+    run = functools.partial(corrupt, config, Computation(built.networks, frozen))
     edited = jax.eval_shape(run, views, jax.random.key(0))["difference"]
     assert edited.rows.input_ids.shape == (8 * 3, 12)
 
