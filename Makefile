@@ -11,7 +11,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-fast lint types coverage constraints
+.PHONY: help setup quickstart test test-fast lint types tpu coverage constraints
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,10 @@ lint: $(VENV)/dev.stamp ## check style and formatting
 
 types: $(VENV)/dev.stamp ## check static types of the package
 	$(BIN)/mypy
+
+tpu: $(VENV)/dev.stamp ## compile a small train step by the TPU's own compiler, on any machine (installs libtpu, 0.5 GB)
+	$(INSTALL) -e '.[compile]'
+	$(BIN)/python -m pytest tests/test_compile_for.py
 
 coverage: $(VENV)/dev.stamp ## run all tests and report which lines none of them runs
 	$(PYTEST) --cov --cov-report=term-missing

@@ -225,6 +225,7 @@ def compiled(request: Request, target: topologies.Target, *, text: Path | None =
     memory = _memory(executable, target)
     by_category = read.cycles()
     return {
+        "trained_parameters": sum(math.prod(array.shape) for array in program.params.values()),
         "compile_seconds": seconds,
         "memory_per_chip": memory,
         "fits": memory["total"] <= memory["available"],

@@ -1,0 +1,106 @@
+"""Reading compiled programs, and the train step as the TPU's own compiler sees it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hlo import Array, Program, arrays_of
+
+# A loop of three turns, a conditional, a fused matrix product, collectives in two forms: XLA's text, shortened.
+TEXT = """\
+HloModule jit_step
+%fused (p: bf16[8,4]) -> bf16[8,4] {
+  %p = bf16[8,4]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %conv = bf16[8,4]{1,0} convolution(%p, %p), metadata={op_name="jit(step)/attention/dot_general"}
+}
+
+%body (state: f32[4]) -> f32[4] {
+  %state = f32[4]{0} parameter(0)
+  ROOT %noise = f32[4]{0} fusion(%state), calls=%bits, metadata={op_name="jit(step)/dropout/mul"}, backend_config={"window_config":{"estimated_cycles":"10"}}
+}
+
+%bits (p: f32[4]) -> f32[4] {
+  ROOT %mixed = u32[4]{0} xor(%p, %p)
+}
+
+%cheap (p: f32[4]) -> f32[4] {
+  ROOT %copy.1 = f32[4]{0} copy(%p), backend_config={"estimated_cycles":"1"}
+}
+
+%dear (p: f32[4]) -> f32[4] {
+  ROOT %copy.2 = f32[4]{0} copy(%p), backend_config={"estimated_cycles":"7"}
+}
+
+%all-reduce-scatter (input: f32[6,4]) -> f32[3,4] {
+  ROOT %all-reduce.2 = f32[6,4]{1,0} all-reduce(%input), channel_id=1, to_apply=%add
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %product = bf16[8,4]{1,0:T(8,128)(2,1)} fusion(%x), calls=%fused, metadata={op_name="jit(step)/attention/add"}, backend_config={"estimated_cycles":"100"}
+  %loop = f32[4]{0} while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %choice = f32[4]{0} conditional(%x, %x, %x), branch_computations={%cheap, %dear}
+  %scattered = f32[3,4]{1,0} fusion(%x), calls=%all-reduce-scatter
+  %gathered = (f32[2,2]{1,0:T(8,128)}, /*index=1*/s32[2]{0}) all-gather-start(%x), channel_id=5, metadata={op_name="jit(step)/jvp()/div"}
+  ROOT %sum = (f32[12,64]{1,0}, bf16[]) all-reduce(%x), channel_id=7, metadata={op_name="jit(step)/transpose(jvp())/dot_general"}
+}
+"""  # noqa: E501
+
+
+def test_cycles_of_loops_branches_and_fusions():
+    assert Program(TEXT).cycles() == {"matrix products": 100, "random bits": 30, "copies and casts": 7}
+    (dearest,) = Program(TEXT).dearest(1)
+    assert (dearest["cycles"], dearest["times"], dearest["result"]) == (100, 1, "bf16[8,4]")
+
+
+def test_collectives_with_all_their_arrays():
+    found = {(one.kind, one.bytes): one.arrays for one in Program(TEXT).collectives()}
+    assert found == {
+        ("all-reduce", 12 * 64 * 4 + 2): (Array("f32", (12, 64)), Array("bf16", ())),
+        ("reduce-scatter", 96): (Array("f32", (6, 4)),),
+        ("all-gather", 24): (Array("f32", (2, 2)), Array("s32", (2,))),
+    }
+
+
+def test_arrays_of_a_result():
+    assert arrays_of("(f32[12,64]{1,0:T(8,128)}, u16[])") == (Array("f32", (12, 64)), Array("u16", ()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU's compiler, libtpu (the extra `compile`), is missing")
+def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(tmp_path):
+    """DiffCSE for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sizes = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
+    sizes |= {"vocab_size": 1000, "max_position_embeddings": 64, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
+    sizes |= {"model_type": "bert", "hidden_act": "gelu", "pad_token_id": 0}
+    sizes |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    output = tmp_path / "record.json"
+    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2", "--config", "diffcse_base"]
+    command += [f"--config.model.name_or_path={folder}", f"--config.generator.name_or_path={folder}"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    root = Path(__file__).parents[1]
+    subprocess.run([*command, "--output", str(output)], check=True, env=environment, cwd=root)
+
+    record = json.loads(output.read_text())
+    assert record["fits"]
+    assert record["estimated_cycles"]["total"] > 100_000
+    moved = record["collectives"]
+    assert {entry["kind"] for entry in moved} <= {"all-reduce", "reduce-scatter", "all-gather"}
+    carried = {entry["carries"] for entry in moved}
+    assert carried.isdisjoint({"tokens", "activations"})
+    assert {entry["carries"] for entry in moved if entry["kind"] == "all-gather"} <= {
+        "parameters",
+        "sentence vectors",
+        "counts",
+    }
+    trained = 4 * record["trained_parameters"]
+    of_gradients = sum(entry["bytes"] for entry in moved if "gradients" in entry["carries"])
+    assert trained * 0.9 <= of_gradients <= 1.2 * trained
