@@ -142,7 +142,7 @@ class TrainConfig:
     )
     recompute: str = option(
         "auto",
-        "compute norms and activations again in the backward pass instead of keeping them, which changes no result: "
+        "compute activations again in the backward pass instead of keeping them, which changes no result: "
         "`on`, `off`, or `auto`: on for CPUs, where it is measured to pay",
         choices=("auto", "on", "off"),
     )
