@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.data.rows import Views
-from diffcse_jax.models.duplicates import equal_texts, guide_vectors, near_duplicates, share
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, named_key
+from diffcse_jax.models.duplicates import equal_texts, guide_vectors, near_duplicates, share
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.models.vectors import cosine_similarity, dot_product, unit
