@@ -86,7 +86,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         words = re.sub(r"--target \S+ --config ", "", record["arguments"]).replace("--config.", "").replace("--", "")
         memory = record["memory_per_chip"]
-        size = f"{memory['total'] / 1e9:.2f} of {memory['available'] / 1e9:.0f} GB"
+        size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
         fits = "yes" if record["fits"] else "no"
         lines.append(f"| {words} | {record['target']} | {size} | {fits} | {_moved(record.get('collectives', []))} |")
     return "\n".join(lines)

@@ -47,7 +47,8 @@ from diffcse_jax.training.step import abstract_state, make_train_step  # noqa: E
 
 WHAT = ("step", "chunked", "encode", "generator_head")
 CHUNK = 64  # sentences, for --what chunked where the configuration has no chunk size
-OUT_OF_MEMORY = r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm"
+# The compiler's refusal: what is required, and what there is.
+OUT_OF_MEMORY = r"([\d.]+)([KMG])\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMG])"
 
 
 class Lowered(NamedTuple):
@@ -338,7 +339,7 @@ def _cycles(record: dict[str, Any]) -> list[str]:
 
 
 def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.2f} GB"
+    return f"{count / 2**30:.2f} GiB"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

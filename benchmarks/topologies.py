@@ -16,20 +16,19 @@ from diffcse_jax.errors import ConfigError
 
 
 class Chip(NamedTuple):
-    """A kind of chip; figures are the vendor's."""
+    """A kind of chip."""
 
     kind: str  # JAX's name
-    memory_bytes: int
+    memory_bytes: int  # that the compiler lets a program have
     dimensions: int  # of the torus that connects the chips of a slice
-    hertz: float  # of the clock that the compiler's cycles count; 0: the compiler estimates none
 
 
 TPUS = {
-    "v5e": Chip("TPU v5 lite", 16 * 2**30, 2, 1.5e9),
-    "v5p": Chip("TPU v5", 95 * 2**30, 3, 1.75e9),
-    "v6e": Chip("TPU v6 lite", 32 * 2**30, 2, 1.75e9),
+    "v5e": Chip("TPU v5 lite", int(15.75 * 2**30), 2),
+    "v5p": Chip("TPU v5", int(95.73 * 2**30), 3),
+    "v6e": Chip("TPU v6 lite", int(31.24 * 2**30), 2),
 }
-H100 = Chip("H100 80GB HBM3", 80 * 10**9, 1, 0.0)
+H100 = Chip("H100 80GB HBM3", 80 * 10**9, 1)
 CHIPS_OF_A_HOST = (2, 2, 1)
 H100_DESCRIPTION = Path(__file__).with_name("h100.txtpb")
 

@@ -88,15 +88,11 @@ class TransferTask(abc.ABC):
     name: ClassVar[str]
     classes: ClassVar[int]
     splits: ClassVar[dict[str, tuple[str, ...]]]  # split to files below the folder
+    read: ClassVar["staticmethod[[Path], list[Example]]"]  # of a file that is a split; others have a `load`
 
     def files(self, mode: str) -> list[Path]:
         """The files that `run` reads in this mode."""
         return [path for split in self._splits_of_mode(mode) for path in self._paths(split)]
-
-    @staticmethod
-    def read(path: Path) -> list[Example]:
-        """The examples of a file, which is a whole split; other tasks override `load`."""
-        raise NotImplementedError
 
     def load(self, split: str) -> list[Example]:
         """The examples of a split, in the order in which SentEval numbers them.
