@@ -12,7 +12,7 @@ of the six has the mean of the rates of the two that it stands for. RankCSE lear
 weight of Barlow Twins is ours. Supervised SimCSE reads other text, so it is in `configs/studies/minilm_supervised.py`.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.study import Settings, Study
 
 SIMCSE = {"difference.objective": "none"}
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
@@ -25,7 +25,7 @@ RANKCSE = {
 }
 MASK_4 = (0.5, 0.5, 0.1, 0.1, 0.1, 0.1)  # of twelve: 0.5 in blocks 1 to 4
 MASK_11 = (0.25, 0.1, 0.1, 0.1, 0.1, 0.1)  # of twelve: 0.3 and 0.2 in blocks 1 and 2
-SHORT = {
+SHORT: dict[str, Settings] = {
     "off-dropout": SIMCSE | OFF_DROPOUT,
     "DCL": SIMCSE | DCL,
     "without contrast": {"contrast.weight": 0.0},
