@@ -1,4 +1,4 @@
-"""DiffCSE and SimCSE with and without BatchNorm in the projector, BERT-base (DiffCSE, ablation on STS-B dev).
+"""DiffCSE and SimCSE with and without BatchNorm in the projector, BERT-base (DiffCSE Table 5, on STS-B dev).
 
 Command:   python -m diffcse_jax.study configs/studies/diffcse_batchnorm.py
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch for SimCSE.
@@ -25,5 +25,5 @@ def get_study() -> Study:
             "SimCSE with BatchNorm": {"STS-B dev": 82.22},
             "SimCSE": {"STS-B dev": 81.47},
         },
-        source="DiffCSE, ablation of BatchNorm",
+        source="DiffCSE Table 5",
     )

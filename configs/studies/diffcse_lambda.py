@@ -1,4 +1,4 @@
-"""DiffCSE with other weights lambda of replaced-token detection, BERT-base (DiffCSE, ablation of lambda on STS-B dev).
+"""DiffCSE with other weights lambda of replaced-token detection, BERT-base (DiffCSE Table 8, on STS-B dev).
 
 Command:   python -m diffcse_jax.study configs/studies/diffcse_lambda.py
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
@@ -19,5 +19,5 @@ def get_study() -> Study:
             "difference.weight=0.005": {"STS-B dev": 84.56},
             "difference.weight=0.1": {"STS-B dev": 83.66},
         },
-        source="DiffCSE, ablation of lambda",
+        source="DiffCSE Table 8",
     )

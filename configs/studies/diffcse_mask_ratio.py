@@ -1,4 +1,4 @@
-"""DiffCSE with other shares of masked tokens, BERT-base (DiffCSE, ablation of the masking ratio on STS-B dev).
+"""DiffCSE with other shares of masked tokens, BERT-base (DiffCSE Table 7, on STS-B dev).
 
 Command:   python -m diffcse_jax.study configs/studies/diffcse_mask_ratio.py
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
@@ -19,5 +19,5 @@ def get_study() -> Study:
             "difference.mask_ratio=0.15": {"STS-B dev": 84.48},
             "difference.mask_ratio=0.5": {"STS-B dev": 83.91},
         },
-        source="DiffCSE, ablation of the masking ratio",
+        source="DiffCSE Table 7",
     )

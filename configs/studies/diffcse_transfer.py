@@ -1,7 +1,7 @@
-"""SimCSE, SimCSE with masked LM and DiffCSE on the seven transfer tasks, BERT-base (DiffCSE Table 2).
+"""SimCSE, SimCSE with masked LM and DiffCSE on the seven transfer tasks, BERT-base and RoBERTa-base (DiffCSE Table 2).
 
 Command:   python -m diffcse_jax.study configs/studies/diffcse_transfer.py
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; 2 epochs for DiffCSE.
 """
 
 from diffcse_jax.evaluation.published import scores_of
@@ -9,18 +9,18 @@ from diffcse_jax.study import Study, settings_of
 
 
 def get_study() -> Study:
+    published = ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM", "DiffCSE-BERT-base", "DiffCSE-RoBERTa-base")
     return Study(
         base="simcse_base",
         variants={
-            "SimCSE": {},
-            "SimCSE with MLM": {"mlm.weight": 0.1},
-            "DiffCSE": settings_of("diffcse_base_transfer"),
+            "SimCSE-BERT-base": {},
+            "SimCSE-BERT-base with MLM": {"mlm.weight": 0.1},
+            "DiffCSE-BERT-base": settings_of("diffcse_base_transfer"),
+            "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
+            "SimCSE-RoBERTa-base with MLM": settings_of("simcse_roberta_base") | {"mlm.weight": 0.1},
+            "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base_transfer"),
         },
         tasks=("transfer",),
-        published={
-            "SimCSE": scores_of("SimCSE-BERT-base"),
-            "SimCSE with MLM": scores_of("SimCSE-BERT-base with MLM"),
-            "DiffCSE": scores_of("DiffCSE-BERT-base"),
-        },
+        published={name: scores_of(name) for name in published},
         source="DiffCSE Table 2",
     )

@@ -1,25 +1,47 @@
 """The objectives side by side on a 6-block BERT that needs no hub: minutes a run on two CPU cores, on any text.
 
 Command:   python -m diffcse_jax.study configs/studies/minilm.py --config.data.train_file=sentences.txt
-Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: 150 steps of 32, learning rate 3e-5, own masked-LM head.
+Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: steps of 32, learning rate 3e-5, own masked-LM head; all
+           rows have its pooler and its projector.
+Steps:     150 with three seeds, or 100 with one seed, as the row says: compare those of 100 with one another.
 Start:     the first two rows: MiniLM as it is used (mean pooling), and with the pooler that is trained here. It is a
            sentence encoder already; the second of them is where training begins.
 
-The dropout schedules `mask 4` and `mask 11` (`configs/studies/dropout_masks.py`) are those of twelve blocks: a block of
-the six has the mean of the rates of the two that it stands for.
+The dropout schedules `mask 4` and `mask 11` (`configs/studies/dropout_masks.py`) are those of twelve blocks: a block
+of the six has the mean of the rates of the two that it stands for. RankCSE learns from MiniLM with mean pooling. The
+weight of Barlow Twins is ours. Supervised SimCSE reads other text, so it is in `configs/studies/minilm_supervised.py`.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.study import Settings, Study
 
+SIMCSE = {"difference.objective": "none"}
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
 DCL = {"dcl.weight": 0.1, "dcl.temperature": 5.0}
-SIMCSE = {"model.projector": "mlp", "difference.objective": "none"}
+RANKCSE = {
+    "consistency.weight": 1.0,
+    "distillation.weight": 1.0,
+    "distillation.teachers": ("minilm",),
+    "distillation.poolers": ("avg",),
+}
 MASK_4 = (0.5, 0.5, 0.1, 0.1, 0.1, 0.1)  # of twelve: 0.5 in blocks 1 to 4
 MASK_11 = (0.25, 0.1, 0.1, 0.1, 0.1, 0.1)  # of twelve: 0.3 and 0.2 in blocks 1 and 2
+SHORT: dict[str, Settings] = {
+    "off-dropout": SIMCSE | OFF_DROPOUT,
+    "DCL": SIMCSE | DCL,
+    "without contrast": {"contrast.weight": 0.0},
+    "conditional MLM": {"difference.objective": "conditional_mlm"},
+    "corrective LM": {"difference.objective": "corrective_lm"},
+    "insert": {"difference.edit": "insert"},
+    "delete": {"difference.edit": "delete"},
+    "Barlow Twins": SIMCSE | {"barlow_twins.weight": 0.005},
+    "RankCSE": SIMCSE | RANKCSE,
+    "mask 4": {"model.hidden_dropout": MASK_4, "model.attention_dropout": MASK_4},
+    "mask 11": {"model.hidden_dropout": MASK_11, "model.attention_dropout": MASK_11},
+}
 
 
 def get_study() -> Study:
-    once = ("off-dropout", "DCL", "without contrast", "mask 4", "mask 11")
+    short = {f"{name}, 100 steps": {**settings, "train.steps": 100} for name, settings in SHORT.items()}
     return Study(
         base="diffcse_minilm",
         variants={
@@ -27,13 +49,10 @@ def get_study() -> Study:
             "SimCSE++": SIMCSE | OFF_DROPOUT | DCL,
             "DiffCSE": {},
             "DiffCSE + SimCSE++": OFF_DROPOUT | DCL,
-            "off-dropout": SIMCSE | OFF_DROPOUT,
-            "DCL": SIMCSE | DCL,
-            "without contrast": {"contrast.weight": 0.0},
-            "mask 4": {"model.hidden_dropout": MASK_4, "model.attention_dropout": MASK_4},
-            "mask 11": {"model.hidden_dropout": MASK_11, "model.attention_dropout": MASK_11},
+            **short,
         },
         seeds=(1, 2, 3),
-        seeds_of=dict.fromkeys(once, (1,)),
+        seeds_of=dict.fromkeys(short, (1,)),
+        tasks=("STSBenchmark",),
         start=("own", "cls_before_pooler"),
     )

@@ -71,7 +71,7 @@ class Geometry(StsbProbe):
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval(StsbProbe):
-    """Finding the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE Table 5).
+    """Finding the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE Table 10).
 
     Attributes:
         folder: SentEval's `downstream` folder.

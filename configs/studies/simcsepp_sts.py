@@ -1,6 +1,6 @@
-"""SimCSE, SimCSE++ and DiffCSE on the seven STS tasks, BERT-base (SimCSE++ Table 3, its rows of BERT-base).
+"""SimCSE, SimCSE++ and DiffCSE on the seven STS tasks, BERT-base and BERT-large (SimCSE++ Table 3).
 
-Command:   python -m diffcse_jax.study configs/studies/simcsepp_table3.py
+Command:   python -m diffcse_jax.study configs/studies/simcsepp_sts.py
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
 Published: one seed each.
 """
@@ -22,6 +22,8 @@ def get_study() -> Study:
             "SimCSE++": OFF_DROPOUT | DCL,
             "DiffCSE": settings_of("diffcse_base"),
             "DiffCSE + SimCSE++": settings_of("diffcse_simcsepp_base"),
+            "SimCSE-BERT-large": settings_of("simcse_large"),
+            "SimCSE++-BERT-large": settings_of("simcsepp_large"),
         },
         published={
             "SimCSE": scores_of("SimCSE-BERT-base"),
@@ -30,6 +32,8 @@ def get_study() -> Study:
             "SimCSE++": scores_of("SimCSE++-BERT-base"),
             "DiffCSE": scores_of("DiffCSE-BERT-base"),
             "DiffCSE + SimCSE++": scores_of("DiffCSE + SimCSE++, BERT-base"),
+            "SimCSE-BERT-large": scores_of("SimCSE-BERT-large"),
+            "SimCSE++-BERT-large": scores_of("SimCSE++-BERT-large"),
         },
         source="SimCSE++ Table 3",
     )

@@ -1,0 +1,26 @@
+"""SimCSE and DiffCSE on the seven STS tasks, BERT-base and RoBERTa-base (DiffCSE Table 1).
+
+Command:   python -m diffcse_jax.study configs/studies/diffcse_sts.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs; 1 epoch for SimCSE.
+Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
+"""
+
+from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.study import Study, settings_of
+
+
+def get_study() -> Study:
+    trained = ("SimCSE-BERT-base", "DiffCSE-BERT-base", "SimCSE-RoBERTa-base", "DiffCSE-RoBERTa-base")
+    return Study(
+        base="simcse_base",
+        variants={
+            "SimCSE-BERT-base": {},
+            "DiffCSE-BERT-base": settings_of("diffcse_base"),
+            "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
+            "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base"),
+        },
+        start=("avg_first_last",),
+        published={name: scores_of(name) for name in trained}
+        | {"start (avg_first_last)": scores_of("BERT-base first-last average")},
+        source="DiffCSE Table 1",
+    )

@@ -1,0 +1,23 @@
+"""Supervised SimCSE with and without hard negatives of several weights, BERT-base (SimCSE Table 7, on STS-B dev).
+
+Command:   python -m diffcse_jax.study configs/studies/simcse_hard_negatives.py
+Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
+
+The paper's row with neutral sentences, too, needs a file with these as a further column (`hard_neg_2`): the triples do
+not hold them.
+"""
+
+from diffcse_jax.study import Study
+
+
+def get_study() -> Study:
+    return Study(
+        base="supervised_simcse_base",
+        variants={
+            "alpha=1": {},
+            "alpha=0.5": {"contrast.hard_negative_weight": 0.5},
+            "alpha=2": {"contrast.hard_negative_weight": 2.0},
+            "no hard negatives": {"data.columns": ("sent0", "sent1")},
+        },
+        tasks=("STSBenchmark",),
+    )

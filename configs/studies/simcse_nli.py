@@ -1,0 +1,25 @@
+"""SimCSE with pairs of NLI as positives, BERT-base (SimCSE Table 4, its rows of the triples, on STS-B dev).
+
+Command:   python -m diffcse_jax.study configs/studies/simcse_nli.py
+Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512; for the unsupervised row
+           10^6 Wikipedia sentences (`wiki1m`), 1 epoch of 15,625 steps of 64.
+
+All rows but the last have the settings of supervised SimCSE (`configs/supervised_simcse_base.py`). The paper's other
+data sets are pairs of text, too: `data.train_file` and `data.columns` name a file of them. Its column `sample` is of
+134,000 pairs, so many lines of a shuffled file.
+"""
+
+from diffcse_jax.study import Study, settings_of
+
+
+def get_study() -> Study:
+    return Study(
+        base="supervised_simcse_base",
+        variants={
+            "entailment + hard negatives": {},
+            "entailment": {"data.columns": ("sent0", "sent1")},
+            "contradiction": {"data.columns": ("sent0", "hard_neg")},
+            "unsupervised": settings_of("simcse_base"),
+        },
+        tasks=("STSBenchmark",),
+    )

@@ -1,0 +1,38 @@
+"""Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Table 5, with the settings of Table A.1).
+
+Command:   python -m diffcse_jax.study configs/studies/simcse_sts.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervised rows triples of SNLI and MNLI,
+           SimCSE's `nli_for_simcse.csv`, 3 epochs.
+Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
+"""
+
+from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.study import Study, settings_of
+
+ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
+ROBERTA_LARGE = {"model.name_or_path": "roberta-large"}
+
+
+def get_study() -> Study:
+    supervised = settings_of("supervised_simcse_base")
+    return Study(
+        base="simcse_base",
+        variants={
+            "SimCSE-BERT-base": {},
+            "SimCSE-BERT-large": settings_of("simcse_large"),
+            "SimCSE-RoBERTa-base": settings_of("simcse_roberta_base"),
+            "SimCSE-RoBERTa-large": settings_of("simcse_roberta_base") | ROBERTA_LARGE | {"optim.learning_rate": 3e-5},
+            "supervised SimCSE-BERT-base": supervised,
+            "supervised SimCSE-RoBERTa-base": supervised | ROBERTA_BASE,
+            "supervised SimCSE-RoBERTa-large": supervised | ROBERTA_LARGE | {"optim.learning_rate": 1e-5},
+        },
+        start=("avg_first_last",),
+        published={
+            "start (avg_first_last)": scores_of("BERT-base first-last average"),
+            "SimCSE-BERT-base": scores_of("SimCSE-BERT-base"),
+            "SimCSE-BERT-large": scores_of("SimCSE-BERT-large"),
+            "SimCSE-RoBERTa-base": scores_of("SimCSE-RoBERTa-base"),
+            "supervised SimCSE-BERT-base": scores_of("supervised SimCSE-BERT-base"),
+        },
+        source="SimCSE Table 5, and SimCSE++ Table 3 for BERT-large",
+    )

@@ -1,0 +1,22 @@
+"""SimCSE with more and with less noise in positives and in negatives, BERT-base (after SimCSE++ Table 1).
+
+Command:   python -m diffcse_jax.study configs/studies/simcsepp_noise.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
+
+More: Gaussian noise of variance 0.1. Less: the mean of 10 dropout samples, in negatives 5 of each view.
+"""
+
+from diffcse_jax.study import Study
+
+
+def get_study() -> Study:
+    return Study(
+        base="simcse_base",
+        variants={
+            "SimCSE": {},
+            "positives + noise": {"contrast.positives": "noise", "contrast.noise_variance": 0.1},
+            "negatives + noise": {"contrast.negatives": "noise", "contrast.noise_variance": 0.1},
+            "positives - noise": {"contrast.positives": "mean", "contrast.samples": 10},
+            "negatives - noise": {"contrast.negatives": "mean", "contrast.samples": 5},
+        },
+    )

@@ -1,0 +1,22 @@
+"""Off-dropout negatives with other ratios m, BERT-base (after SimCSE++ Table 5).
+
+Command:   python -m diffcse_jax.study configs/studies/simcsepp_ratio.py
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
+
+The first row, with which the others are compared, has the published m = 0.9. The other values are ours, as is that
+dimension-wise contrast takes no part. m multiplies the positive logit, as in the authors' code;
+`--config.contrast.negative_ratio_form=paper` puts it where the paper has it, on the sum of negatives.
+"""
+
+from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.study import Study
+
+
+def get_study() -> Study:
+    return Study(
+        base="simcse_base",
+        variants={"off-dropout": {"contrast.negatives": "off_dropout"}},
+        grid={"contrast.negative_ratio": (0.9, 0.5, 0.6, 0.7, 0.8, 1.0, 1.1)},
+        published={"off-dropout, contrast.negative_ratio=0.9": scores_of("off-dropout only, BERT-base")},
+        source="SimCSE++ Table 3",
+    )
