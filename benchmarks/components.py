@@ -37,7 +37,7 @@ class LibraryAttention(transformer.SelfAttention):
 
     def __call__(self, hidden_states: jax.Array, rows: Rows, bias: jax.Array, **_: Any) -> jax.Array:
         del bias
-        shape = (*hidden_states.shape[:2], self.num_heads, -1)
+        shape = (*rows.input_ids.shape, self.num_heads, -1)
         query, key, value = (part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value))
         mask = (rows.attention_mask > 0)[:, None, None, :]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
@@ -47,8 +47,8 @@ class LibraryAttention(transformer.SelfAttention):
 def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
     """A block's attention without dropout, its dense layers included."""
     config = transformer_config(workload.ENCODERS[size], source=size)
-    states, sentences = _normal(rows, length, config.hidden_size), _sentences(rows, length)
-    real = sentences.attention_mask[..., None] > 0
+    states, sentences = _normal(rows * length, config.hidden_size), _sentences(rows, length)
+    real = sentences.attention_mask.reshape(-1, 1) > 0
 
     def of(module: type[transformer.SelfAttention]) -> Callable[[], Any]:
         layer = module(config, 0.0, dtype=jnp.float32, rngs=nnx.Rngs(0))
@@ -67,7 +67,7 @@ def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
 def block(size: str, rows: int, length: int) -> Variants:
     """The gradients of a block without dropout."""
     config = transformer_config(workload.ENCODERS[size], source=size)
-    states, sentences = _normal(rows, length, config.hidden_size), _sentences(rows, length)
+    states, sentences = _normal(rows * length, config.hidden_size), _sentences(rows, length)
 
     def of(recompute: bool) -> Callable[[], Any]:
         sizes = dataclasses.replace(config, recompute=recompute)

@@ -75,7 +75,7 @@ def train(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "edits"), [((8, 1, True), False), ((4, 2, False), False), ((8, 1, False), True)])
+@pytest.mark.parametrize(("mesh", "edits"), [((4, 2, False), False), ((8, 1, True), True)])
 def test_devices_change_nothing_but_rounding(mesh, edits):
     (one, arrays_of_one), (many, arrays_of_many) = train(1, edits=edits), train(*mesh, edits=edits)
     for step, metrics in enumerate(one):

@@ -38,5 +38,5 @@ def test_edits_are_positives_of_their_originals_or_negatives_of_all(role):
     if role == "positive":
         expected = info_nce(z1, z3, temperature=0.2)
     else:
-        expected = info_nce(z1, z2, temperature=0.2, hard_negatives=z3)
+        expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)

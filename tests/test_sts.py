@@ -165,7 +165,7 @@ def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatc
     checkpoint = pretrained.load("minilm")
     tokenizer = load_tokenizer(checkpoint.folder)
     scores = []
-    for devices, batch_size, shortest_bucket in ((1, 64, 16), (8, 64, 16), (3, 50, 64)):
+    for devices, batch_size, shortest_bucket in ((1, 64, 16), (3, 50, 64)):
         monkeypatch.setattr(encoder_module, "SHORTEST_BUCKET", shortest_bucket)
         mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
         params = jax.device_put(checkpoint.transformer, NamedSharding(mesh, PartitionSpec()))

@@ -586,7 +586,7 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
     (tmp_path / "tiny.py").write_text(
         "from diffcse_jax.study import Study\n"
         "def get_study():\n"
-        "    return Study(base='simcse_base', variants={'plain': {}, 'with DCL + 1': {'dcl.weight': 0.1}},\n"
+        "    return Study(base='simcse_base', variants={'with DCL + 1': {'dcl.weight': 0.1}},\n"
         "                 seeds=(1, 2), tasks=('STSBenchmark',), start=('avg',))\n"
     )
     overrides = {
@@ -598,11 +598,12 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
     call += [f"--config.{key}={value}" for key, value in overrides.items()]
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1"),
     }
 
     first = subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    training = workdir / "plain/seed-2/lock"
+    training = workdir / "with-DCL-+-1/seed-2/lock"
     while not (training.is_file() and training.read_text()):
         assert first.poll() is None, first.stderr.read()
         time.sleep(0.1)
@@ -611,7 +612,7 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
     os.kill(trainer, signal.SIGKILL)
     first.communicate()
     done = sorted(path.parent for path in workdir.rglob("results.json"))
-    assert [str(path.relative_to(workdir)) for path in done] == ["plain/seed-1", "start-avg", "with-DCL-+-1/seed-1"]
+    assert [str(path.relative_to(workdir)) for path in done] == ["start-avg", "with-DCL-+-1/seed-1"]
     times = {path: (path / "results.json").stat().st_mtime_ns for path in done}
 
     second = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -624,10 +625,10 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
         trainings = re.findall(r"^\$ .* train ", (folder / "log.txt").read_text(), re.MULTILINE)
         assert len(trainings) == (2 if folder == training.parent else 1)
     document = json.loads((workdir / "study.json").read_text())
-    assert [row["n"] for row in document["rows"]] == [1, 2, 2]
+    assert [row["n"] for row in document["rows"]] == [1, 2]
     assert all(row["mean"].keys() == {"STS-B dev", "STSBenchmark"} for row in document["rows"])
     assert document["open"] == {}
-    trained = json.loads((workdir / "plain/seed-1/evaluation.json").read_text())
+    trained = json.loads((workdir / "with-DCL-+-1/seed-1/evaluation.json").read_text())
     assert document["rows"][1]["scores"]["1"]["STSBenchmark"] == pytest.approx(
         trained["tasks"]["STSBenchmark"]["spearman"], abs=0.01
     )
