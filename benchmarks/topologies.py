@@ -42,9 +42,10 @@ class Target(NamedTuple):
 
 
 def prepare_environment() -> None:
-    """Settings under which libtpu compiles on a machine without TPUs; call it before JAX is used."""
+    """Settings under which JAX compiles for TPUs and GPUs on a machine without any; call it before JAX is used."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # of arrays; the topology's devices hold none
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask for the machine's TPUs
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which asks a driver that is not there
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nobody owns a TPU, so several processes may compile
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
