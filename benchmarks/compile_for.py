@@ -97,7 +97,8 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     config = request.config
     generator = None
     if config.needs("generator"):
-        generator = _checkpoint(config.generator.name_or_path or config.model.name_or_path)
+        own = config.generator_is_start or config.trains_generator_head
+        generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path)
         generator = generator.on(mesh.devices.flat[0].platform)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), _teachers(config, mesh))
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
@@ -231,7 +232,7 @@ def compiled(request: Request, target: topologies.Target, *, text: Path | None =
         "memory_per_chip": memory,
         "fits": memory["total"] <= memory["available"],
         "collectives": summed(read.collectives(), program, mesh),
-        "flops": executable.cost_analysis().get("flops"),
+        "flops": (executable.cost_analysis() or {}).get("flops"),  # of a GPU that is not there: none
         "estimated_cycles": {"total": sum(by_category.values()), "by_category": by_category},
         "dearest": read.dearest(5),
     }
@@ -318,7 +319,8 @@ def described(record: dict[str, Any]) -> str:
             f"  {entry['kind']:<18} {entry['count']:>4} x {entry['carries']:<40} {entry['bytes']:>14,}"
             for entry in record["collectives"]
         ]
-        lines.append(f"FLOPs a chip: {record['flops']:.3g} (of a conditional, the compiler counts one branch)")
+        if record["flops"]:
+            lines.append(f"FLOPs a chip: {record['flops']:.3g} (of a conditional, the compiler counts one branch)")
         lines += _cycles(record)
     return "\n".join(lines)
 
