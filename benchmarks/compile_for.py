@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from benchmarks import workload  # noqa: E402
 from benchmarks.hlo import Array, Collective, Program  # noqa: E402
 from benchmarks.train_step import SCHEDULE_STEPS  # noqa: E402
-from diffcse_jax.commands.train import with_shipped_config  # noqa: E402
+from diffcse_jax.commands.train import parsed  # noqa: E402
 from diffcse_jax.config import Config  # noqa: E402
 from diffcse_jax.data.rows import Layout, Views  # noqa: E402
 from diffcse_jax.data.vocabulary import Vocabulary  # noqa: E402
@@ -63,7 +63,7 @@ class Lowered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is compiled for what."""
+    """A program to compile: the configuration, which of its programs, and the shape of its batches."""
 
     config: Config
     what: str
@@ -266,7 +266,7 @@ def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> l
 
 
 def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) -> str:
-    """What an array of a collective is, told by its type, its size and the pass that it comes from."""
+    """The role of an array in a collective (gradients, tokens, ...), by its type, its size and its pass."""
     size = math.prod(array.sizes)
     rows, hidden = program.rows, program.hidden
     if array.dtype.startswith(("s", "u", "pred")):
@@ -362,6 +362,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for argument in rest:
         if not argument.startswith("--config."):
             parser.error(f"unknown argument {argument}; overrides are written --config.KEY=VALUE")
+    if options.batch is not None and options.batch < 2:
+        parser.error(f"--batch: at least 2, got {options.batch}")
     if not 0 < options.real_tokens <= 1:
         parser.error(f"--real_tokens: expected a share above 0 and up to 1, got {options.real_tokens}")
     return options, rest
@@ -374,7 +376,7 @@ def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
 
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", flag_values=values)
-    values(["compile_for", *with_shipped_config(["--config", options.config]), *overrides])
+    parsed(values, config, ["compile_for", "--config", options.config, *overrides])
     settings = config.value.to_dict()
     if options.what == "generator_head":
         settings["generator"]["name_or_path"] = ""

@@ -1,4 +1,4 @@
-"""What a compiled program says of itself: the instructions that it schedules, their cycles, its collectives.
+"""Reads compiled programs: the instructions that are scheduled, their estimated cycles, the collectives.
 
 Read from XLA's text, whose cost model writes `estimated_cycles` beside the instructions of a TPU program.
 """
@@ -160,7 +160,7 @@ class Program:
         return sum(times * instruction.cycles for instruction, times in self._scheduled(computation, 1))
 
     def _times(self) -> Mapping[str, int]:
-        """How often each computation runs in a step."""
+        """Executions of each computation in a step."""
         times: collections.Counter[str] = collections.Counter()
 
         def visit(computation: str, count: int) -> None:

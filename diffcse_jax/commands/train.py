@@ -31,18 +31,35 @@ def main() -> None:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Absl's flag parsing, with errors for people: a mistyped key is named with its nearest neighbour."""
+    """Absl's flag parsing of this command."""
     with reported_to_user():
-        check_override_names(argv)
-        try:
-            rest = flags.FLAGS(with_shipped_config(argv))
-            if CONFIG.value is None:
-                raise ConfigError("--config is missing; for example --config configs/quickstart.py")
-            CONFIG.value.to_dict()  # ml_collections keeps a failure to read the file for the first use
-        except OSError as error:
-            raise ConfigError(f"--config: {str(error).splitlines()[-1].strip()}") from error
-        except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(str(error)) from error
+        return parsed(flags.FLAGS, CONFIG, argv)
+
+
+def parsed(values: flags.FlagValues, config: flags.FlagHolder, argv: list[str]) -> list[str]:
+    """Absl's flag parsing, with errors for people.
+
+    Args:
+        values: the flags.
+        config: of these, the one that names a configuration.
+        argv: the command line.
+
+    Returns:
+        What are no flags.
+
+    Raises:
+        ConfigError: a file that cannot be read, a value of a wrong type, a mistyped key, with its nearest neighbour.
+    """
+    check_override_names(argv)
+    try:
+        rest = values(with_shipped_config(argv))
+        if config.value is None:
+            raise ConfigError("--config is missing; for example --config configs/quickstart.py")
+        config.value.to_dict()  # ml_collections keeps a failure to read the file for the first use
+    except OSError as error:
+        raise ConfigError(f"--config: {str(error).splitlines()[-1].strip()}") from error
+    except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(str(error)) from error
     return rest
 
 

@@ -45,5 +45,5 @@ class EditOptions:
 
     @property
     def edit_needs(self) -> frozenset[str]:
-        """What the edit needs of a step, as members of `objectives.NEEDS`."""
+        """Members of `objectives.NEEDS`: parts of a step without which the edit cannot be made."""
         return frozenset({"mask_token"} if self.edit == "delete" else {"mask_token", "generator"})

@@ -39,7 +39,7 @@ class Options:
 
 
 class Given(NamedTuple):
-    """What is reconstructed from, beside the sentence vectors."""
+    """The masked sentences and their frozen states, from which, with the sentence vectors, tokens are recovered."""
 
     masked: Masked
     states: Float[Array, "rows length hidden"]  # of the frozen generator
