@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_model import write_tiny_model
+from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
@@ -176,21 +175,23 @@ def test_data_that_cannot_be(parts, message):
 def test_a_run_over_documents(tmp_path, minilm_dir):
     """From the file to the metrics, with everything that reads the text in its own way."""
     lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
-    text, synonyms = tmp_path / "text.txt", tmp_path / "synonyms.tsv"
+    text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
     text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))
     synonyms.write_text("small\tlittle\ttiny\n")
-    overrides = {
-        "model.name_or_path": write_tiny_model(tmp_path / "model", minilm_dir), "data.train_file": text,
-        "data.documents": "blank_lines", "data.max_length": 16, "data.cache_dir": tmp_path / "cache",
-        "data.augmentation": "synonyms", "data.synonyms_file": synonyms, "difference.sentence": "next",
-        "difference.edit": "delete", "train.batch_size": 8, "train.steps": 3, "train.log_every": 1, "eval.every": 0,
-        "eval.metric": "halves_retrieval",
-    }  # fmt: skip
-    arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
+    settings = run_settings(
+        tmp_path,
+        minilm_dir,
+        data={
+            "train_file": text, "documents": "blank_lines", "augmentation": "synonyms", "synonyms_file": synonyms
+        },
+        difference={"sentence": "next", "edit": "delete"},
+        train={"steps": 3},
+        eval={"every": 0},
+    )  # fmt: skip
     run = subprocess.run(
         [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", tmp_path / "run",
-         *arguments],
-        cwd=ROOT, env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}, capture_output=True, text=True,
+         *overrides(settings)],
+        cwd=ROOT, env=environment(tmp_path / "xla"), capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -1,14 +1,13 @@
 """The worked example of docs/extending.md: an objective is added in one file, and nothing else is touched."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
+from tiny_run import environment, overrides, run_settings
 
 ROOT = Path(__file__).parents[1]
 # `python train.py` in a package that has one module more.
@@ -27,19 +26,19 @@ def test_the_worked_example_trains(tmp_path, minilm_dir):
     assert len([line for line in example.splitlines() if line and not line.startswith('"""')]) <= 20
     (tmp_path / "objectives").mkdir()
     (tmp_path / "objectives" / "uniformity.py").write_text(example)
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)))
-    overrides = {
-        "uniformity.weight": 1.0, "contrast.weight": 0.0, "difference.weight": 0.0,
-        "model.name_or_path": write_tiny_model(tmp_path / "model", minilm_dir), "data.train_file": text,
-        "data.max_length": 16, "data.cache_dir": tmp_path / "cache", "train.batch_size": 8, "train.steps": 6,
-        "train.chunk_size": 4, "train.log_every": 1, "eval.every": 0, "eval.metric": "halves_retrieval",
-    }  # fmt: skip
-    arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
+    settings = run_settings(
+        tmp_path,
+        minilm_dir,
+        contrast={"weight": 0.0},
+        difference={"weight": 0.0},
+        train={"steps": 6, "chunk_size": 4},
+        eval={"every": 0},
+    )
+    arguments = [*overrides(settings), "--config.uniformity.weight=1.0"]
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path / "objectives", "--config", "configs/diffcse_minilm.py",
          "--workdir", tmp_path / "run", *arguments],
-        cwd=ROOT, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment(tmp_path / "xla"), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

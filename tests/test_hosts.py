@@ -15,7 +15,7 @@ import jax
 import pytest
 from jax.experimental import multihost_utils
 from test_sts import write_stsb
-from tiny_model import write_tiny_model
+from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.commands import train
 from diffcse_jax.config import Config
@@ -26,25 +26,24 @@ from diffcse_jax.storage.workdir import held
 from diffcse_jax.training.metrics import read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
-STEPS = 6
+STEPS = 15  # enough for a process to be killed in the middle
 COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the processes of this file
-BOUND = 120  # seconds in which the loss of a process must be noticed
+# `python train.py`, where the loss of a process is noticed sooner.
+TRAIN = """
+from diffcse_jax.runtime import hosts
+hosts.HEARTBEAT_SECONDS = 15
+from diffcse_jax.commands.train import main
+main()
+"""
+BOUND = 60  # seconds in which the loss of a process must be noticed
 
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory, minilm_dir) -> list[str]:
-    """A run of six steps on a small model and a small text."""
+    """A run on a small model and a small text."""
     folder = tmp_path_factory.mktemp("hosts")
-    text = folder / "text.txt"
-    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)))
-    return overrides(
-        {
-            "model.name_or_path": write_tiny_model(folder / "model", minilm_dir), "generator.head_steps": 3,
-            "generator.head_batch_size": 8, "data.train_file": text, "data.max_length": 16,
-            "data.cache_dir": folder / "cache", "train.batch_size": 8, "train.steps": STEPS, "train.log_every": 1,
-            "eval.every": 3,
-        }
-    )  # fmt: skip
+    evaluation = {"every": 3, "metric": "stsb_spearman"}
+    return overrides(run_settings(folder, minilm_dir, train={"steps": STEPS}, eval=evaluation))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,30 +67,33 @@ def alone(tmp_path_factory, arguments) -> Path:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path, arguments, alone):
-    """The second has no dev data; it gets them from the first."""
+    """Weights are split over them. The second has no dev data; it gets them from the first."""
     no_data = {"DIFFCSE_DATA_DIR": str(tmp_path / "nowhere")}
-    outputs = finish(start_hosts(tmp_path / "together", arguments, count=2, of_last=no_data))
+    arguments = [*arguments, *overrides({"mesh.fully_sharded": True})]
+    outputs = finish(start_hosts(tmp_path / "together", arguments, of_last=no_data))
     check_same(tmp_path / "together", alone)
     assert (tmp_path / "together" / "export" / "model.safetensors").is_file()
     assert "exported to" in outputs[0]
-    for line in ("token store", "masked-LM head", "step 6"):  # one host speaks
+    for line in ("token store", "masked-LM head", f"step {STEPS}"):  # one host speaks
         assert line in outputs[0]
         assert line not in outputs[1]
     assert "notice" not in "".join(outputs)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
-    """Four processes are killed after their first checkpoint; one finishes the run.
-
-    Weights are split over both axes of the mesh; the model axis spans two processes, which feed the same rows.
-    """
+def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, arguments, alone):
+    """The model axis spans the two processes, which feed the same rows."""
     workdir = tmp_path / "run"
-    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.fully_sharded": True, "mesh.model": 2})], count=4)
+    processes = start_hosts(workdir, [*arguments, *overrides({"mesh.model": 2})])
     wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
-    for process in processes:
-        process.kill()
-        process.communicate()
+    processes[1].kill()
+    processes[1].communicate()
+    try:
+        output = processes[0].communicate(timeout=BOUND)[0]
+    finally:
+        processes[0].kill()
+    assert processes[0].returncode != 0, output
+    assert "error" in output.lower()
     assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
     (output,) = finish([start(workdir, arguments, {})])
     assert f"of {STEPS} from" in output  # resumed
@@ -99,24 +101,9 @@ def test_a_killed_run_goes_on_with_other_processes(tmp_path, arguments, alone):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_others(tmp_path, arguments):
-    endless = overrides({"train.steps": 1_000_000, "eval.every": 0, "generator.head_steps": 1})
-    processes = start_hosts(tmp_path / "run", [*arguments, *endless], count=2)
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").is_file(), processes)
-    processes[1].kill()
-    processes[1].communicate()
-    try:
-        output = processes[0].communicate(timeout=BOUND)[0]
-    finally:
-        processes[0].kill()
-    assert processes[0].returncode != 0
-    assert "error" in output.lower()
-
-
-@pytest.mark.slow
 def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
     with held(tmp_path / "run"):
-        processes = start_hosts(tmp_path / "run", arguments, count=2)
+        processes = start_hosts(tmp_path / "run", arguments)
         outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], outputs
     assert all(f"run is in use by process {os.getpid()} on host" in output for output in outputs), outputs
@@ -198,10 +185,6 @@ def set_environment(monkeypatch, environment: dict[str, str | None]) -> None:
             monkeypatch.setenv(name, environment[name])
 
 
-def overrides(values: dict[str, object]) -> list[str]:
-    return [f"--config.{key}={value}" for key, value in values.items()]
-
-
 def check_same(workdir: Path, expected: Path) -> None:
     """Both runs have the same losses and dev scores, step by step."""
     rows, rows_expected = read_metrics(workdir), read_metrics(expected)
@@ -221,13 +204,12 @@ def wait_for(condition, processes: list[subprocess.Popen]) -> None:
 
 
 def start_hosts(
-    workdir: Path, arguments: list[str], count: int, of_last: Mapping[str, str] = MappingProxyType({})
+    workdir: Path, arguments: list[str], of_last: Mapping[str, str] = MappingProxyType({})
 ) -> list[subprocess.Popen]:
-    """Processes of one run, `of_last` being environment variables of the last one."""
+    """The two processes of a run, `of_last` being environment variables of the second."""
     address = f"127.0.0.1:{free_port()}"
     environments = [
-        {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(index)}
-        for index in range(count)
+        {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": index} for index in "01"
     ]
     environments[-1].update(of_last)
     arguments = [*arguments, *overrides({"distributed": True})]
@@ -236,15 +218,10 @@ def start_hosts(
 
 def start(workdir: Path, arguments: list[str], host: dict[str, str]) -> subprocess.Popen:
     """Starts a process. Those that compute the same compile it once: most of their time is compiling."""
-    compiled = {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        "JAX_COMPILATION_CACHE_DIR": COMPILED.name,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    command = [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
+    command = [sys.executable, "-c", TRAIN, "--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
     return subprocess.Popen(
         [*command, *arguments],
-        cwd=REPOSITORY, env=os.environ | compiled | host, text=True,
+        cwd=REPOSITORY, env=environment(COMPILED.name, **host), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -8,36 +8,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tiny_model import write_tiny_model
+from tiny_run import environment, overrides, run_settings
 
+from diffcse_jax.commands import train
+from diffcse_jax.config import Config, shipped_config
+from diffcse_jax.errors import UserError
 from diffcse_jax.training.metrics import MetricsWriter, read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
-STEPS = 100
-EVERY = 10
+STEPS = 40
+EVERY = 5
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory, minilm_dir: Path) -> list[str]:
-    """`python train.py` of a small DiffCSE run that lacks only its workdir."""
-    folder = tmp_path_factory.mktemp("resume")
-    model = write_tiny_model(folder / "model", minilm_dir)
-    text = folder / "text.txt"
-    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)))
-    overrides = {
-        "model.name_or_path": model, "generator.name_or_path": "", "generator.head_steps": 3,
-        "generator.head_batch_size": 8, "data.train_file": text, "data.max_length": 16,
-        "data.cache_dir": folder / "cache", "train.batch_size": 8, "train.steps": STEPS, "train.log_every": 1,
-        "eval.every": EVERY, "eval.metric": "halves_retrieval", "optim.learning_rate": 1e-3,
-    }  # fmt: skip
-    arguments = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", *arguments]
+def settings(tmp_path_factory: pytest.TempPathFactory, minilm_dir: Path) -> dict[str, Any]:
+    """What the run has other than `configs/diffcse_minilm.py`."""
+    return run_settings(
+        tmp_path_factory.mktemp("resume"),
+        minilm_dir,
+        train={"steps": STEPS},
+        eval={"every": EVERY},
+        optim={"learning_rate": 1e-3},
+    )
+
+
+@pytest.fixture(scope="module")
+def command(settings: dict[str, Any]) -> list[str]:
+    """`python train.py` of the run; it lacks only its workdir."""
+    return [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", *overrides(settings)]
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +53,39 @@ def uninterrupted(command: list[str], tmp_path_factory: pytest.TempPathFactory) 
     return workdir
 
 
+@pytest.fixture
+def go_on(settings: dict[str, Any]) -> Callable[..., None]:
+    """`train.py` in this process, by keys that differ from the run's: a refusal needs no process of its own."""
+
+    def go_on(workdir: Path, **groups: dict[str, Any]) -> None:
+        config = shipped_config("diffcse_minilm")
+        config.update_from_flattened_dict(settings)
+        config.update(groups)
+        train.run(Config.from_dict(config.to_dict()), workdir)
+
+    return go_on
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_killed_run_ends_like_an_uninterrupted_one(
-    number: signal.Signals, command: list[str], uninterrupted: Path, tmp_path: Path
+def test_interrupted_and_killed_run_ends_like_an_uninterrupted_one(
+    command: list[str], uninterrupted: Path, tmp_path: Path
 ):
     process = start(command, tmp_path)
     wait_for_checkpoint(tmp_path, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), output
-    assert steps_of(tmp_path)[-1] < STEPS
-    if number == signal.SIGINT:
-        assert "the same command goes on from there" in output
+    assert process.returncode == 130, output
+    assert "the same command goes on from there" in output
+    saved = steps_of(tmp_path)[-1]
+    assert saved < STEPS
+
+    process = start(command, tmp_path)
+    wait_for_checkpoint(tmp_path, process, after=saved)
+    process.kill()
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == -signal.SIGKILL, output
+    assert f"resumed at step {saved} of {STEPS}" in output
+    assert saved < steps_of(tmp_path)[-1] < STEPS
 
     output = run(command, tmp_path)
 
@@ -71,47 +97,41 @@ def test_killed_run_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_finished_run_is_not_trained_again(command: list[str], uninterrupted: Path):
+def test_finished_run_is_not_trained_again(go_on: Callable[..., None], uninterrupted: Path, capfd):
     before = (uninterrupted / "metrics.jsonl").read_text()
-    assert f"resumed at step {STEPS} of {STEPS}" in run(command, uninterrupted)
+    go_on(uninterrupted)
+    assert f"resumed at step {STEPS} of {STEPS}" in capfd.readouterr().err
     assert (uninterrupted / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.slow
-def test_another_text_is_refused_in_the_same_workdir(command: list[str], uninterrupted: Path, tmp_path: Path):
-    text = tmp_path / "other.txt"
-    text.write_text("".join(f"Another sentence, number {i} of them.\n" for i in range(60)))
-    original = next(argument for argument in command if argument.startswith("--config.data.train_file="))
-    path = Path(original.partition("=")[2])
+def test_another_text_is_refused_in_the_same_workdir(
+    go_on: Callable[..., None], settings: dict[str, Any], uninterrupted: Path
+):
+    path = Path(settings["data.train_file"])
     kept = path.read_text()
-    path.write_text(text.read_text())
+    path.write_text("".join(f"Another sentence, number {i} of them.\n" for i in range(60)))
     try:
-        process = start(command, uninterrupted)
-        output = process.communicate(timeout=120)[0]
+        with pytest.raises(UserError, match="is not the one that the run in"):
+            go_on(uninterrupted)
     finally:
         path.write_text(kept)
-    assert process.returncode == 2
-    assert "is not the one that the run in" in output
-    assert "Traceback" not in output
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_named(command: list[str], uninterrupted: Path, tmp_path: Path):
+def test_a_damaged_checkpoint_is_named(go_on: Callable[..., None], uninterrupted: Path, tmp_path: Path):
     shutil.copytree(uninterrupted, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / str(STEPS) / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:10])
-    process = start(command, tmp_path / "run")
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 2
-    assert f"cannot read the checkpoint {tmp_path}/run/checkpoints/{STEPS}" in output
-    assert "Traceback" not in output
+    with pytest.raises(UserError, match=f"cannot read the checkpoint {tmp_path}/run/checkpoints/{STEPS}"):
+        go_on(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[str], tmp_path: Path):
-    overrides = ["--config.optim.learning_rate=1e30", "--config.optim.clip_norm=0.0", "--config.train.log_every=1000"]
-    process = start([*command, *overrides], tmp_path)
+    endless = overrides({"optim.learning_rate": 1e30, "optim.clip_norm": 0.0, "train.log_every": 1000})
+    process = start([*command, *endless], tmp_path)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2
     assert f"at step {EVERY}; the last checkpoint, of step None, is kept" in output
@@ -119,12 +139,9 @@ def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[s
 
 
 @pytest.mark.slow
-def test_another_configuration_is_refused_in_the_same_workdir(command: list[str], uninterrupted: Path):
-    process = start([*command, "--config.optim.learning_rate=0.5"], uninterrupted)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 2
-    assert "optim.learning_rate: 0.001 then, 0.5 now" in output
-    assert "Traceback" not in output
+def test_another_configuration_is_refused_in_the_same_workdir(go_on: Callable[..., None], uninterrupted: Path):
+    with pytest.raises(UserError, match=r"optim\.learning_rate: 0\.001 then, 0\.5 now"):
+        go_on(uninterrupted, optim={"learning_rate": 0.5})
 
 
 def test_metrics_after_the_checkpoint_and_a_cut_off_row_are_dropped(tmp_path: Path):
@@ -153,20 +170,18 @@ def run(command: list[str], workdir: Path) -> str:
 
 
 def start(command: list[str], workdir: Path) -> subprocess.Popen:
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    environment = os.environ | cache | {"PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""}
     return subprocess.Popen(
         [*command, "--workdir", str(workdir)],
-        cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=REPOSITORY, env=environment(workdir.parent / "xla"), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
-def wait_for_checkpoint(workdir: Path, process: subprocess.Popen) -> None:
+def wait_for_checkpoint(workdir: Path, process: subprocess.Popen, after: int = 0) -> None:
+    """Waits until a dev evaluation of a later step is saved."""
     deadline = time.monotonic() + 240
-    while not (workdir / "checkpoints" / str(EVERY)).is_dir():
+    saved = workdir / "checkpoints" / str(EVERY * (after // EVERY + 1))
+    while not saved.is_dir():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "training did not come that far"
         time.sleep(0.01)

@@ -17,6 +17,7 @@ import pytest
 import scipy.stats
 from test_sts import write_stsb
 from tiny_model import write_tiny_model
+from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.commands import study as command
 from diffcse_jax.config import Config, shipped_config
@@ -577,9 +578,6 @@ def test_the_start_has_its_own_pooler_or_that_of_training(asked, expected, tmp_p
 
 @pytest.mark.slow
 def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, minilm_dir):
-    model = write_tiny_model(tmp_path / "model", minilm_dir)
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)))
     for split in ("dev", "test"):
         rows = [f"-\t-\t-\t-\t{i % 6}\tthe dog number {i}\t{i % 5} dogs run\n" for i in range(20)]
         write_stsb(tmp_path / "senteval", split, rows)
@@ -589,20 +587,14 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
         "    return Study(base='simcse_base', variants={'with DCL + 1': {'dcl.weight': 0.1}},\n"
         "                 seeds=(1, 2), tasks=('STSBenchmark',), start=('avg',))\n"
     )
-    overrides = {
-        "model.name_or_path": model, "data.train_file": text, "data.max_length": 16, "train.batch_size": 8,
-        "data.cache_dir": tmp_path / "cache", "train.steps": 2, "eval.every": 1, "eval.data_dir": tmp_path / "senteval",
-    }  # fmt: skip
+    evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
+    settings = run_settings(tmp_path, minilm_dir, train={"steps": 2}, eval=evaluation)
     workdir = tmp_path / "study=1"
     call = [sys.executable, "-m", "diffcse_jax.study", str(tmp_path / "tiny.py"), "--workdir", str(workdir)]
-    call += [f"--config.{key}={value}" for key, value in overrides.items()]
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1"),
-    }
+    call += overrides(settings)
+    variables = environment(tmp_path / "compiled")
 
-    first = subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(call, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
     training = workdir / "with-DCL-+-1/seed-2/lock"
     while not (training.is_file() and training.read_text()):
         assert first.poll() is None, first.stderr.read()
@@ -615,7 +607,7 @@ def test_a_study_is_killed_and_continued_and_nothing_is_trained_twice(tmp_path, 
     assert [str(path.relative_to(workdir)) for path in done] == ["start-avg", "with-DCL-+-1/seed-1"]
     times = {path: (path / "results.json").stat().st_mtime_ns for path in done}
 
-    second = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    second = subprocess.run(call, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
 
     assert second.returncode == 0, second.stderr + second.stdout
     assert times == {path: (path / "results.json").stat().st_mtime_ns for path in done}

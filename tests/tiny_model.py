@@ -16,9 +16,11 @@ MAX_LENGTH = 40
 HIDDEN = 16
 
 
-def write_tiny_model(folder: Path, tokenizer_from: Path, family: str = "bert", pooler: bool = True) -> Path:
+def write_tiny_model(
+    folder: Path, tokenizer_from: Path, family: str = "bert", pooler: bool = True, blocks: int = 3
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    hf_config = hf_config_of(family)
+    hf_config = hf_config_of(family, blocks)
     (folder / "config.json").write_text(json.dumps(hf_config))
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(tokenizer_from / name, folder / name)
@@ -39,17 +41,17 @@ def random_params(module: type[nnx.Module], config: pretrained.TransformerConfig
     }
 
 
-def hf_config_of(family: str) -> dict:
+def hf_config_of(family: str, blocks: int = 3) -> dict:
     if family == "distilbert":
         return {
             "model_type": family, "architectures": ["DistilBertForMaskedLM"], "vocab_size": 30522, "dim": HIDDEN,
-            "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": MAX_LENGTH,
+            "n_layers": blocks, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": MAX_LENGTH,
             "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": 0,
         }  # fmt: skip
     pad_token_id = 0 if family == "bert" else 1  # the other families number positions from the padding id + 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
-        "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",
+        "num_hidden_layers": blocks, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",
         "max_position_embeddings": MAX_LENGTH + (0 if family == "bert" else pad_token_id + 1), "type_vocab_size": 2,
         "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
         "pad_token_id": pad_token_id,

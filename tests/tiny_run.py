@@ -1,0 +1,45 @@
+"""A run of the training command on a small model and a small text, for tests that start processes."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tiny_model import write_tiny_model
+
+from diffcse_jax.config import known_keys
+
+SENTENCES = 60
+
+
+def run_settings(folder: Path, tokenizer_from: Path, **groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of such a run, with its files in `folder`; `groups` are laid over them."""
+    text = folder / "text.txt"
+    text.write_text("".join(f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(SENTENCES)))
+    settings = {
+        "model.name_or_path": str(write_tiny_model(folder / "model", tokenizer_from, blocks=1)),
+        "data.train_file": str(text), "data.max_length": 16, "data.cache_dir": str(folder / "cache"),
+        "generator.head_steps": 3, "generator.head_batch_size": 8, "train.batch_size": 8, "train.log_every": 1,
+        "eval.metric": "halves_retrieval",
+    }  # fmt: skip
+    return settings | {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+
+
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """The settings as arguments of the command."""
+    assert settings.keys() <= known_keys().keys()
+    return [f"--config.{key}={value}" for key, value in settings.items()]
+
+
+def environment(compiled: Path | str, **others: str) -> dict[str, str]:
+    """Variables of a command with one device; what commands of the same folder `compiled` share is compiled once."""
+    return (
+        os.environ
+        | {
+            "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1"),
+            "JAX_COMPILATION_CACHE_DIR": str(compiled),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONUNBUFFERED": "1",
+        }
+        | others
+    )
