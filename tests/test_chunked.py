@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
@@ -50,7 +50,7 @@ CASES = {
     "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
 }
-FAST = {"hard negatives"}
+FAST = SEVERAL_BLOCKS = {"hard negatives"}
 
 
 @functools.cache
@@ -59,7 +59,8 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     columns, *parts = CASES[name]
     sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
     config = config_of(*parts, sizes)
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    encoder = deeper(ENCODER) if name in SEVERAL_BLOCKS else ENCODER
+    built = networks.build(config, encoder, GENERATOR, VOCABULARY)
     chunks = BATCH_SIZE // (chunk_size or BATCH_SIZE)
     computation = functools.partial(Computation, built.networks, chunks=chunks, devices=devices)
 

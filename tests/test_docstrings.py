@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -163,15 +164,23 @@ def test_the_installed_corpus_is_large_and_held_out():
 
 
 @pytest.mark.slow
-def test_the_installed_corpus_is_the_same_in_every_process():
+def test_the_corpus_is_the_same_in_every_process(monkeypatch):
     """Sets and dicts of strings come in another order there: this process has a hash seed of its own."""
     code = (
-        "from diffcse_jax.groups import DataConfig; from diffcse_jax.data.sources import open_corpus; "
-        "print(open_corpus(DataConfig(train_file='docstrings')).fingerprint())"
+        "import itertools; from diffcse_jax.data import docstrings; from diffcse_jax.groups import DataConfig; "
+        "from diffcse_jax.data.sources import open_corpus; "
+        "files = [*itertools.islice(docstrings._source_files(), 40)]; docstrings._source_files = lambda: files; "
+        "fingerprint = open_corpus(DataConfig(train_file='docstrings')).fingerprint()"
     )
     root = Path(docstrings.__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=root
-    )
-    assert process.stdout.strip() == open_corpus(DataConfig(train_file="docstrings")).fingerprint()
+        [sys.executable, "-c", f"{code}; print(fingerprint)"],
+        capture_output=True, text=True, check=True, env=environment, cwd=root,
+    )  # fmt: skip
+    files = [*itertools.islice(docstrings._source_files(), 40)]
+    monkeypatch.setattr(docstrings, "_source_files", lambda: files)
+    clear_caches()
+    here = open_corpus(DataConfig(train_file="docstrings")).fingerprint()
+    clear_caches()
+    assert process.stdout.strip() == here

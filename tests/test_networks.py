@@ -98,7 +98,7 @@ def test_a_new_head_does_not_depend_on_what_else_there_is():
 
 
 def test_dropout_rates_must_fit_the_blocks():
-    with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*3 hidden dropout rates for 2 blocks"):
+    with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*3 hidden dropout rates for 1 block"):
         built({"model": {"hidden_dropout": (0.1, 0.2, 0.3)}})
 
 

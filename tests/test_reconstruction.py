@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, SIZES, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
@@ -17,6 +17,8 @@ from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt, total_loss
 
+GENERATOR = deeper(GENERATOR)
+SIZES = GENERATOR.config
 ALONE = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}, "model": {"projector": "mlp"}}
 HALF = {"reconstruction": {"weight": 1.0, "blocks": 1}}
 

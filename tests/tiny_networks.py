@@ -20,9 +20,9 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=60, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
 SIZES = TransformerConfig(
-    family="bert", vocab_size=60, hidden_size=16, num_blocks=2, num_heads=2, intermediate_size=32, max_positions=16,
+    family="bert", vocab_size=60, hidden_size=16, num_blocks=1, num_heads=2, intermediate_size=32, max_positions=16,
     type_vocab_size=2, norm_epsilon=1e-12, activation="gelu", pad_token_id=PAD, embedding_dropout=0.1,
-    hidden_dropout=(0.1, 0.1), attention_dropout=(0.1, 0.1),
+    hidden_dropout=(0.1,), attention_dropout=(0.1,),
 )  # fmt: skip
 NO_DROPOUT = {"model": {"hidden_dropout": (0.0,), "attention_dropout": (0.0,)}, "generator": {"dropout": False}}
 SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
@@ -32,6 +32,13 @@ GENERATOR = dataclasses.replace(
     transformer=random_params(Transformer, SIZES, seed=1),
     mlm_head=random_params(MaskedLMHead, SIZES, seed=2),
 )
+
+
+def deeper(checkpoint: Pretrained, blocks: int = 2) -> Pretrained:
+    """The same with more blocks, for what looks at several: compiling takes as long as there are blocks."""
+    rates = (0.1,) * blocks
+    sizes = dataclasses.replace(SIZES, num_blocks=blocks, hidden_dropout=rates, attention_dropout=rates)
+    return dataclasses.replace(checkpoint, config=sizes, transformer=random_params(Transformer, sizes, seed=blocks))
 
 
 def config_of(*parts: Mapping[str, Mapping]) -> Config:
