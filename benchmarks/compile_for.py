@@ -110,7 +110,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         built.params,
         config.train.batch_size * request.views,
         config.data.max_length,
-        frozenset(network.config.hidden_size for network in (encoder, *teachers.values())),
+        frozenset({encoder.config.hidden_size, *(teacher.config.hidden_size for teacher in teachers.values())}),
     )
 
 
