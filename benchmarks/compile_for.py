@@ -58,7 +58,7 @@ class Lowered(NamedTuple):
     params: Params  # trained, or those of the encoder
     rows: int  # of all views
     length: int
-    hidden: int
+    hidden: frozenset[int]  # sizes of hidden states: the encoder's, and of its teachers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Request:
 
 def lowered(request: Request, mesh: Mesh) -> Lowered:
     """The program of a request for the devices of a mesh."""
-    platform = mesh.devices.flat[0].platform
     config = resolved(request.config, mesh)
-    encoder = _checkpoint(config.model.name_or_path).on(platform)
+    encoder = _checkpoint(config.model.name_or_path, mesh)
     build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
     return build(dataclasses.replace(request, config=config), encoder, mesh)
 
@@ -98,9 +97,9 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     generator = None
     if config.needs("generator"):
         own = config.generator_is_start or config.trains_generator_head
-        generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path)
-        generator = generator.on(mesh.devices.flat[0].platform)
-    built = networks.build(config, encoder, generator, _vocabulary(encoder), _teachers(config, mesh))
+        generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
+    teachers = _teachers(config, mesh)
+    built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
     state = abstract_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
@@ -111,7 +110,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         built.params,
         config.train.batch_size * request.views,
         config.data.max_length,
-        encoder.config.hidden_size,
+        frozenset({encoder.config.hidden_size, *(teacher.config.hidden_size for teacher in teachers.values())}),
     )
 
 
@@ -135,7 +134,7 @@ def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         params,
         request.batch_size,
         config.data.max_length,
-        encoder.config.hidden_size,
+        frozenset({encoder.config.hidden_size}),
     )
 
 
@@ -149,18 +148,19 @@ def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     shape = (config.train.batch_size, config.data.max_length)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
-    return Lowered(lambda: forward.lower(params, batch, batch), params, *shape, encoder.config.hidden_size)
+    return Lowered(lambda: forward.lower(params, batch, batch), params, *shape, frozenset({encoder.config.hidden_size}))
 
 
-def _checkpoint(name: str) -> Pretrained:
-    return workload.abstract_checkpoint(workload.sizes_of(name), source=name)
+def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
+    checkpoint = workload.abstract_checkpoint(workload.sizes_of(name), source=name)
+    return checkpoint.on(mesh.devices.flat[0].platform, mesh.shape["data"])
 
 
 def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
     teachers = {}
     for objective in config.objectives.values():
         for name, pooler in objective.teachers.items():
-            teacher = _checkpoint(name).on(mesh.devices.flat[0].platform)
+            teacher = _checkpoint(name, mesh)
             params = parameters.prefixed(teacher.transformer, "transformer")
             teachers[name] = Teacher(teacher.config, pooler or "cls_before_pooler", params)
     return teachers
@@ -273,11 +273,11 @@ def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) 
         return "tokens" if size >= rows * program.length / mesh.size else "counts"
     if size in _sizes(program.params, mesh) and (len(array.sizes) > 1 or "transpose" in collective.op_name):
         return "parameters" if collective.kind == "all-gather" else "gradients"
-    if array.sizes[-1:] == (hidden,) and size <= rows * hidden:
+    if array.sizes and array.sizes[-1] in hidden and size <= rows * array.sizes[-1]:
         return "sentence vectors"
-    if size >= rows * program.length * hidden / mesh.size:
+    if size >= rows * program.length * min(hidden) / mesh.size:
         return "activations"
-    return "statistics" if size <= 4 * hidden else "similarities"
+    return "statistics" if size <= 4 * max(hidden) else "similarities"
 
 
 def _sizes(params: Params, mesh: Mesh) -> set[int]:

@@ -74,7 +74,7 @@ def test_arrays_of_a_result():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU's compiler, libtpu (the extra `compile`), is missing")
 def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(tmp_path):
-    """DiffCSE for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
+    """Many objectives for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
     folder = tmp_path / "model"
     folder.mkdir()
     sizes = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
@@ -83,8 +83,11 @@ def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vecto
     sizes |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     (folder / "config.json").write_text(json.dumps(sizes))
     output = tmp_path / "record.json"
-    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2", "--config", "diffcse_base"]
+    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2"]
+    command += ["--config", "diffcse_simcsepp_base"]
     command += [f"--config.model.name_or_path={folder}", f"--config.generator.name_or_path={folder}"]
+    command += ["--config.consistency.weight=1.0", "--config.distillation.weight=1.0"]
+    command += ["--config.distillation.teachers=('start',)"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     root = Path(__file__).parents[1]
     subprocess.run([*command, "--output", str(output)], check=True, env=environment, cwd=root)

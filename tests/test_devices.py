@@ -56,7 +56,8 @@ def train(
     """The metrics of five steps, and the parameters and batch statistics after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
     config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
-    definitions, params, batch_stats, frozen = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    encoder, generator = (network.on("cpu", data) for network in (ENCODER, GENERATOR))
+    definitions, params, batch_stats, frozen = networks.build(config, encoder, generator, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))
     step = make_train_step(definitions, config, optimizer, mesh)

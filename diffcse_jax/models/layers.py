@@ -57,15 +57,28 @@ class Dense(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of vectors, looked up by number."""
+    """A table of vectors, looked up by number.
 
-    def __init__(self, rows: int, features: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    Args:
+        rows: of the table.
+        features: of a vector.
+        devices: that numbers are split over in equal parts, one after the other.
+        dtype: computation type.
+        rngs: for the initial table.
+    """
+
+    def __init__(self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs):
         self.embedding = nnx.Param(BERT_INIT(rngs.params(), (rows, features)))
+        self.devices = devices
         self.dtype = dtype
 
     @jax.named_scope("embedding")
     def __call__(self, numbers: Int[Array, "*tokens"]) -> Float[Array, "*tokens features"]:
-        return jnp.take(self.embedding[...], numbers, axis=0, mode="clip").astype(self.dtype)
+        # The numbers of a device are a column. Where a table is read twice, XLA joins both readings along the first
+        # axis, to add up their gradients at once; were it the axis that devices split, tokens would move between them.
+        columns = numbers.reshape(self.devices, -1).T
+        vectors = jnp.take(self.embedding[...], columns, axis=0, mode="clip").astype(self.dtype)
+        return vectors.swapaxes(0, 1).reshape(*numbers.shape, -1)
 
 
 class LayerNorm(nnx.Module):

@@ -41,9 +41,9 @@ class Pretrained:
     pooler: Params | None
     mlm_head: Params | None
 
-    def on(self, platform: str) -> "Pretrained":
-        """The same checkpoint, computed as the platform does it best."""
-        return dataclasses.replace(self, config=self.config.on(platform))
+    def on(self, platform: str, devices: int = 1) -> "Pretrained":
+        """The same checkpoint, computed as so many devices of a platform do it best."""
+        return dataclasses.replace(self, config=self.config.on(platform, devices))
 
     def digest(self) -> str:
         """SHA-256 of all arrays: names, shapes, types and bytes."""

@@ -29,7 +29,7 @@ class Embeddings(nnx.Module):
     """Sum of word, position and token-type embeddings, normalised. Positions are numbered from 0."""
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
-        embed = partial(Embedding, features=config.hidden_size, dtype=dtype, rngs=rngs)
+        embed = partial(Embedding, features=config.hidden_size, devices=config.devices, dtype=dtype, rngs=rngs)
         self.word = embed(config.vocab_size)
         self.position = embed(config.max_positions)
         self.token_type = embed(config.type_vocab_size) if config.type_vocab_size else None
@@ -88,15 +88,21 @@ class TransformerConfig:
     # Not what is computed, but how:
     recompute: bool = dataclasses.field(default=True, repr=False)  # activations in the backward pass: not kept for it
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
+    devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
 
     @property
     def max_length(self) -> int:
         """Longest sentence, in tokens, that has positions."""
         return self.max_positions - self.position_offset
 
-    def on(self, platform: str) -> "TransformerConfig":
-        """The same encoder, computed as the platform (`cpu`, `gpu`, `tpu`) does it best."""
-        return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1)
+    def on(self, platform: str, devices: int = 1) -> "TransformerConfig":
+        """The same encoder, computed as so many devices of a platform (`cpu`, `gpu`, `tpu`) do it best.
+
+        Args:
+            platform: the kind of devices.
+            devices: that rows are split over, which divides their number; read where there are gradients.
+        """
+        return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1, devices=devices)
 
     def without_dropout(self) -> "TransformerConfig":
         """The same encoder with every rate 0."""

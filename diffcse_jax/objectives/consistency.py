@@ -41,8 +41,8 @@ def ranking_consistency(
 
     l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z1_j, z2_i) / tau)), JS the Jensen-Shannon divergence.
     """
-    logits = cosine_similarity(z1, z2) / temperature
-    return jensen_shannon(logits, logits.T)
+    # Not by a transpose, which would move similarities between devices that split the rows.
+    return jensen_shannon(cosine_similarity(z1, z2) / temperature, cosine_similarity(z2, z1) / temperature)
 
 
 def jensen_shannon(p: Float[Array, "rows columns"], q: Float[Array, "rows columns"]) -> Float[Array, " rows"]:

@@ -80,13 +80,13 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
     mesh = make_mesh(config)
     config = resolved(config, mesh)
-    platform = mesh.devices.flat[0].platform
-    encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(platform)
+    hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
+    encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
     tokenizer = load_tokenizer(encoder.folder)
     networks.for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
-    generator = networks.load_generator(config, encoder, tokenizer).on(platform) if named_generator else None
+    generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
     teachers = networks.load_teachers(config, tokenizer)
     networks.check_max_length(config, encoder.config, config.model.name_or_path)
     start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
