@@ -72,6 +72,27 @@ def test_every_form_gives_the_same_rows(tmp_path, form):
     assert corpus.summary() == "3 documents, 1 sections without a lead and a rest left out"
 
 
+def test_objects_without_title_or_text(tmp_path):
+    objects = [
+        {"title": "T", "text": "This is the first text."},
+        {"title": None, "text": "This is a text of one sentence."},
+        {"text": "Here is one. Here is another text."},
+        {"title": "T"},
+        {"title": 1, "text": "a"},
+        "no object",
+    ]
+    rows = map(json.dumps, objects)
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    corpus = opened(tmp_path / "a.jsonl", "lead")
+    assert list(corpus) == [("T", "This is the first text."), ("Here is one.", "Here is another text.")]
+    assert corpus.summary() == (
+        "3 documents, 1 sections without a lead and a rest left out; "
+        "skipped 3 lines: 1 missing key, 1 value not a string, 1 not a JSON object"
+    )
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4: missing key"):
+        list(opened(tmp_path / "a.jsonl", "lead", on_bad_line="error"))
+
+
 def test_lines_that_are_sentences_stay_as_they_are(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"One. Two. And three of them.\nfour\n\n \nfi\xffve\nsix\n")
@@ -200,18 +221,18 @@ def test_sentences_without_documents_are_their_own_positives(tmp_path):
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path, filler = tmp_path / "a.txt", "very " * 500
-    path.write_text("".join(f"Document {i} is told of here. Number {i} is {filler} long.\n\n" for i in range(300)))
+    path.write_text("".join(f"Document {i} is told of here. Number {i} is {filler} long.\n\n" for i in range(150)))
     corpus = opened(path, "lead", held_out=0.1)
     tracemalloc.start()
-    assert 240 < sum(1 for _ in corpus) < 300
+    assert 110 < sum(1 for _ in corpus) < 150
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3e5  # the file has 7.8e5 bytes
+    assert peak < 2e5  # the file has 4e5 bytes
 
 
 def test_real_documents(data_dir):
-    corpus = opened(data_dir / "domains/man/documents.txt", "lead", held_out=0.05, on_bad_line="error")
-    rows = list(corpus)
-    assert corpus.counted["documents"] == 3365
-    assert len(rows) > 3000
-    assert all(lead and len(rest) >= 20 for lead, rest in rows)
+    found = list(open_documents(DataConfig(train_file=str(data_dir / "domains/man/documents.txt"), pairs="lead")))
+    assert len(found) == 3365
+    leads = [pairs.lead_and_rest(pairs.texts_of(section)) for (section,) in found[:300]]
+    assert sum(pair is not None for pair in leads) > 270
+    assert 100 < sum(held_out.is_held_out(document, 0.05) for document in found) < 240

@@ -196,6 +196,9 @@ def test_a_sentence_twice_is_of_one_column(tmp_path):
     store = store_of(tmp_path, [2, 2])
     assert examples_of(store, data, next_sentence=False) is store
     assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
+    store.document_starts = None
+    with pytest.raises(ConfigError, match=r"wiki1m has no documents, and an objective needs next sentences"):
+        examples_of(store, data, next_sentence=True)
     store.columns = ("sentence", "positive")
     with pytest.raises(ConfigError, match=r"data\.pairs='dropout' takes a single sentence twice.* 2 columns"):
         examples_of(store, data, next_sentence=False)

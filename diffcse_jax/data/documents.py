@@ -90,7 +90,8 @@ def of_json_lines(path: Path, columns: Sequence[str], fingerprint: Callable[[], 
 
     Args:
         path: the file.
-        columns: the keys of title and text, or of the text alone; none: `title`, where there is one, and `text`.
+        columns: the keys of title and text, or of the text alone; none: `title`, where the first object has one, and
+            `text`. An object without a title, or with an empty one, is a document all the same.
         fingerprint: of the source.
 
     Raises:
@@ -182,12 +183,22 @@ def _line_documents(path: Path) -> Iterator[tuple[Place, Document | Fault]]:
 
 
 def _json_documents(path: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Document | Fault]]:
-    for number, row in text_files.json_records(path, columns):
-        if isinstance(row, Fault):
-            yield number, row
+    *of_title, of_text = columns
+    for number, entry in text_files.json_objects(path):
+        if isinstance(entry, Fault):
+            yield number, entry
+        elif of_text not in entry:
+            yield number, Fault.MISSING_KEY
         else:
-            *title, text = row
-            yield number, (Section(number, " ".join(" ".join(title).split()), text.split("\n")),)
+            texts = [*(entry.get(key) or "" for key in of_title), entry[of_text]]
+            is_text = all(isinstance(text, str) for text in texts)
+            yield number, _titled(number, *texts) if is_text else Fault.NOT_STRING
+
+
+def _titled(place: Place, *texts: str) -> Document:
+    """A document of a title, where there is one, and a text."""
+    *title, text = texts
+    return (Section(place, " ".join(" ".join(title).split()), text.split("\n")),)
 
 
 def _file_documents(folder: Path) -> Iterator[tuple[Place, Document | Fault]]:

@@ -154,7 +154,7 @@ def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> 
         next_sentence: the next sentence comes as a further column.
 
     Raises:
-        ConfigError: pairs of single sentences of a text that has several columns.
+        ConfigError: single sentences of a text that has several columns, next sentences of one without documents.
         DataError: no next sentence in any document, or no passage that is long enough.
     """
     if data.pairs == "crops":
@@ -164,6 +164,8 @@ def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> 
             f"data.pairs='dropout' takes a single sentence twice, and the text has {len(store.columns)} columns; use "
             "data.pairs='columns', or name one of them in data.columns"
         )
+    if next_sentence and store.document_starts is None:
+        raise ConfigError(f"{data.train_file} has no documents, and an objective needs next sentences (data.documents)")
     return Neighbours(store, data.next_within) if next_sentence or data.pairs == "neighbours" else store
 
 

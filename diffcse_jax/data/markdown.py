@@ -32,6 +32,7 @@ def sections(text: str) -> Iterator[tuple[str, list[str]]]:
     for line, following in itertools.pairwise([*text.split("\n"), ""]):
         if FENCE.match(line):
             in_code = not in_code
+            paragraphs += ["", ""]
         elif in_code:
             continue
         elif heading := _heading(line, following, after_text=bool(paragraphs[-1])):

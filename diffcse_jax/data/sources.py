@@ -33,11 +33,16 @@ def open_corpus(data: DataConfig) -> Corpus:
         reason = _without_documents(data)
         if not reason:
             return corpus_of(open_documents(data), data)
-        if data.documents == "blank_lines" or data.pairs != "dropout" or data.held_out:
+        if data.documents == "blank_lines":
+            raise DataError(
+                f"{data.train_file}: {reason}; data.documents='blank_lines' is for txt files with one sentence a "
+                "line: use one, or set data.documents='auto'"
+            )
+        if data.pairs != "dropout" or data.held_out:
             asks = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
             raise DataError(
-                f"{data.train_file}: {reason}; data.documents='blank_lines' is for txt files, and {asks} for "
-                "documents: a txt or jsonl file, a folder of txt and markdown files, or docstrings"
+                f"{data.train_file}: {reason}; {asks} is for documents: of a txt or jsonl file, of a folder of txt and "
+                "markdown files, or docstrings"
             )
     if data.train_file == "docstrings":
         return _docstring_corpus(data)

@@ -64,8 +64,7 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
 
 def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The values of these keys, line by line."""
-    for number, line in enumerate(lines(path), 1):
-        entry = _json_object(line)
+    for number, entry in json_objects(path):
         if isinstance(entry, Fault):
             yield number, entry
         elif any(column not in entry for column in columns):
@@ -75,14 +74,18 @@ def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield number, row if all(isinstance(value, str) for value in row) else Fault.NOT_STRING
 
 
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    """The objects line by line, or the faults in their places."""
+    return ((number, _json_object(line)) for number, line in enumerate(lines(path), 1))
+
+
 def first_keys(path: Path) -> list[str]:
     """The keys of a file's first JSON object.
 
     Raises:
         NoSentencesError: it holds none.
     """
-    for line in lines(path):
-        entry = _json_object(line)
+    for _, entry in json_objects(path):
         if isinstance(entry, dict):
             return list(entry)
     raise NoSentencesError(f"{path}: no line holds a JSON object")
