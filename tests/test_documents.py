@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_tokens import word_tokenizer
 
-from diffcse_jax.data import docstrings, documents, held_out, pairs
+from diffcse_jax.data import docstrings, documents, held_out, pairs, tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus, open_documents
 from diffcse_jax.errors import DataError
@@ -167,6 +168,19 @@ def test_leads_leave_out_what_held_out_documents_have(tmp_path):
     counted = corpus.counted
     assert counted["of them held out"] > 0
     assert counted["texts left out that held-out documents have, too"] + counted["of them held out"] == 80
+
+
+def test_whatever_changes_the_rows_makes_another_store(tmp_path):
+    name = write(tmp_path, "paragraphs")
+    ways = [
+        {"pairs": "dropout"}, {"pairs": "lead"}, {"pairs": "crops"}, {"documents": "blank_lines"},
+        {"pairs": "dropout", "held_out": 0.01}, {"pairs": "lead", "documents": "blank_lines"}, {},
+    ]  # fmt: skip
+    names = set()
+    for options in [*ways, {"pairs": "neighbours"}]:  # of the sentences that `dropout` takes
+        corpus = open_corpus(DataConfig(train_file=name, **options))
+        names.add(tokens._store_name(corpus, word_tokenizer().backend_tokenizer))
+    assert len(names) == len(ways)
 
 
 def test_docstrings_are_documents(monkeypatch):
