@@ -23,6 +23,7 @@ from diffcse_jax.options import build_options
 if TYPE_CHECKING:
     import ml_collections
 
+PAIRS_OF_TWO_TEXTS = {"lead": "the rest", "neighbours": "the next sentence", "crops": "another span"}
 SHIPPED = Path(__file__).with_name("configs")  # of the repository by a link, of the wheel in fact
 
 
@@ -194,25 +195,34 @@ def _check_matryoshka(config: _Config) -> None:
 
 
 def _check_data(config: _Config) -> None:
-    data = config.data
+    data, metric = config.data, config.eval.metric
     asked = config.those_that_need("next_sentence")
-    if data.pairs == "neighbours":
+    if data.pairs in PAIRS_OF_TWO_TEXTS:
+        positive = PAIRS_OF_TWO_TEXTS[data.pairs]
         if asked:
             raise ConfigError(
-                f"data.pairs='neighbours' makes the next sentence the positive, while {asked[0]} needs it beside the "
-                "views of single sentences; choose one of the two"
+                f"data.pairs={data.pairs!r} makes {positive} the positive, while {asked[0]} needs the next sentence "
+                "beside the views of single sentences; choose one of the two"
             )
         if data.augmentation != "none":
             raise ConfigError(
                 f"data.augmentation={data.augmentation!r} makes second views of single sentences, and with "
-                "data.pairs='neighbours' the second view is the next sentence; choose one of the two"
+                f"data.pairs={data.pairs!r} the second view is {positive}; choose one of the two"
             )
-        asked = ["data.pairs='neighbours'"]
-    if asked and data.documents == "none":
+        asked = [f"data.pairs={data.pairs!r}"]
+    if asked and not data.reads_documents:
         raise ConfigError(
-            f"{asked[0]} needs next sentences, so text in the order of its documents: set data.documents='blank_lines' "
-            "for a txt file that has one sentence a line and blank lines between documents"
+            f"{asked[0]} needs documents: set data.documents='blank_lines' for a txt file that has one sentence a line "
+            "and blank lines between documents, or data.documents='auto' for any other and data.pairs for what is made "
+            "of them"
         )
+    if data.held_out and not data.reads_documents:
+        raise ConfigError(
+            f"data.held_out={data.held_out} is a share of the documents, and data.pairs={data.pairs!r} with "
+            f"data.documents={data.documents!r} reads none; use data.pairs='dropout' and data.documents='auto'"
+        )
+    if metric in ("lead_retrieval", "neighbours_retrieval") and not data.held_out:
+        raise ConfigError(f"eval.metric={metric!r} needs held-out documents: set data.held_out, such as 0.05")
     if data.augmentation == "synonyms" and not data.synonyms_file:
         raise ConfigError(
             "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, separated by tabs"

@@ -180,7 +180,7 @@ def process_of(distributed: bool) -> tuple[int, int]:
 
 
 def _blocks(corpus: Corpus, rows: int) -> Iterator[Lines]:
-    lines = ((number, row[0]) for number, row in corpus.numbered())
+    lines = ((int(number), row[0]) for number, row in corpus.numbered())
     while block := list(itertools.islice(lines, rows)):
         yield block
 

@@ -192,7 +192,8 @@ def model_card(saved: SavedEncoder, check: dict[str, Any]) -> str:
         "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",
         "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
         "checkpoint": f"step {saved.step}",
-        "dev scores (x 100)": ", ".join(f"{name} {score:.2f}" for name, score in saved.dev.items()) or "none",
+        "dev scores (x 100, uniformity as it is)": ", ".join(f"{name} {score:.2f}" for name, score in saved.dev.items())
+        or "none",
         "chosen by": saved.dev_metric,
         "dimension": str(saved.transformer_config.hidden_size),
     }

@@ -79,8 +79,8 @@ class GeneratorConfig:
 class DataConfig:
     train_file: str = option(
         "wiki1m",
-        "txt / csv / tsv / jsonl (also .gz, .xz), an ArrayRecord data-set folder, `wiki1m` (10^6 Wikipedia sentences "
-        "of the hub) or `docstrings` (English of the installed Python packages)",
+        "txt / csv / tsv / jsonl (also .gz, .xz), a folder of txt and markdown files or ArrayRecord shards, `wiki1m` "
+        "(10^6 Wikipedia sentences of the hub) or `docstrings` (English of the installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),
@@ -88,16 +88,26 @@ class DataConfig:
         "those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
     )
     documents: str = option(
-        "none",
-        "what a document is: `none`, the sentences are in no order; `blank_lines`, of a txt file: the sentences on "
-        "consecutive lines, in their order, so that a blank (or skipped) line ends a document",
-        choices=("none", "blank_lines"),
+        "auto",
+        "what a document is: `blank_lines`, the lines of a txt file between blank (or skipped) ones, each a sentence "
+        "as it stands; `none`; `auto`: none with data.pairs='columns', else what the source tells: text between blank "
+        "lines of a txt file, or, where there are none, each line; an object of a jsonl file, with title and text; a "
+        "txt or markdown file of a folder; a docstring of `docstrings`; all of it split where sentences end",
+        choices=("auto", "none", "blank_lines"),
     )
     pairs: str = option(
         "columns",
-        "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive), or "
-        "`neighbours`, a sentence and the next one of its document",
-        choices=("columns", "neighbours"),
+        "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive); or of "
+        "documents: `dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence, and the rest; "
+        "`neighbours`, a sentence and the next one; `crops`, two random spans, drawn anew in every epoch (Contriever)",
+        choices=("columns", "dropout", "lead", "neighbours", "crops"),
+    )
+    held_out: float = option(
+        0.0,
+        "share of the documents that is kept out of training, by a hash of their text, for dev metrics; nor is text of "
+        "theirs taken of other documents",
+        low=0.0,
+        high=0.5,
     )
     next_within: int = option(
         1, "a next sentence is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)", low=1
@@ -123,6 +133,11 @@ class DataConfig:
         choices=("skip", "error"),
     )
     cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens")
+
+    @property
+    def reads_documents(self) -> bool:
+        """True if rows are made of documents, where the source has them."""
+        return self.documents == "blank_lines" or (self.documents == "auto" and self.pairs != "columns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +198,19 @@ class EvalConfig:
         "stsb_spearman",
         "dev metric that chooses the best checkpoint: `stsb_spearman`; `average_spearman` of eval.tasks; "
         "`pairs_spearman` (rows score, sentence, sentence of eval.pairs_file); `pairs_retrieval` (mean reciprocal rank "
-        "of the second sentence given the first, rows of two); `halves_retrieval` (the same for the two halves of "
-        "training sentences, no labels)",
-        choices=("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", "halves_retrieval"),
+        "of the second sentence given the first, rows of two); without labels, the same for up to 1,000 pairs of the "
+        "documents that data.held_out keeps: `lead_retrieval` (title or first sentence, and the rest), "
+        "`neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a sentence; of "
+        "training sentences, where nothing is held out)",
+        choices=(
+            "stsb_spearman",
+            "average_spearman",
+            "pairs_spearman",
+            "pairs_retrieval",
+            "lead_retrieval",
+            "neighbours_retrieval",
+            "halves_retrieval",
+        ),
     )
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets to score", choices=STS_DEV_TASKS)
     data_dir: str = option("", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval")

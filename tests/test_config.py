@@ -69,7 +69,11 @@ COMPANIONS = {  # what makes every value of every other key possible
     "data.documents": "blank_lines",
     "data.synonyms_file": "synonyms.tsv",
 }
-COMPANIONS_OF = {"matryoshka.sizes": {"model.projector": "none"}}  # of one key alone
+COMPANIONS_OF = {  # of one key alone
+    "matryoshka.sizes": {"model.projector": "none"},
+    "eval.metric": {"data.held_out": 0.1},
+    "data.held_out": {"data.pairs": "lead"},
+}
 
 
 @settings(max_examples=100)

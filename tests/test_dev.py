@@ -5,10 +5,10 @@ import pytest
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config
-from diffcse_jax.data import docstrings
+from diffcse_jax.data import docstrings, held_out
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.groups import EvalConfig
+from diffcse_jax.groups import DataConfig, EvalConfig
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 
@@ -18,8 +18,8 @@ def no_data_elsewhere(monkeypatch):
     monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
 
 
-def build(sentences=TRAINING, **options):
-    return build_dev_evaluation(dataclasses.replace(Config(), eval=EvalConfig(**options)), lambda: sentences)
+def build(sentences=TRAINING, data=DataConfig(), **options):  # noqa: B008
+    return build_dev_evaluation(dataclasses.replace(Config(), data=data, eval=EvalConfig(**options)), lambda: sentences)
 
 
 def stsb_rows(*rows):
@@ -131,3 +131,52 @@ def test_docstrings_are_pairs(monkeypatch):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     evaluation = build(metric="pairs_retrieval", pairs_file="docstrings")
     assert evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1))["pairs_retrieval"] == pytest.approx(100)
+
+
+ONE = ["The first subject comes up here.", "The first one has a second sentence.", "And its third one is here."]
+TWO = ["Another subject is what this is.", "Of the other there is more to say.", "It is said in this very place."]
+SAME = ["Everything begins with one text.", "What comes after it is the same."]
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("lead_retrieval", [(text[0], " ".join(text[1:])) for text in (ONE, TWO)]),
+        ("neighbours_retrieval", [tuple(text[:2]) for text in (ONE, TWO)]),
+        (
+            "halves_retrieval",
+            [
+                (" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :]))
+                for words in (sentence.split() for sentence in ONE[:1] + ONE[1:] + TWO)
+            ],
+        ),
+    ],
+)
+def test_pairs_of_held_out_documents(tmp_path, monkeypatch, metric, expected):
+    """All are held out here; which ones are is tested with documents."""
+    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: share == 0.25)
+    repeated = [SAME, [*SAME[:1], "But here it goes on in another way."]]  # one lead, two rests
+    if metric != "lead_retrieval":
+        repeated = []
+    for contents in ([ONE, TWO, *repeated], [*repeated, TWO, ONE, ONE]):
+        (tmp_path / "a.txt").write_text("\n\n".join("\n".join(text) for text in contents))
+        data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="dropout", held_out=0.25)
+        pairs = [pair for pair in expected if pair[0] != pair[1]]
+        encoder = TableEncoder({text: np.eye(len(pairs))[row] for row, pair in enumerate(pairs) for text in pair})
+        evaluation = build(data=data, metric=metric)
+        assert evaluation.metric == metric
+        scores = evaluation(encoder)  # which knows no other text
+        assert scores[metric] == pytest.approx(100)
+        names = {metric, *(f"{metric}_recall@{k}" for k in (1, 5, 10)), "uniformity"}
+        assert scores.keys() == names
+        n = 2 * len(pairs)  # distances are 0 within a pair and the root of 2 between others
+        uniformity = np.log((n + n * (n - 2) * np.exp(-4)) / (n * (n - 1)))
+        assert scores["uniformity"] == pytest.approx(uniformity, abs=1e-5)
+
+
+def test_too_few_held_out_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
+    (tmp_path / "a.txt").write_text("A single document. It has little text, but some.\n")
+    data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
+    with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for eval\.metric='lead_retrieval'"):
+        build(data=data, metric="lead_retrieval")

@@ -1,204 +1,252 @@
-"""Next sentences: from blank lines in a text to the batches of a step."""
+"""Documents of files and folders, those that are held out, and the rows that are made of the others."""
 
+import gzip
 import itertools
 import json
-import subprocess
-import sys
+import tracemalloc
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_run import environment, overrides, run_settings
+from test_tokens import word_tokenizer
 
-from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, Packing, Shards
-from diffcse_jax.data.documents import Neighbours
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.data import docstrings, documents, held_out, pairs, tokens
+from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.sources import open_corpus, open_documents
+from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 
-ROOT = Path(__file__).parents[1]
-PAD, LONGEST = 9999, 32
+DOCUMENTS = (
+    ("A clock", ["This is a clock that tells the time.", "It has two hands of brass.", "It is rather old by now."]),
+    ("A boat", ["This is a boat on the river.", "It has two sails and one mast."]),
+    ("A word", ["Word."]),
+)
 
 
-def store_of(folder: Path, documents: list[int]) -> TokenStore:
-    """Documents of so many sentences; every token of sentence `i` is `i`, and lengths vary from 3 to 32."""
-    folder.mkdir(exist_ok=True)
-    sentences = sum(documents)
-    lengths = np.random.default_rng(0).integers(3, LONGEST + 1, sentences) // (1 + np.arange(sentences) % 3)
-    lengths = np.maximum(lengths, 3)
-    np.save(folder / "token_ids.npy", np.arange(sentences).repeat(lengths).astype(np.uint16))
-    np.save(folder / "offsets.npy", np.concatenate([[0], lengths.cumsum()]))
-    np.save(folder / "document_starts.npy", np.cumsum([0, *documents[:-1]]))
-    (folder / "meta.json").write_text(json.dumps({"columns": ["sentence"], "max_length": LONGEST, "note": ""}))
-    return TokenStore(folder)
+def write(folder: Path, form: str) -> str:
+    """`DOCUMENTS` in one of the forms that documents may have."""
+    texts = [" ".join([f"{title} is what this is about.", *sentences]) for title, sentences in DOCUMENTS]
+    match form:
+        case "blank lines":
+            content = "\n\n".join("\n".join([f"{title} is what this is about.", *text]) for title, text in DOCUMENTS)
+            (folder / "a.txt").write_text(content)
+        case "paragraphs":
+            (folder / "a.txt").write_text("\n\n".join(texts))
+        case "lines":
+            (folder / "a.txt").write_text("\n".join(texts) + "\n\n")
+        case "json":
+            rows = [{"title": title, "text": " ".join(text), "n": 1} for title, text in DOCUMENTS]
+            (folder / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+            return str(folder / "a.jsonl.gz")
+        case "files":
+            (folder / "docs/more").mkdir(parents=True)
+            (folder / "docs/.git").mkdir()
+            (folder / "docs/.git/a.txt").write_text("Not this.")
+            for number, (title, text) in enumerate(DOCUMENTS):
+                path = folder / "docs" / ("more" if number else "") / f"{number}.md"
+                path.write_text(f"# {title}\n\n{' '.join(text)}\n")
+            return str(folder / "docs")
+    return str(folder / "a.txt")
 
 
-def next_of(documents: list[int]) -> dict[int, int]:
-    """Every sentence that has a next one, and that."""
-    numbers = iter(range(sum(documents)))
-    of_documents = [list(itertools.islice(numbers, size)) for size in documents]
-    return {a: b for sentences in of_documents for a, b in itertools.pairwise(sentences)}
+def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
+    return open_corpus(DataConfig(train_file=str(train_file), pairs=pairs, **options))
+
+
+@pytest.mark.parametrize("form", ["blank lines", "paragraphs", "lines", "json", "files"])
+def test_every_form_gives_the_same_rows(tmp_path, form):
+    name = write(tmp_path, form)
+    titled = form in ("json", "files")
+    expected = [
+        [*([] if titled else [f"{title} is what this is about."]), *sentences] for title, sentences in DOCUMENTS
+    ]
+    if form in ("paragraphs", "lines"):
+        expected[2] = [" ".join(expected[2])]  # a word is no sentence
+    rows = list(opened(name, "dropout").in_documents())
+    for document, sentences in zip(expected, itertools.groupby(rows, lambda row: row[0]), strict=True):
+        assert [sentence for _, (sentence,) in sentences[1]] == document
+    leads = [(title if titled else f"{title} is what this is about.", " ".join(text)) for title, text in DOCUMENTS]
+    corpus = opened(name, "lead")
+    assert list(corpus) == leads[:2]
+    assert corpus.columns == ("lead", "rest")
+    assert corpus.summary() == "3 documents, 1 sections without a lead and a rest left out"
+
+
+def test_objects_without_title_or_text(tmp_path):
+    objects = [
+        {"title": "T", "text": "This is the first text."},
+        {"title": None, "text": "This is a text of one sentence."},
+        {"text": "Here is one. Here is another text."},
+        {"title": "T"},
+        {"title": 1, "text": "a"},
+        "no object",
+    ]
+    rows = map(json.dumps, objects)
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    corpus = opened(tmp_path / "a.jsonl", "lead")
+    assert list(corpus) == [("T", "This is the first text."), ("Here is one.", "Here is another text.")]
+    assert corpus.summary() == (
+        "3 documents, 1 sections without a lead and a rest left out; "
+        "skipped 3 lines: 1 missing key, 1 value not a string, 1 not a JSON object"
+    )
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4: missing key"):
+        list(opened(tmp_path / "a.jsonl", "lead", on_bad_line="error"))
+
+
+def test_lines_that_are_sentences_stay_as_they_are(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"One. Two. And three of them.\nfour\n\n \nfi\xffve\nsix\n")
+    corpus = opened(path, "columns", documents="blank_lines")
+    assert list(corpus.numbered()) == [(1, ("One. Two. And three of them.",)), (2, ("four",)), (6, ("six",))]
+    assert corpus.summary() == "2 documents; skipped 1 line: 1 not UTF-8"
+    with pytest.raises(DataError, match=r"a\.txt, line 5: not UTF-8"):
+        list(opened(path, "columns", documents="blank_lines", on_bad_line="error"))
+
+
+def test_a_bad_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / "b.txt").write_bytes(b"This is text.\nThis \xff is none.\n")
+    assert list(opened(tmp_path, "neighbours")) == [("This is text.",)]
+    with pytest.raises(DataError, match=r"b\.txt: not UTF-8"):
+        list(opened(tmp_path, "neighbours", on_bad_line="error"))
+
+
+def test_passages_hold_all_sentences_of_a_document(tmp_path):
+    texts = [[f"This is sentence {i} of document {count}." for i in range(count)] for count in (1, 20, 150)]
+    (tmp_path / "a.txt").write_text("\n\n".join(map(" ".join, texts)))
+    corpus = opened(tmp_path / "a.txt", "crops")
+    passages = [passage for (passage,) in corpus]
+    assert " ".join(passages) == " ".join(itertools.chain(*texts[1:]))
+    assert corpus.summary() == "3 documents, 1 documents too short for a passage left out"
+    sizes = [len(passage) for passage in passages[1:]]
+    assert len(sizes) == -(-sum(map(len, texts[2])) // pairs.PASSAGE_CHARACTERS)
+    assert max(sizes) - min(sizes) < 100
+
+
+words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
+texts = st.lists(st.lists(words, min_size=3, max_size=6).map(lambda w: " ".join(w).capitalize() + "."), max_size=4)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(lambda sizes: max(sizes) > 1))
-def test_neighbours_are_those_inside_a_document(tmp_path, documents):
-    store, pairs = store_of(tmp_path / "store", documents), next_of(documents)
-    neighbours = Neighbours(store)
-    assert neighbours.left_out == len(documents)
-    rows = np.arange(len(neighbours))
-    input_ids, lengths = neighbours.gather(rows, LONGEST, PAD)
-    assert dict(input_ids[:, :, 0].tolist()) == pairs
-    sentences = np.array(list(pairs.items()))
-    np.testing.assert_array_equal(lengths, store.lengths(sentences.ravel()).reshape(-1, 2))
-    np.testing.assert_array_equal(neighbours.lengths(rows), lengths)
-    padding = np.arange(LONGEST) >= lengths[..., None]
-    np.testing.assert_array_equal(input_ids, np.where(padding, PAD, sentences[..., None]))
+@given(st.lists(texts.filter(bool), min_size=1, max_size=30), st.randoms())
+def test_no_text_is_on_both_sides(tmp_path, contents, random):
+    def sides(contents: list[list[str]]) -> tuple[set[str], list[tuple[str, ...]]]:
+        (tmp_path / "a.txt").write_text("\n\n".join("\n".join(text) for text in contents))
+        options = {"documents": "blank_lines", "held_out": 0.4, "pairs": "dropout"}
+        data = DataConfig(train_file=str(tmp_path / "a.txt"), **options)
+        kept_out = held_out.held_out(open_documents(data), data.held_out)
+        records = [row for _, row in open_corpus(data).records() if isinstance(row, tuple)]
+        return {" ".join(section.sentences()) for (section,) in kept_out}, records
 
-
-def test_documents_of_single_sentences_have_no_neighbours(tmp_path):
-    with pytest.raises(DataError, match=r"3 documents and none has two sentences.*data\.documents"):
-        Neighbours(store_of(tmp_path, [1, 1, 1]))
-
-
-DOCUMENTS = [1, 9, 4, 1, 7, 2, 12]
-
-
-def test_a_next_sentence_is_drawn_from_those_that_follow(tmp_path):
-    neighbours = Neighbours(store_of(tmp_path, [1, 6, 2]), within=3)
-    rng, drawn = np.random.default_rng(0), []
-    for _ in range(600):
-        order = neighbours.order(rng)
-        input_ids, lengths = neighbours.gather(order, LONGEST, PAD)
-        pairs = input_ids[:, :, 0].tolist()
-        assert sorted(sentence for sentence, _ in pairs) == [1, 2, 3, 4, 5, 7]  # every example once
-        np.testing.assert_array_equal(lengths, (input_ids != PAD).sum(axis=-1))
-        np.testing.assert_array_equal(neighbours.lengths(order), lengths)
-        drawn += pairs
-    for sentence, choices in {1: [2, 3, 4], 2: [3, 4, 5], 3: [4, 5, 6], 4: [5, 6], 5: [6], 7: [8]}.items():
-        counts = [drawn.count([sentence, choice]) for choice in choices]
-        assert sum(counts) == 600
-        assert all(abs(count - 600 / len(choices)) < 5 * np.sqrt(600 / len(choices)) for count in counts)
-
-
-def source_of(folder: Path, **options) -> BatchSource:
-    settings = {"batch_size": 4, "steps": 30, "seed": 3, "pad_token_id": PAD}
-    return BatchSource(Neighbours(store_of(folder, DOCUMENTS)), **settings | options)
-
-
-def test_neighbours_as_positives_are_two_columns(tmp_path):
-    pairs, source = next_of(DOCUMENTS), source_of(tmp_path)
-    for step in range(len(source)):
-        views = source[step]
-        assert views.next is None
-        assert views.per_example == 2
-        for sentence, positive in views.input_ids[:, :, 0].tolist():
-            assert pairs[sentence] == positive
-
-
-@pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 2)])
-def test_next_sentences_beside_the_views(tmp_path, devices, chunks):
-    pairs, padded = next_of(DOCUMENTS), source_of(tmp_path, next_sentence=True)
-    source = source_of(
-        tmp_path, next_sentence=True, shards=Shards(range(devices), devices), packing=Packing(chunks=chunks)
+    out, trained = sides(contents)
+    everything = {" ".join(text) for text in contents}
+    assert out <= everything
+    of_those = {sentence for text in contents if " ".join(text) in out for sentence in text}
+    assert sorted(sentence for (sentence,) in trained) == sorted(
+        sentence for text in contents for sentence in text if sentence not in of_those
     )
-    slots = set()
-    for step in range(len(source)):
-        views = source[step]
-        jax.tree.map(np.testing.assert_array_equal, views.padded(), padded[step])
-        np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
-        sentences, following = views.rows, views.next.rows
-        assert [pairs[i] for i in sentences.input_ids[:, 0].tolist()] == following.input_ids[:, 0].tolist()
-        assert following.input_ids.shape == sentences.input_ids.shape
-        np.testing.assert_array_equal(following.attention_mask > 0, following.input_ids != PAD)
-        for rows in (sentences, following):
-            if rows.layout is not None:
-                assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
-                slots.add(rows.layout.positions.shape[1])
-    assert slots
+    random.shuffle(contents)  # neither order, nor duplicates, nor further documents, nor white space matter
+    again, _ = sides([*contents, *contents[:3], ["Something else entirely."]])
+    assert again - {"Something else entirely."} == out
+
+
+def test_the_share_is_about_what_is_asked():
+    count = sum(held_out.is_held_out([documents.Section(1, "", [f"Document {i}."])], 0.1) for i in range(5000))
+    assert abs(count - 500) < 5 * (5000 * 0.1 * 0.9) ** 0.5
+    assert not held_out.is_held_out([documents.Section(1, "", ["Any."])], 0.0)
+
+
+def test_leads_leave_out_what_held_out_documents_have(tmp_path):
+    shared, common = "This sentence is in every document.", "Common titles"
+    rows = [{"title": f"Title {i}", "text": f"{shared} This text is that of document {i}."} for i in range(40)]
+    rows += [{"title": common, "text": f"Here is another text, which has number {i}."} for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = opened(tmp_path / "a.jsonl", "lead", held_out=0.2)
+    found = list(corpus)
+    assert 0 < len(found) < 40
+    assert all(rest == f"This text is that of document {lead.split()[1]}." for lead, rest in found)
+    counted = corpus.counted
+    assert counted["of them held out"] > 0
+    assert counted["texts left out that held-out documents have, too"] + counted["of them held out"] == 80
+
+
+def test_whatever_changes_the_rows_makes_another_store(tmp_path):
+    name = write(tmp_path, "paragraphs")
+    ways = [
+        {"pairs": "dropout"}, {"pairs": "lead"}, {"pairs": "crops"}, {"documents": "blank_lines"},
+        {"pairs": "dropout", "held_out": 0.01}, {"pairs": "lead", "documents": "blank_lines"}, {},
+    ]  # fmt: skip
+    names = set()
+    for options in [*ways, {"pairs": "neighbours"}]:  # of the sentences that `dropout` takes
+        corpus = open_corpus(DataConfig(train_file=name, **options))
+        names.add(tokens._store_name(corpus, word_tokenizer().backend_tokenizer))
+    assert len(names) == len(ways)
+
+
+def test_docstrings_are_documents(monkeypatch):
+    items = [("f", "Return the first of them all."), ("g", "Return the second of them. It is not the first one.")]
+    monkeypatch.setattr(docstrings, "_documented", lambda: [docstrings.Documented(n, False, d) for n, d in items])
+    docstrings.docstring_documents.cache_clear()
+    try:
+        assert list(opened("docstrings", "lead")) == [("Return the second of them.", "It is not the first one.")]
+        assert [row for row, in opened("docstrings", "dropout")] == [
+            "Return the first of them all.", "Return the second of them.", "It is not the first one."
+        ]  # fmt: skip
+    finally:
+        docstrings.docstring_documents.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("name", "content", "options", "reason"),
     [
-        ("a.csv", "sentence\none\n", r"a \.csv file has no blank lines"),
-        ("a.jsonl", '{"x": "one"}\n', r"a \.jsonl file has no blank lines"),
+        ("a.csv", "sentence\none\n", {"pairs": "lead"}, r"a \.csv file has no documents.*data\.pairs='lead'"),
+        ("a.csv", "x\none\n", {"documents": "blank_lines"}, r"a \.csv file has no blank lines between documents"),
+        ("a.jsonl", '{"text": "a"}', {"documents": "blank_lines"}, r"a \.jsonl file has no blank lines between"),
+        ("a.jsonl", '{"body": "a"}', {"pairs": "lead"}, r"no key 'text'; it has: body; .* in data\.columns"),
+        ("a.jsonl", '{"text": "a"}', {"pairs": "lead", "columns": ("a", "b", "c")}, r"data\.columns names 3 keys"),
+        ("a.txt", "one\n", {"pairs": "lead", "columns": ("a",)}, r"have no columns; leave data\.columns empty"),
+        ("a.txt", "one\ntwo\n", {"pairs": "lead"}, r"no usable line \(2 documents, 2 sections without"),
+        ("a.txt", "one two\nthree\n", {"documents": "blank_lines"}, r"a\.txt, line 2: a document of more than 10"),
+        ("folder/a.csv", "one\n", {"pairs": "crops"}, r"without txt and markdown files"),
+        ("folder/a.md", "# One\n", {}, r"folder of txt and markdown files is read as documents; set data\.pairs"),
+        ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"a folder has no blank lines"),
     ],
 )
-def test_sources_without_documents_are_refused(tmp_path, name, content, reason):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=rf"{reason}.*data\.documents='blank_lines' is for txt files"):
-        open_corpus(DataConfig(train_file=str(tmp_path / name), documents="blank_lines"))
+def test_what_has_no_documents_is_refused(tmp_path, monkeypatch, name, content, options, reason):
+    if options == {"documents": "blank_lines"}:
+        monkeypatch.setattr(documents, "MOST_CHARACTERS", 10)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(DataError, match=reason):
+        list(open_corpus(DataConfig(train_file=str(tmp_path / Path(name).parts[0]), **options)))
 
 
-@pytest.mark.parametrize(("name", "reason"), [("wiki1m", "in no order"), ("docstrings", "know no documents")])
-def test_named_corpora_have_no_documents(name, reason):
+@pytest.mark.parametrize(("name", "reason"), [("wiki1m", "in no order"), ("docstrings", "no lines of sentences")])
+def test_named_corpora_without_blank_lines(name, reason):
     with pytest.raises(DataError, match=rf"{name}: .*{reason}"):
         open_corpus(DataConfig(train_file=name, documents="blank_lines"))
 
 
-def test_blank_lines_are_no_bad_lines(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\ntwo\n\n \nthree\n")
-    corpus = open_corpus(DataConfig(train_file=str(path), documents="blank_lines", on_bad_line="error"))
-    assert list(corpus.numbered()) == [(1, ("one",)), (2, ("two",)), (5, ("three",))]
-    assert corpus.skipped_summary() == ""
+def test_sentences_without_documents_are_their_own_positives(tmp_path):
+    (tmp_path / "a.csv").write_text("sentence\none\ntwo\n")
+    assert list(opened(tmp_path / "a.csv", "dropout")) == [("one",), ("two",)]
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"difference": {"sentence": "next"}}, r"difference\.weight > 0 needs next sentences.*data\.documents='blank"),
-        ({"data": {"pairs": "neighbours"}}, r"data\.pairs='neighbours' needs next sentences.*data\.documents='blank"),
-        (
-            {"difference": {"sentence": "both"}, "data": {"pairs": "neighbours", "documents": "blank_lines"}},
-            r"data\.pairs='neighbours' makes the next sentence the positive, while difference\.weight > 0",
-        ),
-        (
-            {"data": {"pairs": "neighbours", "documents": "blank_lines", "augmentation": "crop"}},
-            r"data\.augmentation='crop' makes second views of single sentences.*data\.pairs='neighbours'",
-        ),
-        ({"data": {"augmentation": "synonyms"}}, r"data\.augmentation='synonyms' needs data\.synonyms_file"),
-    ],
-)
-def test_data_that_cannot_be(parts, message):
-    with pytest.raises(ConfigError, match=message):
-        Config.from_dict(parts)
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    path, filler = tmp_path / "a.txt", "very " * 500
+    path.write_text("".join(f"Document {i} is told of here. Number {i} is {filler} long.\n\n" for i in range(150)))
+    corpus = opened(path, "lead", held_out=0.1)
+    tracemalloc.start()
+    assert 110 < sum(1 for _ in corpus) < 150
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e5  # the file has 4e5 bytes
 
 
-@pytest.mark.slow
-def test_a_run_over_documents(tmp_path, minilm_dir):
-    """From the file to the metrics, with everything that reads the text in its own way."""
-    lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
-    text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
-    text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))
-    synonyms.write_text("small\tlittle\ttiny\n")
-    settings = run_settings(
-        tmp_path,
-        minilm_dir,
-        data={
-            "train_file": text, "documents": "blank_lines", "augmentation": "synonyms", "synonyms_file": synonyms
-        },
-        difference={"sentence": "next", "edit": "delete"},
-        train={"steps": 3},
-        eval={"every": 0},
-    )  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", tmp_path / "run",
-         *overrides(settings)],
-        cwd=ROOT, env=environment(tmp_path / "xla"), capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert "in 7 documents" in run.stderr
-    assert "7 of 60 sentences are the last of a document: no next one, left out" in run.stderr
-    assert "generator" not in run.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "loss" in row]
-    assert len(steps) == 3
-    assert all(0 < row["rtd_share_kept"] < 1 for row in steps)
+def test_real_documents(data_dir):
+    found = list(open_documents(DataConfig(train_file=str(data_dir / "domains/man/documents.txt"), pairs="lead")))
+    assert len(found) == 3365
+    leads = [pairs.lead_and_rest(pairs.texts_of(section)) for (section,) in found[:300]]
+    assert sum(pair is not None for pair in leads) > 270
+    assert 100 < sum(held_out.is_held_out(document, 0.05) for document in found) < 240

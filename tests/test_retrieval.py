@@ -55,3 +55,14 @@ def test_halves_read_no_more_than_needed():
             yield f"{number} is a number in a long row"
 
     assert len(retrieval.halves(endless(), 3, fewest_words=6)[0]) == 3
+
+
+@given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())
+def test_chosen_pairs_know_no_order_and_share_no_text(pairs, limit, random):
+    order = {text: rank for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")}
+    chosen = retrieval.chosen_pairs(pairs, limit, order.__getitem__)
+    candidates = sorted(set(pairs), key=lambda pair: order[" ".join(pair)])[: 2 * limit]
+    texts = [text for pair in candidates for text in pair]
+    assert chosen == [pair for pair in candidates if texts.count(pair[0]) == texts.count(pair[1]) == 1][:limit]
+    random.shuffle(pairs)
+    assert retrieval.chosen_pairs(iter(pairs), limit, order.__getitem__) == chosen

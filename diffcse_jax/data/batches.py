@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from diffcse_jax.data.augmentation import Augmentation
-from diffcse_jax.data.documents import Neighbours
+from diffcse_jax.data.examples import Crops, Neighbours
 from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
 from diffcse_jax.data.shapes import BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
 from diffcse_jax.data.tokens import TokenStore
@@ -85,7 +85,7 @@ class BatchSource:
 
     def __init__(
         self,
-        store: TokenStore | Neighbours,
+        store: TokenStore | Neighbours | Crops,
         *,
         batch_size: int,
         steps: int,

@@ -28,7 +28,8 @@ class Fault(enum.StrEnum):
     NOT_STRING = "value not a string"
 
 
-Record = tuple[int, Row | Fault]  # line number from 1, and its row or fault
+Place = int | str  # a line, from 1; of a folder, a file
+Record = tuple[Place, Row | Fault]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Corpus:
     Attributes:
         name: its name in messages.
         columns: the names of its columns.
-        records: starts a pass over the numbered lines.
+        records: starts a pass over the places and their rows or faults.
         fingerprint: the SHA-256 of the content, as hexadecimal digits; reads all of it.
         on_bad_line: `skip` or `error`.
-        documents: rows on consecutive lines are neighbours in a document; an empty line ends one and is no bad line.
+        reading: how rows were made of documents; empty where a row is a line. A fault then ends a document, and that
+            nothing is left of a place is no fault.
         skipped: lines left out by the latest pass, by kind.
+        counted: what `records` tells of the latest pass, such as documents that are held out.
     """
 
     name: str
@@ -50,36 +53,52 @@ class Corpus:
     records: Callable[[], Iterable[Record]]
     fingerprint: Callable[[], str]
     on_bad_line: str = "skip"
-    documents: bool = False
+    reading: tuple[str, ...] = ()
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)
+    counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def __iter__(self) -> Iterator[Row]:
         """Yields the usable rows; raises like `numbered`."""
         return (row for _, row in self.numbered())
 
-    def numbered(self) -> Iterator[tuple[int, Row]]:
-        """Yields the usable rows with their line numbers, without surrounding white space.
+    def numbered(self) -> Iterator[tuple[Place, Row]]:
+        """Yields the usable rows with their places, without surrounding white space.
 
         Raises:
             DataError: a bad line where `on_bad_line` is `error`; a damaged archive.
             NoSentencesError: no usable line at all.
         """
+        return ((place, row) for place, _, row in self._usable())
+
+    def in_documents(self) -> Iterator[tuple[int, Row]]:
+        """Yields the usable rows with the numbers of their documents, which grow; raises like `numbered`."""
+        return ((document, row) for _, document, row in self._usable())
+
+    def _usable(self) -> Iterator[tuple[Place, int, Row]]:
         self.skipped.clear()
-        found = False
-        for line, record in self.records():
+        self.counted.clear()
+        found, document = False, 0
+        for place, record in self.records():
             row = record if isinstance(record, Fault) else _checked(record)
             if not isinstance(row, Fault):
                 found = True
-                yield line, row
-            elif row is Fault.EMPTY and self.documents:
+                yield place, document, row
                 continue
-            elif self.on_bad_line == "skip":
-                self.skipped[row] += 1
-            else:
-                raise DataError(f"{self.name}, line {line}: {row}; correct it, or set data.on_bad_line=skip")
+            document += 1
+            if row is Fault.EMPTY and self.reading:
+                continue
+            if self.on_bad_line == "error":
+                where = f"line {place}" if isinstance(place, int) else place
+                raise DataError(f"{self.name}, {where}: {row}; correct it, or set data.on_bad_line=skip")
+            self.skipped[row] += 1
         if not found:
-            skipped = f" ({self.skipped_summary()})" if self.skipped else ""
-            raise NoSentencesError(f"{self.name}: no usable line{skipped}")
+            summary = self.summary()
+            raise NoSentencesError(f"{self.name}: no usable line{f' ({summary})' if summary else ''}")
+
+    def summary(self) -> str:
+        """What the latest pass counted and skipped; empty if nothing."""
+        counted = ", ".join(f"{count:,} {what}" for what, count in self.counted.items() if count)
+        return "; ".join(filter(None, [counted, self.skipped_summary()]))
 
     def skipped_summary(self) -> str:
         """The latest pass's left-out lines by kind, as `skipped 3 lines: 2 empty, 1 not UTF-8`; empty if none was."""

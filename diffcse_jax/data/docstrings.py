@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END
+
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 HELD_OUT_SHARE = 10  # one function in so many
@@ -37,10 +39,6 @@ MARKUP = (  # pattern and replacement; a NUL makes its sentence unfit
     (re.compile(r"\b(and|by|from|in|of|see|than|to|with)\s+\[[\w#*]+\]_"), "\0"),  # a citation used as a noun
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )
-ABBREVIATION = re.compile(
-    r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|[A-Z])\.$", re.IGNORECASE
-)
-SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
 CODE = re.compile(
     r"[^\w\s.,;:!?'\"()-]|_"  # signs that prose does not use
     r"|\w\(|\(\)|::|--|\.\.|(?<!\w)\.\w|'\w+'\w"
@@ -77,6 +75,23 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
             pairs.append((summary, rest))
     occurrences = Counter(half for pair in pairs for half in pair)
     return [pair for pair in pairs if all(occurrences[half] == 1 for half in pair)][:limit]
+
+
+@functools.cache
+def docstring_documents() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Names and sentences of the docstrings that are not held out, each text once; the first sentence is the summary.
+
+    Docstrings whose summary does not read as English are left out, and sentences that held-out ones have, too.
+    """
+    held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
+    documents: dict[tuple[str, ...], str] = {}
+    for item in _documented():
+        if not _is_held_out(item):
+            spans = _spans(item.docstring)
+            if spans and _is_english(spans[0]) and spans[0] not in held_out:
+                kept = (span for span in spans if _is_english(span) and span not in held_out)
+                documents.setdefault(tuple(kept), item.name)
+    return tuple((name, text) for text, name in documents.items())
 
 
 def sentences(docstring: str) -> list[str]:

@@ -1,70 +1,213 @@
-"""Next sentences: pairs of neighbours in the documents of a corpus."""
+"""Documents: text that belongs together, of files, folders and docstrings, read as a stream.
 
-import numpy as np
-from jaxtyping import Int, Integer
+A document is one or more sections, each with a title, where it has one, and sentences. Memory holds one document at a
+time.
+"""
 
-from diffcse_jax.data.tokens import TokenStore
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diffcse_jax.data import markdown, text_files
+from diffcse_jax.data.corpus import Fault, Place
+from diffcse_jax.data.sentences import sentences_of
 from diffcse_jax.errors import DataError
 
+MOST_CHARACTERS = 100_000_000  # of a document: a file without blank lines is a document as large as itself
+LOOKED_AT = 10_000  # lines; a blank one among them tells that blank lines separate documents
+TITLE_AND_TEXT = ("title", "text")
+FOLDER_FILES = (".txt", ".md", ".markdown")
 
-class Neighbours:
-    """The sentences of a store with the next ones of their documents, as the examples of a store of two columns.
 
-    The last sentence of a document has no next one: it is no example. A row is example + number of examples * choice,
-    where choice 0 is the sentence right after the example's.
-
-    Args:
-        store: single sentences in the order of their documents.
-        within: a next sentence is one of so many that follow.
+class Section(NamedTuple):
+    """A part of a document.
 
     Attributes:
-        columns: names of the columns.
-        max_length: the length, in tokens, that sentences were cut to.
-        left_out: the number of sentences without a next one.
-
-    Raises:
-        DataError: no document has two sentences.
+        place: the line of the file that it begins on; in a folder, its file.
+        title: empty where it has none.
+        lines: its text.
+        sentence_a_line: every line is a sentence as it stands.
     """
 
-    def __init__(self, store: TokenStore, within: int = 1):
-        if store.document_starts is None or len(store.columns) != 1:
-            raise ValueError("next sentences need a store of single sentences that knows its documents")
-        ends = np.append(store.document_starts[1:], len(store))
-        following = ends.repeat(ends - store.document_starts) - np.arange(len(store)) - 1  # in its document
-        self._store = store
-        self._sentences = np.flatnonzero(following)
-        self._choices = np.minimum(following[self._sentences], within)
-        self.columns = (*store.columns, "next sentence")
-        self.max_length = store.max_length
-        self.left_out = len(ends)
-        if not len(self):
+    place: Place
+    title: str
+    lines: Sequence[str]
+    sentence_a_line: bool = False
+
+    def sentences(self) -> list[str]:
+        """The sentences, without a title that the text repeats at its start."""
+        found = [line.strip() for line in self.lines] if self.sentence_a_line else sentences_of(self.lines)
+        return found[1:] if self.title and found[:1] == [self.title] else found
+
+    def place_of(self, sentence: int) -> Place:
+        """The line of a sentence, or, where it is not known, the section's."""
+        return self.place + sentence if self.sentence_a_line and isinstance(self.place, int) else self.place
+
+
+Document = Sequence[Section]
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """A source of documents.
+
+    Attributes:
+        name: its name in messages.
+        read: starts a pass over places (lines from 1, or files of a folder) and the documents there, or their faults.
+        fingerprint: the SHA-256 of the content, as hexadecimal digits; reads all of it.
+    """
+
+    name: str
+    read: Callable[[], Iterable[tuple[Place, Document | Fault]]]
+    fingerprint: Callable[[], str]
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yields the documents that can be read."""
+        return (document for _, document in self.read() if not isinstance(document, Fault))
+
+
+def of_text_file(path: Path, fingerprint: Callable[[], str], *, sentence_a_line: bool) -> Documents:
+    """Documents of a txt file: between blank lines; without blank lines, a document a line.
+
+    Args:
+        path: the file.
+        fingerprint: of the source.
+        sentence_a_line: lines are sentences, and documents are between blank lines in any case.
+    """
+    read = _line_documents
+    if sentence_a_line or _has_blank_lines(path):
+        read = functools.partial(_block_documents, sentence_a_line=sentence_a_line)
+    return Documents(str(path), functools.partial(read, path), fingerprint)
+
+
+def of_json_lines(path: Path, columns: Sequence[str], fingerprint: Callable[[], str]) -> Documents:
+    """Documents of a jsonl file, one object each.
+
+    Args:
+        path: the file.
+        columns: the keys of title and text, or of the text alone; none: `title`, where the first object has one, and
+            `text`. An object without a title, or with an empty one, is a document all the same.
+        fingerprint: of the source.
+
+    Raises:
+        DataError: more than two keys, or the first object lacks one of them.
+    """
+    available = text_files.first_keys(path)
+    wanted = tuple(columns) or tuple(key for key in TITLE_AND_TEXT if key in available or key == "text")
+    if len(wanted) > 2:
+        raise DataError(f"{path}: a document has a title and a text, and data.columns names {len(wanted)} keys")
+    missing = [key for key in wanted if key not in available]
+    if missing:
+        raise DataError(
+            f"{path}: no key {missing[0]!r}; it has: {', '.join(available)}; name those of title and text, or of the "
+            "text alone, in data.columns"
+        )
+    return Documents(str(path), functools.partial(_json_documents, path, wanted), fingerprint)
+
+
+def of_folder(folder: Path) -> Documents:
+    """Documents of a folder: its txt and markdown files, those of its subfolders, too, in the order of their names."""
+
+    def fingerprint() -> str:
+        digest = hashlib.sha256()
+        for file in files_of(folder):
+            content = file.read_bytes()
+            digest.update(f"{file.relative_to(folder).as_posix()}\n{len(content)}\n".encode(errors="surrogateescape"))
+            digest.update(content)
+        return digest.hexdigest()
+
+    return Documents(str(folder), functools.partial(_file_documents, folder), fingerprint)
+
+
+def of_docstrings() -> Documents:
+    """Documents of the installed packages: their docstrings, without the functions that are held out for evaluation."""
+    from diffcse_jax.data.docstrings import docstring_documents
+
+    def read() -> Iterator[tuple[Place, Document]]:
+        for name, sentences in docstring_documents():
+            yield name, (Section(name, "", sentences, sentence_a_line=True),)
+
+    def fingerprint() -> str:
+        digest = hashlib.sha256()
+        for _, sentences in docstring_documents():
+            digest.update("\n".join([*sentences, "\n"]).encode())
+        return digest.hexdigest()
+
+    return Documents("docstrings", read, fingerprint)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The txt and markdown files of a folder, without hidden ones."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.suffix.lower() in FOLDER_FILES and path.is_file())
+
+
+def _has_blank_lines(path: Path) -> bool:
+    """True if, among the first lines, text follows a blank one that follows text."""
+    lines = itertools.islice(text_files.lines(path), LOOKED_AT)
+    runs = [is_text for is_text, _ in itertools.groupby(lines, lambda line: bool(line.strip()))]
+    return sum(runs) > 1
+
+
+def _block_documents(path: Path, *, sentence_a_line: bool) -> Iterator[tuple[Place, Document]]:
+    numbered = enumerate(text_files.lines(path), 1)
+    for is_text, group in itertools.groupby(numbered, lambda entry: bool(entry[1].strip())):
+        if is_text:
+            numbers, lines = zip(*_of_bounded_size(path, group), strict=True)
+            yield numbers[0], (Section(numbers[0], "", lines, sentence_a_line),)
+
+
+def _of_bounded_size(path: Path, numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    size = 0
+    for number, line in numbered:
+        size += len(line)
+        if size > MOST_CHARACTERS:
             raise DataError(
-                f"data.train_file: {len(ends):,} documents and none has two sentences, so that there is no next one; "
-                "data.documents='blank_lines' takes sentences on consecutive lines as a document"
+                f"{path}, line {number}: a document of more than {MOST_CHARACTERS:,} characters; put blank lines "
+                "between documents, or none at all to have a document a line, with data.documents='auto'"
             )
+        yield number, line
 
-    def __len__(self) -> int:
-        return len(self._sentences)
 
-    def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        """A random order of the examples, each with one of its next sentences."""
-        examples = generator.permutation(len(self))
-        choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
-        return examples + len(self) * choices
+def _line_documents(path: Path) -> Iterator[tuple[Place, Document | Fault]]:
+    for number, line in enumerate(text_files.lines(path), 1):
+        yield number, (Section(number, "", [line]),) if line.strip() else Fault.EMPTY
 
-    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
-        """The number of tokens of both sentences of the examples `rows`."""
-        return np.concatenate([self._store.lengths(sentences) for sentences in self._pairs(rows)], axis=1)
 
-    def gather(
-        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
-    ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
-        """The token ids (int32) of the examples `rows`, padded to `width`, and the sentences' lengths."""
-        columns = [self._store.gather(sentences, width, pad_token_id) for sentences in self._pairs(rows)]
-        input_ids, lengths = (np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True))
-        return input_ids, lengths
+def _json_documents(path: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Document | Fault]]:
+    *of_title, of_text = columns
+    for number, entry in text_files.json_objects(path):
+        if isinstance(entry, Fault):
+            yield number, entry
+        elif of_text not in entry:
+            yield number, Fault.MISSING_KEY
+        else:
+            texts = [*(entry.get(key) or "" for key in of_title), entry[of_text]]
+            is_text = all(isinstance(text, str) for text in texts)
+            yield number, _titled(number, *texts) if is_text else Fault.NOT_STRING
 
-    def _pairs(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]]:
-        choices, examples = np.divmod(rows, len(self))
-        sentences = self._sentences[examples]
-        return sentences, sentences + 1 + choices
+
+def _titled(place: Place, *texts: str) -> Document:
+    """A document of a title, where there is one, and a text."""
+    *title, text = texts
+    return (Section(place, " ".join(" ".join(title).split()), text.split("\n")),)
+
+
+def _file_documents(folder: Path) -> Iterator[tuple[Place, Document | Fault]]:
+    for path in files_of(folder):
+        place = path.relative_to(folder).as_posix()
+        text = "".join(text_files.lines(path)).replace("\r\n", "\n")
+        if not text.strip():
+            yield place, Fault.EMPTY
+        elif path.suffix.lower() == ".txt":
+            yield place, (Section(place, "", text.split("\n")),)
+        else:
+            yield place, tuple(Section(place, title, lines) for title, lines in markdown.sections(text))

@@ -1,4 +1,4 @@
-"""The sources of text that `data.train_file` names: a file, a folder of ArrayRecord shards, `wiki1m`, `docstrings`."""
+"""The sources of text that `data.train_file` names: a file, a folder, `wiki1m`, `docstrings`."""
 
 import difflib
 import functools
@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffcse_jax.data import text_files
+from diffcse_jax.data import documents, text_files
 from diffcse_jax.data.cache import hub_file
 from diffcse_jax.data.corpus import ROLES, Corpus, column_names
+from diffcse_jax.data.documents import Documents
+from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 
@@ -17,28 +19,93 @@ KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
 def open_corpus(data: DataConfig) -> Corpus:
-    """The corpus that `data.train_file` names.
+    """The corpus that `data.train_file` names: its lines as rows, or, for pairs of documents, the rows made of these.
 
     Text is one sentence a line; csv and tsv have a header and the csv module's quoting; jsonl has one object a line.
     Each may be compressed (.gz, .xz). A folder is a prepared ArrayRecord data set.
 
     Raises:
         DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
-            column of `data.columns`, or that is empty and the columns could mean anything; `data.documents` of a source
-            that has none.
+            column of `data.columns`, or that is empty and the columns could mean anything; pairs of documents of a
+            source that has none.
     """
+    if data.reads_documents:
+        reason = _without_documents(data)
+        if not reason:
+            return corpus_of(open_documents(data), data)
+        if data.documents == "blank_lines":
+            raise DataError(
+                f"{data.train_file}: {reason}; data.documents='blank_lines' is for txt files with one sentence a "
+                "line: use one, or set data.documents='auto'"
+            )
+        if data.pairs != "dropout" or data.held_out:
+            asks = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
+            raise DataError(
+                f"{data.train_file}: {reason}; {asks} is for documents: of a txt or jsonl file, of a folder of txt and "
+                "markdown files, or docstrings"
+            )
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
-    if data.train_file == "wiki1m":
-        _refuse_documents("wiki1m", data, "its sentences are in no order")
-        path = hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
-        return _file_corpus("wiki1m", path, data)
-    path = Path(data.train_file).expanduser()
+    path = _path_of(data)
     if path.is_dir():
         return _array_record_corpus(path, data)
-    if not path.is_file():
+    return _file_corpus("wiki1m" if data.train_file == "wiki1m" else str(path), path, data)
+
+
+def open_documents(data: DataConfig) -> Documents:
+    """The documents that `data.train_file` names, those that are held out included.
+
+    Raises:
+        DataError: a source that cannot be read, or has no documents; columns of text that has none.
+    """
+    reason = _without_documents(data)
+    if reason:
+        raise DataError(f"{data.train_file}: {reason}")
+    if data.columns and _extension(Path(data.train_file)) != ".jsonl":
+        raise DataError(f"{data.train_file}: these documents have no columns; leave data.columns empty")
+    if data.train_file == "docstrings":
+        return documents.of_docstrings()
+    path = _path_of(data)
+    if path.is_dir():
+        return documents.of_folder(path)
+    fingerprint = functools.partial(sha256, [path])
+    if _extension(path) == ".jsonl":
+        return documents.of_json_lines(path, data.columns, fingerprint)
+    return documents.of_text_file(path, fingerprint, sentence_a_line=data.documents == "blank_lines")
+
+
+def _without_documents(data: DataConfig) -> str:
+    """The reason for which `data.train_file` has no documents in the form of `data.documents`; empty if it has."""
+    if data.train_file == "wiki1m":
+        return "its sentences are in no order"
+    blank_lines = data.documents == "blank_lines"
+    if data.train_file == "docstrings":
+        return "docstrings are no lines of sentences" if blank_lines else ""
+    path = _path_of(data)
+    if path.is_dir():
+        if blank_lines:
+            return "a folder has no blank lines between documents"
+        found = documents.files_of(path) and not _is_prepared(path)
+        return "" if found else "a folder of ArrayRecord shards, or without txt and markdown files"
+    extension = _extension(path)
+    if extension == ".txt" or (extension == ".jsonl" and not blank_lines):
+        return ""
+    return f"a {extension} file has no {'blank lines between ' * blank_lines}documents"
+
+
+def _path_of(data: DataConfig) -> Path:
+    """The file or folder of `data.train_file`."""
+    if data.train_file == "wiki1m":
+        return hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
+    path = Path(data.train_file).expanduser()
+    if not path.exists():
         raise DataError(f"data.train_file: no file {path}{_nearest_name(path)}; known names: wiki1m, docstrings")
-    return _file_corpus(str(path), path, data)
+    return path
+
+
+def _extension(path: Path) -> str:
+    """The extension, without the one of a compressed file."""
+    return (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
 
 
 def sha256(paths: Sequence[Path]) -> str:
@@ -52,11 +119,8 @@ def sha256(paths: Sequence[Path]) -> str:
 
 
 def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
-    extension = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
     columns: tuple[str, ...] = ("sentence",)
-    if extension != ".txt":
-        _refuse_documents(name, data, f"a {extension} file has no blank lines between documents")
-    match extension:
+    match extension := _extension(path):
         case ".txt":
             records = functools.partial(text_files.text_records, path)
             if data.columns:
@@ -72,22 +136,12 @@ def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
             records = functools.partial(text_files.json_records, path, columns)
         case _:
             raise DataError(f"{name}: unknown extension; known: .txt, .csv, .tsv, .jsonl, each also .gz or .xz")
-    documents = data.documents == "blank_lines"
-    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line, documents)
-
-
-def _refuse_documents(name: str, data: DataConfig, reason: str) -> None:
-    if data.documents != "none":
-        raise DataError(
-            f"{name}: {reason}; data.documents={data.documents!r} is for txt files with one sentence a line: use one, "
-            "or set data.documents='none'"
-        )
+    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line)
 
 
 def _docstring_corpus(data: DataConfig) -> Corpus:
     from diffcse_jax.data.docstrings import docstring_sentences
 
-    _refuse_documents("docstrings", data, "its sentences know no documents")
     if data.columns:
         raise DataError("docstrings has no columns to choose; leave data.columns empty")
     return Corpus(
@@ -100,10 +154,13 @@ def _docstring_corpus(data: DataConfig) -> Corpus:
 
 
 def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
+    if documents.files_of(folder) and not _is_prepared(folder):
+        raise DataError(
+            f"{folder}: a folder of txt and markdown files is read as documents; set data.pairs, to 'lead' for example"
+        )
     # Here, as it loads tensorflow_datasets, which other sources do not need.
     from diffcse_jax.data.array_record_reader import open_prepared
 
-    _refuse_documents(str(folder), data, "an ArrayRecord data set has no blank lines between documents")
     prepared = open_prepared(folder)
     columns = _choose_columns(str(folder), prepared.columns, data.columns)
     return Corpus(
@@ -113,6 +170,11 @@ def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
         functools.partial(sha256, prepared.files),
         data.on_bad_line,
     )
+
+
+def _is_prepared(folder: Path) -> bool:
+    """True if an ArrayRecord data set is somewhere in the folder."""
+    return any(folder.rglob("dataset_info.json"))
 
 
 def _choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:

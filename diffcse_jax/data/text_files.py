@@ -18,7 +18,7 @@ from diffcse_jax.errors import DataError, NoSentencesError
 
 def text_records(path: Path) -> Iterator[Record]:
     """Each line as a row of one sentence."""
-    return ((number, (line,)) for number, line in enumerate(_lines(path), 1))
+    return ((number, (line,)) for number, line in enumerate(lines(path), 1))
 
 
 def table_header(path: Path, delimiter: str) -> list[str]:
@@ -28,7 +28,7 @@ def table_header(path: Path, delimiter: str) -> list[str]:
         DataError: that line is empty or no valid csv.
     """
     try:
-        header = next(csv.reader(_lines(path), delimiter=delimiter), [])
+        header = next(csv.reader(lines(path), delimiter=delimiter), [])
     except csv.Error as error:
         raise DataError(f"{path}, line 1: {error}") from error
     if not header:
@@ -45,7 +45,7 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
         width: fields of every line.
         wanted: positions, from 0, of the fields that make the row.
     """
-    reader = csv.reader(_lines(path), delimiter=delimiter)
+    reader = csv.reader(lines(path), delimiter=delimiter)
     next(reader)
     while True:
         line = reader.line_num + 1
@@ -64,8 +64,7 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
 
 def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The values of these keys, line by line."""
-    for number, line in enumerate(_lines(path), 1):
-        entry = _json_object(line)
+    for number, entry in json_objects(path):
         if isinstance(entry, Fault):
             yield number, entry
         elif any(column not in entry for column in columns):
@@ -75,20 +74,24 @@ def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield number, row if all(isinstance(value, str) for value in row) else Fault.NOT_STRING
 
 
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    """The objects line by line, or the faults in their places."""
+    return ((number, _json_object(line)) for number, line in enumerate(lines(path), 1))
+
+
 def first_keys(path: Path) -> list[str]:
     """The keys of a file's first JSON object.
 
     Raises:
         NoSentencesError: it holds none.
     """
-    for line in _lines(path):
-        entry = _json_object(line)
+    for _, entry in json_objects(path):
         if isinstance(entry, dict):
             return list(entry)
     raise NoSentencesError(f"{path}: no line holds a JSON object")
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines(path: Path) -> Iterator[str]:
     """Lines that end in a line feed (other line separators of Unicode are text), without a leading byte-order mark."""
     openers: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open}
     opener = openers.get(path.suffix, open)
@@ -97,6 +100,8 @@ def _lines(path: Path) -> Iterator[str]:
             yield from file
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: damaged archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
 
 
 def _json_object(line: str) -> dict[str, Any] | Fault:

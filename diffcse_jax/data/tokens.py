@@ -38,7 +38,7 @@ class TokenStore:
         token_ids: all tokens, example by example and column by column.
         offsets: where each sentence starts in `token_ids`; the last entry is its end.
         document_starts: the first example of every document; None where the corpus has no documents.
-        note: the lines that the corpus reader skipped when the store was built; empty if none.
+        note: what the corpus reader skipped or left out when the store was built; empty if nothing.
     """
 
     def __init__(self, folder: Path):
@@ -119,8 +119,7 @@ def build_or_open(
 
 def _store_name(corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
     parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, backend.to_str()]
-    if corpus.documents:
-        parts.append("documents")
+    parts += corpus.reading
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -130,7 +129,7 @@ def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folde
     temporary.mkdir(parents=True)
     try:
         _write_arrays(corpus, backend, temporary, quiet)
-        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.skipped_summary()}
+        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
         (temporary / "meta.json").write_text(json.dumps(meta))
         try:
             temporary.rename(folder)
@@ -143,7 +142,7 @@ def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folde
 
 def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
     id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
-    document_starts, line = [np.zeros(0, np.int64)], -1
+    document_starts, document = [np.zeros(0, np.int64)], -1
     with (
         _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
         _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
@@ -153,23 +152,23 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
     ):
         offsets.append(np.zeros(1))
         for block in _blocks(corpus):
-            lines, rows = zip(*block, strict=True)
-            new_documents = np.flatnonzero(np.diff([line, *lines]) != 1)
+            documents, rows = zip(*block, strict=True)
+            new_documents = np.flatnonzero(np.diff([document, *documents]))
             document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
-            line = lines[-1]
+            document = documents[-1]
             encodings = backend.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
             lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
             offsets.append(token_ids.size + np.cumsum(lengths))
             ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
             token_ids.append(np.fromiter(ids, id_type, lengths.sum()))
             progress.update(len(rows))
-    if corpus.documents:
+    if corpus.reading:
         np.save(folder / "document_starts.npy", np.concatenate(document_starts))
 
 
 def _blocks(corpus: Corpus) -> Iterator[list[tuple[int, Row]]]:
-    """The rows with the numbers of their lines."""
-    rows = corpus.numbered()
+    """The rows with the numbers of their documents."""
+    rows = corpus.in_documents()
     while block := list(itertools.islice(rows, BLOCK_ROWS)):
         yield block
 
@@ -203,6 +202,4 @@ class _GrowingArray:
 
 def _describe(corpus: Corpus, store: TokenStore) -> str:
     text = f"{corpus.name}, {len(store):,} rows of {', '.join(store.columns)}, {store.token_count:,} tokens"
-    if store.document_starts is not None:
-        text += f" in {len(store.document_starts):,} documents"
     return f"{text} ({store.note})" if store.note else text

@@ -6,15 +6,20 @@ process alone decides on the metric and reads the data; the others get both from
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diffcse_jax.config import Config
+from diffcse_jax.data import held_out, pairs
+from diffcse_jax.data.documents import Section
+from diffcse_jax.data.sources import open_documents
+from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, retrieval, sts
+from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.groups import EvalConfig
@@ -23,6 +28,8 @@ from diffcse_jax.runtime import hosts
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
 RETRIEVAL_PAIRS = 1000
+FEWEST_WORDS = 6  # of a sentence whose halves are a pair
+MOST_WORDS = 64  # of a rest
 
 Scores = dict[str, float]
 Choice = dict[str, Any]  # as JSON: `metric`, and either `scored_pairs` by the name of their score, or `pairs`
@@ -30,7 +37,7 @@ Choice = dict[str, Any]  # as JSON: `metric`, and either `scored_pairs` by the n
 
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
-    """Call it with an encoder for all scores, x 100; `metric` names the one that chooses the best checkpoint."""
+    """Call it with an encoder for all scores; `metric` names the one that chooses the best checkpoint, x 100."""
 
     metric: str
     score: Callable[[Encoder], Scores]
@@ -71,6 +78,8 @@ def _choice(config: Config, training_sentences: Callable[[], Iterable[str]]) -> 
             f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}",
             file=sys.stderr,
         )
+    if metric in HELD_OUT_PAIRS and config.data.held_out:
+        return {"metric": metric, "pairs": _held_out_pairs(config, metric)}
     if metric == "halves_retrieval":
         return {"metric": metric, "pairs": _halves(config, training_sentences)}
     if metric == "pairs_retrieval":
@@ -110,7 +119,7 @@ def _as_json(pairs: sts.ScoredPairs) -> list[list]:
 
 def _halves(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[list[str]]:
     """First and second halves of training sentences."""
-    for fewest_words in (6, 2):  # halves of short sentences say little: only where there are no others
+    for fewest_words in (FEWEST_WORDS, 2):  # halves of short sentences say little: only where there are no others
         first, second = retrieval.halves(training_sentences(), RETRIEVAL_PAIRS, fewest_words)
         if len(first) >= 2:
             return [first, second]
@@ -118,6 +127,45 @@ def _halves(config: Config, training_sentences: Callable[[], Iterable[str]]) -> 
         f"data.train_file={config.data.train_file} has too few sentences: the dev metric halves_retrieval needs two "
         "different ones of at least two words"
     )
+
+
+def _held_out_pairs(config: Config, metric: str) -> list[list[str]]:
+    """Queries and targets of the documents that are held out."""
+    data = config.data
+    documents = held_out.held_out(open_documents(data), data.held_out)
+    pairs = (pair for document in documents for section in document for pair in HELD_OUT_PAIRS[metric](section))
+    chosen = retrieval.chosen_pairs(pairs, RETRIEVAL_PAIRS, held_out.digest)
+    if len(chosen) < 2:
+        raise DataError(
+            f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
+            f"eval.metric={metric!r}, which needs two different ones; hold out more, or choose another metric"
+        )
+    return [list(texts) for texts in zip(*chosen, strict=True)]
+
+
+def _leads(section: Section) -> Iterator[tuple[str, str]]:
+    if pair := pairs.lead_and_rest(pairs.texts_of(section)):
+        yield pair[0], " ".join(pair[1].split()[:MOST_WORDS])
+
+
+def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
+    """Sentences and the next ones; none twice, for a sentence that is a query and a target would find itself."""
+    sentences = section.sentences()
+    for pair in zip(sentences[::2], sentences[1::2], strict=False):
+        if min(map(len, pair)) >= pairs.FEWEST_CHARACTERS:
+            yield pair
+
+
+def _halves_of_sentences(section: Section) -> Iterator[tuple[str, str]]:
+    sentences = section.sentences()
+    return (retrieval.halved(sentence) for sentence in sentences if len(sentence.split()) >= FEWEST_WORDS)
+
+
+HELD_OUT_PAIRS = {
+    "lead_retrieval": _leads,
+    "neighbours_retrieval": _neighbours,
+    "halves_retrieval": _halves_of_sentences,
+}
 
 
 def _unscored_pairs(options: EvalConfig) -> list[list[str]]:
@@ -158,12 +206,13 @@ def _spearman_scorer(metric: str, scored_pairs: dict[str, list[list]], batch_siz
 
 
 def _retrieval_scorer(metric: str, pairs: list[list[str]], batch_size: int) -> Callable[[Encoder], Scores]:
-    """Scores the mean reciprocal rank as `metric`, and recalls beside it."""
+    """Scores the mean reciprocal rank as `metric`; beside it recalls and, not x 100, the uniformity of the texts."""
     queries, targets = pairs
 
     def score(encoder: Encoder) -> Scores:
         vectors = encoder.encode(queries + targets, batch_size=batch_size)
         scores = retrieval.retrieval_scores(vectors[: len(queries)], vectors[len(queries) :])
-        return {metric: scores.pop("mrr")} | {f"{metric}_{name}": value for name, value in scores.items()}
+        beside = {f"{metric}_{name}": value for name, value in scores.items() if name != "mrr"}
+        return {metric: scores["mrr"]} | beside | {"uniformity": uniformity(normalized(vectors))}
 
     return score

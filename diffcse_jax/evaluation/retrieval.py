@@ -1,6 +1,8 @@
 """Retrieval without labels: how high does each query rank its own target?"""
 
-from collections.abc import Iterable
+import collections
+import heapq
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -51,10 +53,35 @@ def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> tuple[lis
     for sentence in sentences:
         if len(first) == limit:
             break
-        words = sentence.split()
-        if len(words) < fewest_words or sentence in seen:
+        if sentence in seen or len(sentence.split()) < fewest_words:
             continue
         seen.add(sentence)
-        first.append(" ".join(words[: len(words) // 2]))
-        second.append(" ".join(words[len(words) // 2 :]))
+        for texts, half in zip((first, second), halved(sentence), strict=True):
+            texts.append(half)
     return first, second
+
+
+def halved(sentence: str) -> tuple[str, str]:
+    """A sentence's first and second half, by words."""
+    words = sentence.split()
+    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+
+
+def chosen_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[str], int]) -> list[tuple[str, str]]:
+    """At most `limit` queries with their targets, the same ones in whatever order all pairs come.
+
+    Of pairs that share a text none is taken, for a query has one target. Memory holds four times the limit.
+
+    Args:
+        pairs: queries and targets.
+        limit: how many to take.
+        order: a hash of text; pairs of the lowest ones are taken.
+    """
+    lowest: dict[int, tuple[str, str]] = {}
+    for pair in pairs:
+        lowest[order(" ".join(pair))] = pair
+        if len(lowest) > 4 * limit:
+            lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
+    candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
+    occurrences = collections.Counter(text for pair in candidates for text in pair)
+    return [pair for pair in candidates if all(occurrences[text] == 1 for text in pair)][:limit]

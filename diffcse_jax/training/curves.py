@@ -11,6 +11,8 @@ from diffcse_jax.training.metrics import read_metrics
 
 Rows = list[dict[str, float]]
 
+UNIFORMITY = "dev/uniformity"  # below 0, while scores are up to 100
+
 
 def draw_curves(workdir: Path, config: Config) -> Path:
     """Draws `metrics.jsonl` of a workdir into `report/curves.png`, and returns that path.
@@ -24,7 +26,9 @@ def draw_curves(workdir: Path, config: Config) -> Path:
     panels: dict[str, Sequence[str]] = {"loss": [f"loss_{name}" for name in config.objectives]}
     for objective in config.objectives.values():
         panels |= objective.panels
-    panels["dev score"] = dev_names
+    panels["dev score"] = [name for name in dev_names if name != UNIFORMITY]
+    if UNIFORMITY in dev_names:
+        panels["uniformity"] = [UNIFORMITY]
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
     for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         _draw_panel(axes, rows, title, names)

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing, make_batches
+from diffcse_jax.data.examples import Crops
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.data.vocabulary import Vocabulary
@@ -43,7 +44,7 @@ HELD_OUT_BATCHES = 8
 
 
 def own_generator(
-    config: Config, encoder: Pretrained, store: TokenStore, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
+    config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
 ) -> Pretrained:
     """The frozen encoder with a masked-LM head: the head in the workdir, else one trained now and kept there."""
     folder = workdir / "generator"
@@ -68,7 +69,7 @@ def own_generator(
 
 
 def train_head(
-    config: Config, encoder: Pretrained, store: TokenStore, vocabulary: Vocabulary, mesh: Mesh
+    config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh
 ) -> tuple[Params, dict[str, float]]:
     """Trains the head for `generator.head_steps` steps.
 

@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_epoch, make_batches
-from diffcse_jax.data.documents import Neighbours
+from diffcse_jax.data.examples import Crops, Neighbours, examples_of
+from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer
@@ -93,7 +94,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
-    max_length, cache_dir = config.data.max_length, config.data.cache_dir
+    max_length, cache_dir = stored_length(config.data), config.data.cache_dir
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
     examples = _examples(config, store)
     augmentation = open_augmentation(config.data, tokenizer)
@@ -104,7 +105,8 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
-        generator = own_generator(config, encoder, store, vocabulary, mesh, workdir)
+        text = examples if isinstance(examples, Crops) else store
+        generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers.by_name)
     optimizer = make_optimizer(config.optim, total_steps)
     state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
@@ -272,17 +274,16 @@ def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
     return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
 
 
-def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours:
-    """The examples that batches are made of: the rows of the text, or sentences with their next ones.
+def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Crops:
+    """The examples that batches are made of.
 
     Raises:
         ConfigError: columns that an objective or the augmentation has no form for.
-        DataError: no next sentence in any document.
+        DataError: no pair in any document.
     """
-    examples: TokenStore | Neighbours = store
     beside_views = config.needs("next_sentence")
-    if beside_views or config.data.pairs == "neighbours":
-        examples = Neighbours(store, config.data.next_within)
+    examples = examples_of(store, config.data, next_sentence=beside_views)
+    if isinstance(examples, Neighbours):
         report(f"{examples.left_out:,} of {len(store):,} sentences are the last of a document: no next one, left out")
     columns = len(examples.columns) - beside_views
     for objective in config.objectives.values():
@@ -297,7 +298,7 @@ def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours:
 
 def _batch_source(
     config: Config,
-    examples: TokenStore | Neighbours,
+    examples: TokenStore | Neighbours | Crops,
     augmentation: Augmentation | None,
     steps: int,
     pad_token_id: int,
