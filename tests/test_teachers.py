@@ -7,6 +7,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_stored_vectors import write_part
 from tiny_model import MAX_LENGTH, write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
@@ -91,3 +92,22 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
         start(poolers=("avg",))  # the digest is of all that determines the vectors
     assert "distillation.teachers=(" in str(refused.value)
     assert "have changed since the run" in str(refused.value)
+
+
+def test_a_folder_of_vectors_is_a_teacher_of_this_content(tmp_path, minilm_dir):
+    store = tmp_path / "store"
+    store.mkdir()
+
+    def digests(vectors: np.ndarray) -> dict[str, str]:
+        write_part(store / "a.parquet", SENTENCES, vectors)
+        teachers = loaded(minilm_dir, store)
+        assert (list(teachers.by_name), list(teachers.stores)) == ([], [str(store)])
+        return dict(teachers.digests)
+
+    one, other = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    assert digests(one) == digests(one) != digests(other)
+    with pytest.raises(ConfigError, match=r"distillation\.poolers: .*store holds vectors, which need none"):
+        loaded(minilm_dir, store, poolers=("avg",))
+    augmented = {"distillation": {"weight": 1.0, "teachers": (str(store),)}, "data": {"augmentation": "crop"}}
+    with pytest.raises(ConfigError, match=r"data\.augmentation='crop' changes second views"):
+        networks.load_teachers(config_of(augmented), load_tokenizer(minilm_dir))

@@ -25,6 +25,7 @@ from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_e
 from diffcse_jax.data.documents import Neighbours
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
@@ -93,12 +94,13 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
-    max_length, cache_dir = config.data.max_length, config.data.cache_dir
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
+    max_length, cache_dir, quiet = config.data.max_length, config.data.cache_dir, jax.process_index() > 0
+    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
+    vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
     examples = _examples(config, store)
     augmentation = open_augmentation(config.data, tokenizer)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
-    source = _batch_source(config, examples, augmentation, total_steps, encoder.config.pad_token_id, mesh)
+    source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
 
@@ -299,6 +301,7 @@ def _batch_source(
     config: Config,
     examples: TokenStore | Neighbours,
     augmentation: Augmentation | None,
+    vectors: Mapping[str, SentenceVectors],
     steps: int,
     pad_token_id: int,
     mesh: Mesh,
@@ -315,6 +318,7 @@ def _batch_source(
         packing=packing if options.packing == "on" else None,
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
+        vectors=vectors,
     )
 
 
