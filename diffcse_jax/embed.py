@@ -214,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--input", required=True, nargs="+", action="extend", help="files, or patterns in quotes")
     parser.add_argument("--output", required=True, type=Path, help="folder of Parquet files")
     parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
+    parser.add_argument("--truncate_dim", type=int, help="store the first so many numbers (default: as recorded)")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
@@ -227,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
         keep_compiled()
-        encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler, dtype=options.precision)
+        encoder = SentenceEncoder.from_pretrained(
+            options.model, pooler=options.pooler, dtype=options.precision, truncate_dim=options.truncate_dim
+        )
         settings = {name: getattr(options, name) for name in ("model", "precision", "dtype", "rows_per_file")}
         settings |= {"pooler": encoder.pooler, "dimension": encoder.dimension, "weights": encoder.fingerprint()}
         start_output(options.output, settings)

@@ -27,11 +27,11 @@ SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, minilm_dir) -> Path:
-    """A folder that records its pooler, with a head, and one that does not."""
+    """A folder that records its pooler, with a head and a cut, and one that does not."""
     folder = tmp_path_factory.mktemp("teachers")
     model = load(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = {"num_blocks": model.config.num_blocks, "hidden_size": model.config.hidden_size}
-    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler)
+    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler, truncate_dim=7)
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
     return folder
 
@@ -45,6 +45,7 @@ def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> n
 def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir):
     names = folders / "recorded", folders / "bare"
     teachers = loaded(minilm_dir, *names, poolers=("", "avg_first_last")).by_name
+    assert [teacher.truncate_dim for teacher in teachers.values()] == [7, None]
     assert [teacher.pooler for teacher in teachers.values()] == ["cls", "avg_first_last"]
     encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
     rows = Rows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))

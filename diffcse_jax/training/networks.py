@@ -200,7 +200,7 @@ def _load_teacher(
         raise CheckpointError(f"{key}, {objective_name}.poolers: {error}") from error
     _check_teacher(key, name, teacher, config, tokenizer)
     params = {name: np.asarray(array) for name, array in teacher.params.items()}
-    return Teacher(teacher.config, teacher.pooler, params), teacher.fingerprint()
+    return Teacher(teacher.config, teacher.pooler, params, teacher.truncate_dim), teacher.fingerprint()
 
 
 def _check_store(objective_name: str, name: str, pooler: str, config: Config) -> None:
