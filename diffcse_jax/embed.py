@@ -32,13 +32,13 @@ from jaxtyping import Float
 
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus, sha256
+from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
 from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
 
-SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
 Lines = list[tuple[int, str]]  # number and sentence
 
 
@@ -190,7 +190,7 @@ def _write(
 ) -> None:
     """Writes a file under another name first, so that a reader, or a restart, never takes half of it for the whole."""
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    table = pa.table({"line": pa.array(numbers, pa.int64()), "sentence": pa.array(sentences), "embedding": embedding})
+    table = pa.table({"line": pa.array(numbers, pa.int64()), TEXT: pa.array(sentences), VECTOR: embedding})
     partial = _partial(path)
     pq.write_table(table, partial, compression="zstd", use_dictionary=False)
     partial.replace(path)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.documents import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import VectorStore, find_store, open_vectors
+from diffcse_jax.data.stored_vectors import SETTINGS_FILE, VectorStore, find_store, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.embed import embed
@@ -146,6 +146,10 @@ def test_files_that_are_no_store_are_refused(tmp_path):
     write_part(tmp_path / "b.parquet", ["b"], np.ones((1, 4), np.float32))
     with pytest.raises(DataError, match=r"b\.parquet: vectors of .*\[4\], and .*\[3\] in a\.parquet"):
         find_store(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / SETTINGS_FILE).write_text("{}")
+    with pytest.raises(DataError, match="empty holds no vectors yet"):
+        find_store(str(tmp_path / "empty"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"b\.parquet: cannot be read"):
         find_store(str(tmp_path))

@@ -27,6 +27,7 @@ from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
 
 TEXT, VECTOR = "sentence", "embedding"  # columns
+SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
 BLOCK_ROWS = 10_000
 
 
@@ -95,10 +96,12 @@ def find_store(name: str) -> VectorStore | None:
     """The store in the folder of this name; None where there is no folder with Parquet files.
 
     Raises:
-        DataError: files that are not as `python -m diffcse_jax.embed` writes them, or not all of one kind.
+        DataError: files that are not as `python -m diffcse_jax.embed` writes them, or not all of one kind; or none yet.
     """
     folder = Path(name).expanduser()
     parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
+    if not parts and (folder / SETTINGS_FILE).is_file():
+        raise DataError(f"{folder} holds no vectors yet; let `python -m diffcse_jax.embed` write them first")
     if not parts:
         return None
     kinds = {part: _kind_of_vectors(part) for part in parts}
@@ -135,7 +138,7 @@ def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, 
     if len(sentences) != len(tokens) * len(tokens.columns):
         raise DataError(f"{corpus.name} has changed since this run began; start it again")
     distinct, first, inverse = np.unique(sentences, return_index=True, return_inverse=True)
-    places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's: disks like it
+    places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's
     shape = (len(distinct), store.dimension)
     vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=store.dtype, shape=shape)
     missing = np.ones(len(distinct), bool)
