@@ -32,13 +32,13 @@ from jaxtyping import Float
 
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus, sha256
+from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
 from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
 
-SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
 Lines = list[tuple[int, str]]  # number and sentence
 
 
@@ -190,7 +190,7 @@ def _write(
 ) -> None:
     """Writes a file under another name first, so that a reader, or a restart, never takes half of it for the whole."""
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    table = pa.table({"line": pa.array(numbers, pa.int64()), "sentence": pa.array(sentences), "embedding": embedding})
+    table = pa.table({"line": pa.array(numbers, pa.int64()), TEXT: pa.array(sentences), VECTOR: embedding})
     partial = _partial(path)
     pq.write_table(table, partial, compression="zstd", use_dictionary=False)
     partial.replace(path)
@@ -214,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--input", required=True, nargs="+", action="extend", help="files, or patterns in quotes")
     parser.add_argument("--output", required=True, type=Path, help="folder of Parquet files")
     parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
+    parser.add_argument("--truncate_dim", type=int, help="store the first so many numbers (default: as recorded)")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
@@ -227,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
         keep_compiled()
-        encoder = SentenceEncoder.from_pretrained(options.model, pooler=options.pooler, dtype=options.precision)
+        encoder = SentenceEncoder.from_pretrained(
+            options.model, pooler=options.pooler, dtype=options.precision, truncate_dim=options.truncate_dim
+        )
         settings = {name: getattr(options, name) for name in ("model", "precision", "dtype", "rows_per_file")}
         settings |= {"pooler": encoder.pooler, "dimension": encoder.dimension, "weights": encoder.fingerprint()}
         start_output(options.output, settings)

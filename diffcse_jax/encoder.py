@@ -19,7 +19,7 @@ from jaxtyping import Float32, Int32
 
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
@@ -49,10 +49,12 @@ class SentenceEncoder:
         pooler: one of `diffcse_jax.config.POOLERS`.
         pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: computation type of the transformer; vectors are float32 always.
+        truncate_dim: cut vectors to their first so many numbers; None: whole vectors.
 
     Raises:
         CheckpointError: the pooler is unknown, or `cls` and there is no pooler head; or the tokenizer has more tokens
             than the transformer has embeddings.
+        ConfigError: vectors do not have so many numbers.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class SentenceEncoder:
         pooler: str,
         pooler_head: Mapping[str, Any] | None = None,
         dtype: DTypeLike = jnp.float32,
+        truncate_dim: int | None = None,
     ):
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
@@ -80,13 +83,19 @@ class SentenceEncoder:
         self.tokenizer = tokenizer
         self.pooler = pooler
         self.dtype = dtype
+        self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
         self._backend = unlimited_tokenizer(tokenizer)
         self._index: tuple[list[str], np.ndarray] | None = None
         self._set_params(transformer, pooler_head if pooler == "cls" else None)
 
     @classmethod
     def from_pretrained(
-        cls, path_or_id: str | Path, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32
+        cls,
+        path_or_id: str | Path,
+        *,
+        pooler: str | None = None,
+        dtype: DTypeLike = jnp.float32,
+        truncate_dim: int | None = None,
     ) -> "SentenceEncoder":
         """Loads an encoder.
 
@@ -96,13 +105,15 @@ class SentenceEncoder:
                 applied: ask `encode` for it.
             pooler: overrides the recorded pooler, with a warning; needed where nothing is recorded.
             dtype: computation type.
+            truncate_dim: cut vectors to their first so many numbers; None: to as many as the folder records, if any.
 
         Raises:
             CheckpointError: the model cannot be read, or its pooler is unknown.
+            ConfigError: vectors do not have so many numbers.
         """
         path = Path(path_or_id).expanduser()
         if workdir_of(path):
-            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype)
+            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim)
         model = pretrained.load(str(path_or_id))
         record = sentence_transformers_folder.read(model.folder)
         return cls(
@@ -112,11 +123,17 @@ class SentenceEncoder:
             pooler=choose_pooler(pooler, record.pooler if record else None, str(path_or_id)),
             pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
+            truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
         )
 
     @classmethod
     def from_saved(
-        cls, saved: SavedEncoder, *, pooler: str | None = None, dtype: DTypeLike = jnp.float32
+        cls,
+        saved: SavedEncoder,
+        *,
+        pooler: str | None = None,
+        dtype: DTypeLike = jnp.float32,
+        truncate_dim: int | None = None,
     ) -> "SentenceEncoder":
         """The encoder of a `diffcse_jax.storage.checkpoint.SavedEncoder`."""
         return cls(
@@ -126,12 +143,13 @@ class SentenceEncoder:
             pooler=choose_pooler(pooler, saved.pooler, f"the checkpoint of step {saved.step}"),
             pooler_head=saved.pooler_head,
             dtype=dtype,
+            truncate_dim=truncate_dim,
         )
 
     @property
     def dimension(self) -> int:
         """Length of a sentence vector."""
-        return self.config.hidden_size
+        return self.truncate_dim or self.config.hidden_size
 
     @property
     def params(self) -> Params:
@@ -206,7 +224,8 @@ class SentenceEncoder:
 
     def fingerprint(self) -> str:
         """A hash of all that determines a sentence's vector: sizes, weights, pooler, computation type, tokenizer."""
-        digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name)).encode())
+        cut = (self.truncate_dim,) if self.truncate_dim else ()
+        digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name, *cut)).encode())
         digest.update(self._backend.to_str().encode())
         for name, array in sorted(self._params.items()):
             digest.update(name.encode())
@@ -243,7 +262,7 @@ class SentenceEncoder:
 
         with tqdm.tqdm(total=len(sentences), desc="encoding", unit=" sentences", disable=not show_progress) as progress:
             for rows, computed in _ahead(started()):
-                vectors[rows] = np.asarray(computed)[: len(rows)]
+                vectors[rows] = np.asarray(computed)[: len(rows), : self.dimension]
                 progress.update(len(rows))
         return vectors
 
@@ -294,6 +313,19 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
             stacklevel=3,
         )
     return pooler
+
+
+def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
+    """The length that vectors are cut to, as it was asked for; None: they stay whole.
+
+    Raises:
+        ConfigError: vectors do not have so many numbers.
+    """
+    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
+        raise ConfigError(
+            f"truncate_dim={truncate_dim}: this model's vectors have {hidden_size} numbers; keep 1 to {hidden_size}"
+        )
+    return truncate_dim
 
 
 def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:

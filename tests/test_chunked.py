@@ -5,7 +5,17 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, deeper, random_batch, views_of
+from tiny_networks import (
+    ENCODER,
+    GENERATOR,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    deeper,
+    random_batch,
+    random_vectors,
+    views_of,
+)
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
@@ -26,7 +36,7 @@ TWO_ENCODERS = {"contrast": {"second_encoder": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
 RANKING = {
     "consistency": {"weight": 1.0},
-    "distillation": {"weight": 0.1, "teachers": ("start",)},
+    "distillation": {"weight": 0.1, "teachers": ("start", "store")},
     "anchor": {"weight": 1.0},
 }
 RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
@@ -77,6 +87,8 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
     following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
     views = views_of(batch, packed=packed, devices=devices, chunks=chunks, following=following)
+    if "store" in config.distillation.teachers:
+        views = views._replace(vectors={"store": random_vectors(BATCH_SIZE, views.per_example)})
     views = shard_batch(views, mesh)
     arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
     grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))

@@ -11,6 +11,7 @@ def results_of(model, **spearman):
     return {
         "model": model,
         "pooler": "avg",
+        "truncate_dim": None,
         "backend": "jax",
         "mode": "test",
         "aggregation": "all",
@@ -44,6 +45,8 @@ def test_a_table_has_a_row_a_model_and_a_column_a_task():
         "a            70.12  80.00",
         "longer_name   9.50      -",
     ]
+    cut = comparison.compare([models[0] | {"truncate_dim": 64}], with_published=False, style="text")
+    assert cut.splitlines()[1].startswith("a, 64 dimensions  70.12")
     assert comparison.compare(models, with_published=False, style="markdown").splitlines() == [
         "| model       | STS12 | STS-B |",
         "| ----------- | ----: | ----: |",

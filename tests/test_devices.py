@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, random_vectors, views_of
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
@@ -33,7 +33,7 @@ OBJECTIVES = {
     "difference": {"weight": 0.5},
     "mlm": {"weight": 0.1},
     "consistency": {"weight": 1.0},
-    "distillation": {"weight": 0.1, "teachers": ("start",)},
+    "distillation": {"weight": 0.1, "teachers": ("start", "store")},
     "anchor": {"weight": 1.0},
     "reconstruction": {"weight": 0.001, "blocks": 1},
     "optim": {"learning_rate": 1e-4},
@@ -68,6 +68,7 @@ def train(
     history = []
     for batch, following in itertools.pairwise(batches):
         views = views_of(batch, packed=True, devices=data, following=following if edits else None)
+        views = views._replace(vectors={"store": random_vectors(16, views.per_example)})
         state, metrics = step(state, frozen, shard_batch(views, mesh))
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())

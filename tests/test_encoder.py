@@ -11,7 +11,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
@@ -67,6 +67,20 @@ def test_matches_transformers(family, pooler, tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
     ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
     np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
+
+
+def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
+    cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=5)
+    np.testing.assert_array_equal(cut.encode(SENTENCES), tiny.encode(SENTENCES)[:, :5])
+    np.testing.assert_allclose(np.linalg.norm(cut.encode(SENTENCES, normalize=True), axis=1), 1.0, rtol=1e-6)
+    assert (cut.dimension, tiny.dimension) == (5, HIDDEN)
+    assert cut.fingerprint() != tiny.fingerprint()
+    np.testing.assert_allclose(
+        TorchEncoder(str(tiny_dir), "avg", 5).encode(SENTENCES), cut.encode(SENTENCES), atol=1e-5
+    )
+    for size in (0, HIDDEN + 1):
+        with pytest.raises(ConfigError, match=rf"truncate_dim={size}: this model's vectors have {HIDDEN} numbers"):
+            SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=size)
 
 
 def test_one_sentence_gives_one_vector(tiny):

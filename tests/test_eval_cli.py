@@ -103,14 +103,15 @@ def test_sentences_beyond_the_last_position_are_noted(backend, run, senteval):
     assert results["warnings"] == [f"1 of 8 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
 
 
-def test_vectors_are_post_processed(run, tmp_path):
+def test_vectors_are_cut_and_post_processed(run, tmp_path):
     words = ["dog", "cat", "man", "market", "runs", "sings", "fell", "bird", "tree", "house"]
     (tmp_path / "text.txt").write_text("\n".join(f"the {a} {b}" for a in words for b in words) + "\n")
     post = f"whitening:{tmp_path}/text.txt"
     arguments = ("--tasks", "STSBenchmark", "--pooler", "avg", "--post", post, "--post_dimension", "4")
-    code, results, printed = run(*arguments)
+    code, results, printed = run(*arguments, "--truncate_dim", "7")
     assert code == 0
-    assert (results["post"], results["post_dimension"]) == (post, 4)
+    assert (results["truncate_dim"], results["post"], results["post_dimension"]) == (7, post, 4)
+    assert printed.out.startswith(f"{results['model']}, 7 dimensions | pooler avg")
     assert f"{post} to 4 dimensions" in printed.out
 
 

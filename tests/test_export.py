@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_model import MAX_LENGTH, random_params, write_tiny_model
+from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 from transformers.utils import logging
 
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
@@ -100,6 +100,19 @@ def test_the_card_says_what_the_model_is(saved, tmp_path):
     card = (tmp_path / "out/README.md").read_text()
     for fact in ("bert-base-uncased", "wiki1m", "cls_before_pooler", "stsb_spearman 81.25", "step 250", "jax 0."):
         assert fact in card
+
+
+def test_a_recorded_cut_is_made_by_every_reader(saved, tmp_path):
+    saved(pooler="avg_first_last")
+    check = export.export(tmp_path / "workdir", tmp_path / "out", truncate_dim=6)["maximal_absolute_difference"]
+    assert set(check) == {"diffcse_jax", "transformers", "sentence_transformers"}
+    assert max(check.values()) < 1e-5
+    recorded, whole = (SentenceEncoder.from_pretrained(tmp_path / "out", truncate_dim=size) for size in (None, HIDDEN))
+    assert (recorded.dimension, whole.dimension) == (6, HIDDEN)
+    assert "| dimension | 6, cut from 16 |" in (tmp_path / "out/README.md").read_text()
+    with pytest.raises(ConfigError, match=r"truncate_dim=17: this model's vectors have 16 numbers"):
+        export.export(tmp_path / "workdir", tmp_path / "out", truncate_dim=17)
+    assert SentenceEncoder.from_pretrained(tmp_path / "out").dimension == 6
 
 
 def test_without_torch_the_folder_is_read_back_by_jax_alone(saved, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 from tiny_model import random_params
-from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, random_vectors, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
@@ -90,12 +90,14 @@ def test_lists_have_all_other_views():
     np.testing.assert_allclose(similarity_lists(tuple(views)), expected, atol=1e-6)
 
 
-def evaluated(*parts, columns: int = 2) -> tuple[dict, dict]:
-    """The metrics and what objectives read beside the batch."""
+def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tuple[dict, dict]:
+    """The metrics and what objectives read beside the batch, which brings stored vectors."""
     config = config_of(OFF, {"model": {"projector": "mlp"}}, *parts)
     built = networks.build(config, ENCODER, None, VOCABULARY, {"other": TEACHER})
     assert not any(name.startswith(("start", "teacher")) for name in built.params)
     views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=columns), packed=True))
+    if stored is not None:
+        views = views._replace(vectors={"store": jnp.asarray(stored)})
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(params, batch_stats, frozen, views, key):
@@ -120,13 +122,18 @@ def test_the_anchor_is_at_rest_at_the_start_and_dropout_moves_it():
 
 @pytest.mark.parametrize(("form", "columns"), [("listnet", 3), ("listmle", 2)])
 def test_teachers_are_mixed_and_have_no_dropout(form, columns):
-    teachers = {"weight": 1.0, "teachers": ("other", "start"), "shares": (1.0, 3.0), "form": form}
-    metrics, corrupted = evaluated({"distillation": teachers, "consistency": {"weight": 1.0}}, columns=columns)
+    teachers = {"weight": 1.0, "teachers": ("other", "store", "start"), "shares": (1.0, 4.0, 3.0), "form": form}
+    stored = random_vectors(8, columns)
+    metrics, corrupted = evaluated(
+        {"distillation": teachers, "consistency": {"weight": 1.0}}, columns=columns, stored=stored
+    )
     start = Teacher(SIZES, "cls_before_pooler", {f"transformer.{k}": v for k, v in ENCODER.transformer.items()})
     lists = [cosines(anchors, np.concatenate(others)) for anchors, *others in map(
         functools.partial(vectors, columns=columns), (TEACHER, start)
     )]  # fmt: skip
-    np.testing.assert_allclose(corrupted["distillation"], 0.25 * lists[0] + 0.75 * lists[1], atol=1e-5)
+    of_store = cosines(stored[:, 0], np.concatenate([stored[:, view] for view in range(1, columns)]))
+    expected = 0.125 * lists[0] + 0.5 * of_store + 0.375 * lists[1]
+    np.testing.assert_allclose(corrupted["distillation"], expected, atol=1e-5)
     assert np.isfinite(metrics["loss_distillation"])
     assert metrics["loss_consistency"] > 0
     assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))

@@ -24,6 +24,7 @@ class TableEncoder:
     """Looks vectors up and records what it was asked for."""
 
     pooler = "avg"
+    truncate_dim = None
 
     def __init__(self, vectors):
         self.vectors = vectors

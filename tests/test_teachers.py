@@ -7,6 +7,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_stored_vectors import write_part
 from tiny_model import MAX_LENGTH, write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
@@ -26,11 +27,11 @@ SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, minilm_dir) -> Path:
-    """A folder that records its pooler, with a head, and one that does not."""
+    """A folder that records its pooler, with a head and a cut, and one that does not."""
     folder = tmp_path_factory.mktemp("teachers")
     model = load(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = {"num_blocks": model.config.num_blocks, "hidden_size": model.config.hidden_size}
-    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler)
+    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler, truncate_dim=7)
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
     return folder
 
@@ -44,6 +45,7 @@ def loaded(minilm_dir: Path, *names: Path, max_length: int = 32, **options) -> n
 def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir):
     names = folders / "recorded", folders / "bare"
     teachers = loaded(minilm_dir, *names, poolers=("", "avg_first_last")).by_name
+    assert [teacher.truncate_dim for teacher in teachers.values()] == [7, None]
     assert [teacher.pooler for teacher in teachers.values()] == ["cls", "avg_first_last"]
     encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
     rows = Rows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
@@ -91,3 +93,22 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
         start(poolers=("avg",))  # the digest is of all that determines the vectors
     assert "distillation.teachers=(" in str(refused.value)
     assert "have changed since the run" in str(refused.value)
+
+
+def test_a_folder_of_vectors_is_a_teacher_of_this_content(tmp_path, minilm_dir):
+    store = tmp_path / "store"
+    store.mkdir()
+
+    def digests(vectors: np.ndarray) -> dict[str, str]:
+        write_part(store / "a.parquet", SENTENCES, vectors)
+        teachers = loaded(minilm_dir, store)
+        assert (list(teachers.by_name), list(teachers.stores)) == ([], [str(store)])
+        return dict(teachers.digests)
+
+    one, other = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    assert digests(one) == digests(one) != digests(other)
+    with pytest.raises(ConfigError, match=r"distillation\.poolers: .*store holds vectors, which need none"):
+        loaded(minilm_dir, store, poolers=("avg",))
+    augmented = {"distillation": {"weight": 1.0, "teachers": (str(store),)}, "data": {"augmentation": "crop"}}
+    with pytest.raises(ConfigError, match=r"data\.augmentation='crop' changes second views"):
+        networks.load_teachers(config_of(augmented), load_tokenizer(minilm_dir))

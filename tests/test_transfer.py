@@ -42,6 +42,7 @@ class BagOfWords:
     """Adds up a random vector for each word."""
 
     pooler = "avg"
+    truncate_dim = None
 
     def encode(self, sentences, batch_size=64):
         return np.stack([sum((word_vector(word) for word in text.split()), word_vector("")) for text in sentences])

@@ -57,6 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     regression = "also STSBenchmark-senteval and SICKRelatedness-senteval, supervised as in the original SentEval"
     add("--regression", action="store_true", help=regression)
     add("--pooler", choices=POOLERS, help="in place of the recorded pooler")
+    add("--truncate_dim", type=int, help="cut vectors to their first so many numbers (default: as recorded)")
     add("--post", metavar="METHOD:FILE", help="transform vectors by `whitening` or `dcl`, fitted on the file's text")
     add("--post_dimension", type=int, help="target dimension of whitening (default: all)")
     add("--queries", type=Path, metavar="FILE", help="lines whose best hits among STS-B sentences `retrieval` tells")

@@ -7,6 +7,8 @@ Batch `i` depends on nothing but the store, the seed and `i`, so an iterator's w
 import functools
 import threading
 import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.examples import Crops, Neighbours
 from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
 from diffcse_jax.data.shapes import BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
+from diffcse_jax.data.stored_vectors import SentenceVectors
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
 
@@ -74,6 +77,7 @@ class BatchSource:
         packing: how batches are laid out; None: padding is computed, too.
         next_sentence: the last column is no view, but the next sentence.
         augmentation: changes second views, as a function of the seed and the batch's number.
+        vectors: stored ones of the sentences, by the names of their stores; they travel with the views.
 
     Attributes:
         shapes: what the shapes of batches are chosen from.
@@ -95,6 +99,7 @@ class BatchSource:
         packing: Packing | None = None,
         next_sentence: bool = False,
         augmentation: Augmentation | None = None,
+        vectors: Mapping[str, SentenceVectors] = MappingProxyType({}),
     ):
         if batch_size % shards.total:
             raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
@@ -107,6 +112,7 @@ class BatchSource:
         self._packing = packing
         self._next_sentence = next_sentence
         self._augmentation = augmentation
+        self._vectors = vectors
         columns = list(range(len(store.columns)))
         single = len(columns) == 1 + next_sentence
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
@@ -125,12 +131,17 @@ class BatchSource:
         lengths = self._lengths(index)
         shape = self._shape(lengths)
         local = self._shards.of(self._batch_size)
-        input_ids, _ = self._store.gather(self._rows(index)[local], shape.length, self._pad_token_id)
+        rows = self._rows(index)[local]
+        input_ids, _ = self._store.gather(rows, shape.length, self._pad_token_id)
         input_ids = input_ids[:, self._columns]
         if self._augmentation:
             input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
         parts = zip(self._parts(input_ids), self._parts(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
+        if self._vectors:
+            assert not isinstance(self._store, Crops)  # parts of sentences; refused where the vectors are named
+            sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
+            views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
         return views._replace(next=following[0]) if following else views
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:

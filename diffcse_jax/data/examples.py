@@ -60,6 +60,10 @@ class Neighbours:
         choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
         return examples + len(self) * choices
 
+    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+        """The numbers of both sentences of the examples `rows`, in the order of the text."""
+        return np.stack(self._pairs(rows), axis=1)
+
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
         """The number of tokens of both sentences of the examples `rows`."""
         return np.concatenate([self._store.lengths(sentences) for sentences in self._pairs(rows)], axis=1)

@@ -41,6 +41,7 @@ class Views(NamedTuple):
     layout: Layout | None = None  # of the rows of all views
     anchor_layout: Layout | None = None  # of the anchors alone
     next: "Views | None" = None  # the sentence after each example's in its document, once for every view
+    vectors: Any = None  # stored ones of the views, by the names of their stores: (examples, views, dimension) float32
 
     def padded(self) -> "Views":
         """The same batch, whose padding is computed."""

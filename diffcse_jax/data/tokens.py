@@ -8,9 +8,7 @@ of all that its content depends on, so that a store is never stale.
 import hashlib
 import itertools
 import json
-import shutil
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,7 @@ import tqdm
 import transformers
 from jaxtyping import Int, Integer
 
-from diffcse_jax.data.cache import cache_folder
+from diffcse_jax.data.cache import cache_folder, made_whole
 from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 
@@ -32,6 +30,7 @@ class TokenStore:
     """Tokenised sentences of `len(store)` examples, as many per example as there are columns.
 
     Attributes:
+        folder: where it is.
         name: a hash of the text, its tokenizer and how both were read.
         columns: names of the columns.
         max_length: the length, in tokens, that sentences were cut to.
@@ -43,6 +42,7 @@ class TokenStore:
 
     def __init__(self, folder: Path):
         meta = json.loads((folder / "meta.json").read_text())
+        self.folder = folder
         self.name = folder.name
         self.columns: tuple[str, ...] = tuple(meta["columns"])
         self.max_length: int = meta["max_length"]
@@ -64,6 +64,10 @@ class TokenStore:
         """Tokens of all sentences, [CLS] and [SEP] included."""
         return len(self.token_ids)
 
+    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+        """The numbers of the sentences of the examples `rows`, in the order of the text."""
+        return rows[:, None] * len(self.columns) + np.arange(len(self.columns))
+
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         """The number of tokens of every sentence of the examples `rows`."""
         starts, ends = self._bounds(rows)
@@ -80,7 +84,7 @@ class TokenStore:
         return np.where(real, token_ids, pad_token_id).astype(np.int32), ends - starts
 
     def _bounds(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, "B C"], Int[np.ndarray, "B C"]]:
-        sentences = rows[:, None] * len(self.columns) + np.arange(len(self.columns))
+        sentences = self.sentences(rows)
         return self.offsets[sentences], self.offsets[sentences + 1]
 
 
@@ -124,20 +128,10 @@ def _store_name(corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
 
 
 def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool) -> None:
-    """Writes a store beside `folder` and renames it, so that `folder` never exists half-written."""
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        _write_arrays(corpus, backend, temporary, quiet)
+    with made_whole(folder) as new:
+        _write_arrays(corpus, backend, new, quiet)
         meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
-        (temporary / "meta.json").write_text(json.dumps(meta))
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process was faster, with the same content
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (new / "meta.json").write_text(json.dumps(meta))
 
 
 def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:

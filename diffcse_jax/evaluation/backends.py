@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, choose_pooler, require_finite, warn_of_cut
+from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pooler, require_finite, warn_of_cut
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.models import pretrained
@@ -15,26 +15,27 @@ from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.workdir import workdir_of
 
 
-def load_encoder(model: str, *, backend: str, pooler: str | None = None) -> Encoder:
+def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
     """The model on a backend, `jax` or `torch`; PyTorch reads the export of a workdir.
 
     Raises:
         CheckpointError: the model cannot be read, its pooler is unknown, or torch is asked for and not installed or
             there is no export yet.
+        ConfigError: its vectors do not have `truncate_dim` numbers.
     """
     if backend == "jax":
-        return SentenceEncoder.from_pretrained(model, pooler=pooler)
+        return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
     path = Path(model).expanduser()
     workdir = workdir_of(path)
     if workdir is None:
-        return TorchEncoder(model, pooler)
+        return TorchEncoder(model, pooler, truncate_dim)
     export = path / "export"
     if not export.is_dir():
         raise CheckpointError(
             f"the torch backend reads exports: run `python -m diffcse_jax.export --workdir {path} --output DIR` first "
             "and evaluate DIR"
         )
-    return TorchEncoder(str(export), pooler)
+    return TorchEncoder(str(export), pooler, truncate_dim)
 
 
 class TorchEncoder:
@@ -43,12 +44,14 @@ class TorchEncoder:
     Args:
         path_or_id: a Hugging Face or sentence-transformers folder, or a hub id.
         pooler: overrides the recorded pooler, with a warning; needed where nothing is recorded.
+        truncate_dim: cut vectors to their first so many numbers; None: to as many as the folder records, if any.
 
     Raises:
         CheckpointError: torch is not installed, or the pooler is unknown or has no weights.
+        ConfigError: vectors do not have so many numbers.
     """
 
-    def __init__(self, path_or_id: str, pooler: str | None = None):
+    def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
         try:
             import torch
         except ImportError as error:
@@ -63,9 +66,10 @@ class TorchEncoder:
         self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(folder)
-        self._max_length = pretrained.transformer_config(
-            pretrained.read_hf_config(folder), source=str(folder)
-        ).max_length
+        sizes = pretrained.transformer_config(pretrained.read_hf_config(folder), source=str(folder))
+        self._max_length = sizes.max_length
+        recorded = record.truncate_dim if record else None
+        self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, sizes.hidden_size)
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
         if self.pooler == "cls" and getattr(self._model, "pooler", None) is None:
             raise CheckpointError(
@@ -105,4 +109,4 @@ class TorchEncoder:
                 states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
                 mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
                 pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-        return pooled.cpu().numpy()
+        return pooled[:, : self.truncate_dim].cpu().numpy()

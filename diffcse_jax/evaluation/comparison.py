@@ -57,7 +57,7 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
         style: one of `FORMATS`.
     """
     scores = [scores_by_column(results) for results in models]
-    measured = [Row(results["model"], formatted(columns)) for results, columns in zip(models, scores, strict=True)]
+    measured = [Row(report.label(results), formatted(columns)) for results, columns in zip(models, scores, strict=True)]
     measured += [
         Row(f"mean of {len(group)} seeds", summarised([scores[index] for index in group]))
         for group in seed_groups([results["model"] for results in models])

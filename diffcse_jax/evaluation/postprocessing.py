@@ -46,6 +46,11 @@ class PostProcessed:
         """That of the encoder."""
         return self.encoder.pooler
 
+    @property
+    def truncate_dim(self) -> int | None:
+        """That of the encoder."""
+        return self.encoder.truncate_dim
+
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences target"]:
         """Transformed vectors of sentences."""
         return (self.encoder.encode(sentences, batch_size=batch_size) - self.mean) @ self.matrix

@@ -16,6 +16,10 @@ class Encoder(Protocol):
     def pooler(self) -> str:
         """One of `diffcse_jax.config.POOLERS`."""
 
+    @property
+    def truncate_dim(self) -> int | None:
+        """The length that vectors are cut to; None: they are whole."""
+
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
         """One vector per sentence."""
 

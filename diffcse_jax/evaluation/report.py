@@ -72,6 +72,12 @@ def rounded(value: Any) -> Any:
     return value
 
 
+def label(results: Results) -> str:
+    """The model, and the width of its vectors where they are cut."""
+    width = results["truncate_dim"]
+    return f"{results['model']}, {width} dimensions" if width else results["model"]
+
+
 def table(results: Results) -> str:
     """The scores for a reader at a terminal."""
     lines = [" | ".join(_heading(results))]
@@ -96,7 +102,7 @@ def _naming_output(path: Path) -> Iterator[None]:
 
 def _heading(results: Results) -> list[str]:
     """The settings that the scores depend on, without defaults that go without saying."""
-    heading = [results["model"], f"pooler {results['pooler']}", results["mode"], results["backend"]]
+    heading = [label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
     if results["similarity"] != "cosine":
         heading.append(f"{results['similarity']} similarity")
     if results["post"]:

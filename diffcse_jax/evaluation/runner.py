@@ -28,6 +28,7 @@ class Settings:
     aggregation: str
     similarity: str
     pooler: str | None
+    truncate_dim: int | None
     backend: str
     post: str | None
     post_dimension: int | None
@@ -97,7 +98,7 @@ def evaluate_model(model: str, tasks: dict[str, Task], settings: Settings, keep:
 
 def load(model: str, settings: Settings) -> Encoder:
     """The model's encoder on the backend, post-processed if the settings say so."""
-    encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler)
+    encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
     return post_process(encoder, settings.post, settings.post_dimension) if settings.post else encoder
 
 
@@ -114,6 +115,7 @@ def results_of(
     return {
         "model": model,
         "pooler": encoder.pooler,
+        "truncate_dim": encoder.truncate_dim,
         "backend": settings.backend,
         "mode": settings.mode,
         "aggregation": settings.aggregation,

@@ -25,11 +25,12 @@ class Teacher(NamedTuple):
     config: TransformerConfig
     pooler: str
     params: Params  # of `TeacherNetwork`
+    truncate_dim: int | None = None
 
     @property
     def build(self) -> Build:
         """Makes its network."""
-        return partial(TeacherNetwork, self.config, self.pooler)
+        return partial(TeacherNetwork, self.config, self.pooler, self.truncate_dim)
 
 
 class TeacherNetwork(nnx.Module):
@@ -38,18 +39,29 @@ class TeacherNetwork(nnx.Module):
     Args:
         config: sizes.
         pooler: one of `diffcse_jax.groups.POOLERS`; `cls` brings its dense + tanh head.
+        truncate_dim: the length that vectors are cut to; None: whole vectors.
     """
 
-    def __init__(self, config: TransformerConfig, pooler: str, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        pooler: str,
+        truncate_dim: int | None = None,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         self.transformer = Transformer(config, dtype=dtype, rngs=rngs)
         self.pooler_head = MlpProjector(config, dtype=dtype, rngs=rngs) if pooler == "cls" else None
         self.pooler = pooler
+        self.truncate_dim = truncate_dim
 
-    def __call__(self, rows: Rows) -> Float[Array, "rows hidden"]:
+    def __call__(self, rows: Rows) -> Float[Array, "rows dimension"]:
         """Float32 vectors."""
         states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
         pooled = pool(states, rows.attention_mask, self.pooler)
-        return (pooled if self.pooler_head is None else self.pooler_head(pooled)).astype(jnp.float32)
+        vectors = pooled if self.pooler_head is None else self.pooler_head(pooled)
+        return vectors[:, : self.truncate_dim].astype(jnp.float32)
 
 
 def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:

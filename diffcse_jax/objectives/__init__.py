@@ -84,7 +84,8 @@ class Objective(abc.ABC):
     def teachers(self) -> Mapping[str, str]:
         """Sentence encoders that it asks for, as folders or hub ids, with their poolers (empty: the recorded ones).
 
-        The objective's group has them in a key `teachers`. `networks` finds them in its `starts`.
+        The objective's group has them in a key `teachers`. `networks` finds them in its `starts`. A folder of vectors
+        that `python -m diffcse_jax.embed` wrote may stand for an encoder: these are in `views.vectors`.
         """
         return {}
 

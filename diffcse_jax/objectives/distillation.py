@@ -22,8 +22,9 @@ class Options:
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
         (),
-        "frozen sentence encoders to learn from: workdirs, folders or hub ids whose vocabulary is the encoder's, or "
-        "`start`, the checkpoint that the encoder starts from",
+        "frozen sentence encoders to learn from: workdirs, folders or hub ids whose vocabulary is the encoder's; "
+        "`start`, the checkpoint that the encoder starts from; or folders of vectors of the training sentences, of any "
+        "encoder, that `python -m diffcse_jax.embed` wrote",
     )
     poolers: tuple[str, ...] = option(
         (), "poolers of the teachers, one each; empty: those that they record", choices=(*POOLERS, "")
@@ -54,15 +55,15 @@ class RankingDistillation(Objective):
         return {name: pooler for name, pooler in zip(names, poolers, strict=True) if name != START}
 
     def networks(self, starts: Starts) -> dict[str, Network]:
-        """The teachers, frozen."""
+        """The teachers, frozen, but for those whose vectors are stored."""
         by_name = {**starts.teachers, START: start_as_teacher(starts.encoder, self.config.model.pooler)}
-        teachers = {network: by_name[name] for network, name in self._names.items()}
+        teachers = {network: by_name[name] for network, name in self._names.items() if name in by_name}
         return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
 
     def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
         """The teachers' mixed similarity lists."""
         del key
-        lists = jnp.stack([teacher_lists(frozen, network, views) for network in self._names])
+        lists = jnp.stack([_lists(frozen, views, *names) for names in self._names.items()])
         shares = jnp.array(self.options.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), lists, axes=1, precision="highest")
 
@@ -86,6 +87,13 @@ class RankingDistillation(Objective):
         """The networks of the teachers, and what the configuration calls them."""
         names = enumerate(self.options.teachers)
         return {START if name == START else f"teacher_{index}": name for index, name in names}
+
+
+def _lists(frozen: Computation, views: Views, network: str, name: str) -> Float[Array, "batch candidates"]:
+    """The similarity lists of a teacher, whose vectors come with the batch or are computed."""
+    if views.vectors and name in views.vectors:
+        return similarity_lists(tuple(jnp.moveaxis(views.vectors[name], 1, 0)))
+    return teacher_lists(frozen, network, views)
 
 
 def list_net(

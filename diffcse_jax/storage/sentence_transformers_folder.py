@@ -1,8 +1,9 @@
-"""The modules of a sentence-transformers folder that say how to pool: written by the export, read by the encoder.
+"""What a sentence-transformers folder says about pooling: written by the export, read by the encoder.
 
 A folder's `modules.json` lists its modules: the transformer, a weighted mean of its layers (for the poolers that take
-two), pooling over tokens, and a dense + tanh head (for the pooler `cls`). The layout is the one that releases 2 to 6 of
-sentence-transformers read.
+two), pooling over tokens, and a dense + tanh head (for the pooler `cls`). `config_sentence_transformers.json` may have
+`truncate_dim`, the length that vectors are cut to. The layout is the one that releases 2 to 6 of sentence-transformers
+read; `truncate_dim` was tried with 6.2.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from diffcse_jax.models.pooling import AVERAGED_LAYERS
 from diffcse_jax.storage.files import read_json, write_json
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+_SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
 
 TWO_LAYER_POOLERS = tuple(pooler for pooler, layers in AVERAGED_LAYERS.items() if len(layers) == 2)
@@ -25,14 +27,23 @@ TWO_LAYER_POOLERS = tuple(pooler for pooler, layers in AVERAGED_LAYERS.items() i
 
 @dataclasses.dataclass(frozen=True)
 class RecordedPooler:
-    """The pooler that a folder records, and the parameters of its dense + tanh head if it has one."""
+    """The pooler that a folder records, the parameters of its dense + tanh head if it has one, and a cut if it asks."""
 
     pooler: str
     head: Params | None
+    truncate_dim: int | None = None
 
 
-def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head: Params | None) -> None:
-    """Writes `modules.json` and the folders of the modules that follow the transformer.
+def write(
+    folder: Path,
+    pooler: str,
+    *,
+    num_blocks: int,
+    hidden_size: int,
+    head: Params | None,
+    truncate_dim: int | None = None,
+) -> None:
+    """Writes the settings, `modules.json` and the folders of the modules that follow the transformer.
 
     Args:
         folder: an existing Hugging Face folder; the poolers over two layers need `output_hidden_states` in its
@@ -41,7 +52,10 @@ def write(folder: Path, pooler: str, *, num_blocks: int, hidden_size: int, head:
         num_blocks: blocks of the transformer.
         hidden_size: length of its vectors.
         head: parameters of the dense + tanh head; needed for the pooler `cls`, ignored for others.
+        truncate_dim: the length that vectors are cut to; None: whole vectors.
     """
+    cut = {} if truncate_dim is None else {"truncate_dim": truncate_dim}
+    write_json(folder / _SETTINGS, {"similarity_fn_name": "cosine"} | cut)
     modules = ["Transformer"]
     if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
@@ -82,13 +96,14 @@ def read(folder: Path) -> RecordedPooler | None:
     if unknown or "Pooling" not in modules:
         raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)}")
     head = _read_head(modules["Dense"]) if "Dense" in modules else None
+    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    truncate_dim = settings.get("truncate_dim")
     mode = _pooling_mode(modules["Pooling"])
     if mode == "cls_token" and "WeightedLayerPooling" not in modules:
-        return RecordedPooler("cls" if head else "cls_before_pooler", head)
+        return RecordedPooler("cls" if head else "cls_before_pooler", head, truncate_dim)
     if mode == "mean_tokens" and head is None:
-        return RecordedPooler(
-            _layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg", None
-        )
+        pooler = _layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg"
+        return RecordedPooler(pooler, None, truncate_dim)
     raise CheckpointError(f"{folder}/modules.json: cannot follow {mode} pooling with the modules {', '.join(modules)}")
 
 

@@ -62,6 +62,7 @@ def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None)
         aggregation="all",
         similarity="cosine",
         pooler=pooler,
+        truncate_dim=None,
         backend="jax",
         post=None,
         post_dimension=None,

@@ -26,6 +26,7 @@ from diffcse_jax.data.examples import Crops, Neighbours, examples_of
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
@@ -94,12 +95,13 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
-    max_length, cache_dir = stored_length(config.data), config.data.cache_dir
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=jax.process_index() > 0)
+    max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
+    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
+    vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
     examples = _examples(config, store)
     augmentation = open_augmentation(config.data, tokenizer)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
-    source = _batch_source(config, examples, augmentation, total_steps, encoder.config.pad_token_id, mesh)
+    source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
 
@@ -300,6 +302,7 @@ def _batch_source(
     config: Config,
     examples: TokenStore | Neighbours | Crops,
     augmentation: Augmentation | None,
+    vectors: Mapping[str, SentenceVectors],
     steps: int,
     pad_token_id: int,
     mesh: Mesh,
@@ -316,6 +319,7 @@ def _batch_source(
         packing=packing if options.packing == "on" else None,
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
+        vectors=vectors,
     )
 
 

@@ -14,6 +14,7 @@ from flax import nnx
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
+from diffcse_jax.data.stored_vectors import VectorStore, find_store
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.encoder import SentenceEncoder
@@ -157,32 +158,65 @@ class Teachers(NamedTuple):
     """The sentence encoders that objectives name."""
 
     by_name: Mapping[str, Teacher]
-    digests: Mapping[str, str]  # of their weights, by the key of the configuration that names them
+    stores: Mapping[str, VectorStore]  # of those whose vectors are stored, by name
+    digests: Mapping[str, str]  # of their weights or vectors, by the key of the configuration that names them
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Loads the sentence encoders that objectives name, which must read the encoder's token ids.
+    """Loads the sentence encoders that objectives name, or finds their stored vectors.
 
     Raises:
-        CheckpointError: one that cannot be read, does not record its pooler where none is given, or has another
-            vocabulary than the encoder.
-        ConfigError: one that has fewer positions than the text's sentences.
+        CheckpointError: an encoder that cannot be read, does not record its pooler where none is given, or has another
+            vocabulary than the run's, whose token ids it must read.
+        ConfigError: an encoder that has fewer positions than the text's sentences; stored vectors with a pooler, or of
+            sentences that an augmentation changes or crops cut.
+        DataError: stored vectors that cannot be read.
     """
-    by_name, digests = {}, {}
+    by_name: dict[str, Teacher] = {}
+    stores: dict[str, VectorStore] = {}
+    digests = {}
     for objective_name, objective in config.objectives.items():
-        key, fingerprints = f"{objective_name}.teachers", []
+        fingerprints = []
         for name, pooler in objective.teachers.items():
-            try:
-                teacher = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
-            except CheckpointError as error:
-                raise CheckpointError(f"{key}, {objective_name}.poolers: {error}") from error
-            _check_teacher(key, name, teacher, config, tokenizer)
-            params = {name: np.asarray(array) for name, array in teacher.params.items()}
-            by_name[name] = Teacher(teacher.config, teacher.pooler, params)
-            fingerprints.append(teacher.fingerprint())
+            if store := find_store(name):
+                _check_store(objective_name, name, pooler, config)
+                stores[name], fingerprint = store, store.digest
+            else:
+                by_name[name], fingerprint = _load_teacher(objective_name, name, pooler, config, tokenizer)
+            fingerprints.append(fingerprint)
         if fingerprints:
-            digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
-    return Teachers(by_name, digests)
+            digests[f"{objective_name}.teachers"] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+    return Teachers(by_name, stores, digests)
+
+
+def _load_teacher(
+    objective_name: str, name: str, pooler: str, config: Config, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Teacher, str]:
+    """A sentence encoder and the hash of all that determines its vectors."""
+    key = f"{objective_name}.teachers"
+    try:
+        teacher = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}, {objective_name}.poolers: {error}") from error
+    _check_teacher(key, name, teacher, config, tokenizer)
+    params = {name: np.asarray(array) for name, array in teacher.params.items()}
+    return Teacher(teacher.config, teacher.pooler, params, teacher.truncate_dim), teacher.fingerprint()
+
+
+def _check_store(objective_name: str, name: str, pooler: str, config: Config) -> None:
+    if pooler:
+        raise ConfigError(f"{objective_name}.poolers: {name} holds vectors, which need none; give '' for it")
+    if config.data.augmentation != "none":
+        raise ConfigError(
+            f"{objective_name}.teachers: {name} holds vectors of the text as it is, and data.augmentation="
+            f"{config.data.augmentation!r} changes second views; name the encoder itself, or use "
+            "data.augmentation='none'"
+        )
+    if config.data.pairs == "crops":
+        raise ConfigError(
+            f"{objective_name}.teachers: {name} holds vectors of sentences, and data.pairs='crops' trains on parts of "
+            "them; name the encoder itself"
+        )
 
 
 def _check_teacher(

@@ -1,0 +1,158 @@
+"""Stored vectors: each sentence of a batch gets its own, and stores that do not fit are refused."""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax.data.batches import BatchSource, Shards
+from diffcse_jax.data.documents import Neighbours
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.stored_vectors import SETTINGS_FILE, VectorStore, find_store, open_vectors
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.embed import embed
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+
+DIMENSION = 6
+
+
+def vectors_of(sentences: Sequence[str], batch_size: int = 0) -> np.ndarray:
+    """A vector that is a function of the text."""
+    return np.array(
+        [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences], np.float32
+    )
+
+
+def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> None:
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    pq.write_table(pa.table({"sentence": sentences, "embedding": embedding}), path)
+
+
+def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
+    """The store that the command writes of these files, with vectors of `vectors_of`."""
+    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of)
+    folder.mkdir(exist_ok=True)
+    embed(files, folder, encoder, rows_per_file=7, batch_size=4, dtype=dtype)
+    return find_store(str(folder))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(minilm_dir) -> PreTrainedTokenizerFast:
+    return load_tokenizer(minilm_dir)
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"number {row % 19} is here\n" + "\n" * (row % 5 == 0) for row in range(24)))
+    return path
+
+
+@pytest.fixture
+def tokenised(tmp_path, tokenizer):
+    """The corpus of a file and its token store."""
+
+    def tokenised(path: Path, **options) -> tuple:
+        corpus = open_corpus(DataConfig(train_file=str(path), **options))
+        return corpus, build_or_open(corpus, tokenizer, 16, tmp_path / "cache")
+
+    return tokenised
+
+
+def check(source: BatchSource, tokenizer: PreTrainedTokenizerFast, tolerance: float = 0.0) -> None:
+    """The vectors of a batch are those of the sentences that its tokens spell."""
+    for index in range(len(source)):
+        views = source[index]
+        texts = tokenizer.batch_decode(views.rows.input_ids, skip_special_tokens=True)
+        expected = vectors_of(texts).reshape(*views.input_ids.shape[:2], DIMENSION)
+        assert views.vectors["store"].dtype == np.float32
+        np.testing.assert_allclose(views.vectors["store"], expected, rtol=tolerance)
+
+
+def source_of(examples: TokenStore | Neighbours, vectors, **options) -> BatchSource:
+    options = {"batch_size": 4, "steps": 8, "seed": 3, "pad_token_id": 0, "vectors": {"store": vectors}} | options
+    return BatchSource(examples, **options)
+
+
+def test_sentences_of_all_columns_get_their_vectors_from_any_number_of_files(tmp_path, tokenizer, tokenised):
+    rows = [(f"first {row % 11}", f"second {row % 5}", f"first {row % 3}") for row in range(20)]
+    table, seconds, others = (tmp_path / name for name in ("table.tsv", "b.txt", "a.txt"))
+    table.write_text("\n".join("\t".join(row) for row in [("sent0", "sent1", "hard_neg"), *rows]))
+    seconds.write_text("".join(f"second {row}\n" for row in range(9)))
+    others.write_text("more text\n" * 30 + "first 7\n")
+    store = stored(tmp_path / "store", table, seconds, others, dtype="float16")
+    corpus, tokens = tokenised(table)
+    vectors = open_vectors(store, corpus, tokens)
+    check(source_of(tokens, vectors, shards=Shards(range(1, 2), 2)), tokenizer, tolerance=1e-3)
+
+
+def test_sentences_get_their_vectors_beside_next_ones_and_as_such(tmp_path, text, tokenizer, tokenised):
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text, documents="blank_lines")
+    vectors = open_vectors(store, corpus, tokens)
+    check(source_of(tokens, vectors), tokenizer)
+    check(source_of(Neighbours(tokens, within=2), vectors), tokenizer)
+    check(source_of(Neighbours(tokens), vectors, next_sentence=True), tokenizer)
+
+
+def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    open_vectors(store, *tokenised(text))
+    for part in store.parts:
+        part.unlink()
+    open_vectors(store, *tokenised(text))  # the digest of this store is known
+    write_part(tmp_path / "store/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
+    with pytest.raises(DataError, match=r"lacks vectors of 24 of the 24 sentences"):
+        open_vectors(find_store(str(tmp_path / "store")), *tokenised(text))
+
+
+def test_what_a_store_lacks_is_told(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
+    with pytest.raises(DataError, match=r"lacks vectors of 3 of the 5 sentences of .* first of line 3, 'who is this'"):
+        open_vectors(store, *tokenised(text))
+    assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
+
+
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path, text, tokenised):
+    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
+    with text.open("a") as file:
+        file.write("number 1 is here\n")
+    with pytest.raises(DataError, match="has changed since this run began"):
+        open_vectors(store, corpus, tokens)
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    vectors = np.ones((3, DIMENSION), np.float32)
+    vectors[1, 2] = np.nan
+    write_part(store.parts[1], ["a", "b", "c"], vectors)
+    with pytest.raises(DataError, match=r"000001\.parquet, row 2: no sentence, or a vector that is not finite"):
+        open_vectors(store, *tokenised(text))
+
+
+def test_files_that_are_no_store_are_refused(tmp_path):
+    assert find_store("minilm") is find_store(str(tmp_path)) is None
+    write_part(tmp_path / "a.parquet", ["a"], np.ones((1, 3), np.float32))
+    write_part(tmp_path / "b.parquet", ["b"], np.ones((1, 4), np.float32))
+    with pytest.raises(DataError, match=r"b\.parquet: vectors of .*\[4\], and .*\[3\] in a\.parquet"):
+        find_store(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / SETTINGS_FILE).write_text("{}")
+    with pytest.raises(DataError, match="empty holds no vectors yet"):
+        find_store(str(tmp_path / "empty"))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"b\.parquet: cannot be read"):
+        find_store(str(tmp_path))
+    pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: not as `python -m diffcse_jax\.embed` writes it.*has: sentence"):
+        find_store(str(tmp_path))
