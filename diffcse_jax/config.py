@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax import objectives
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import START, RunConfig
+from diffcse_jax.groups import OWN_POOLER, START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import build_options
 
@@ -150,7 +150,7 @@ def check_override_names(argv: list[str]) -> None:
 def _check_combinations(config: _Config) -> None:
     """Refuses what no run can do, with the reason; what only a checkpoint knows is checked where it is loaded."""
     model, generator = config.model, config.generator
-    if not model.projector_train_only and (model.projector != "mlp" or model.pooler != "cls"):
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
         raise ConfigError(
             "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls': only a dense + tanh "
             "head on position 0 can be exported, as Hugging Face's pooler"
@@ -174,6 +174,8 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
+    if config.eval.max_drop and not config.eval.guard:
+        raise ConfigError(f"eval.max_drop={config.eval.max_drop} bounds the score of eval.guard, which is off")
     _check_data(config)
 
 

@@ -96,9 +96,7 @@ def train_and_export(argv: list[str]) -> None:
 
 def run(config: Config, workdir: Path) -> None:
     """Trains in `workdir` and exports."""
-    import jax  # after the configuration: a mistyped key stops before JAX starts
-
-    from diffcse_jax.runtime import hosts
+    from diffcse_jax.runtime import hosts  # after the configuration: a mistyped key stops before JAX starts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
@@ -111,10 +109,11 @@ def run(config: Config, workdir: Path) -> None:
 
     keep_compiled()
     with held(workdir):
-        train(config, workdir, build_dev_evaluation)
-        if jax.process_index() == 0:
+        selection = train(config, workdir, build_dev_evaluation)
+        if selection:
             from diffcse_jax.export import export
             from diffcse_jax.training.curves import draw_curves
 
             print(f"curves drawn in {draw_curves(workdir, config)}")
             export(workdir, workdir / "export")
+            print(selection.verdict)
