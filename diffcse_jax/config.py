@@ -174,8 +174,6 @@ def _check_combinations(config: _Config) -> None:
         raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
     if config.eval.metric == "average_spearman" and not config.eval.tasks:
         raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
-    if config.eval.max_drop and not config.eval.guard:
-        raise ConfigError(f"eval.max_drop={config.eval.max_drop} bounds the score of eval.guard, which is off")
     _check_data(config)
 
 

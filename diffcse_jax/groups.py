@@ -210,8 +210,9 @@ class EvalConfig:
     )
     max_drop: float = option(
         0.0,
-        "points by which the score of eval.guard may fall below the start's: beyond, training ends and the checkpoint "
-        "is not chosen; with eval.interpolate training goes on, and the choice is among models within; 0: any",
+        "points by which the score of eval.guard (then on) may fall below the start's: beyond, training ends and the "
+        "checkpoint is not chosen; with eval.interpolate training goes on, and the choice is among models within; 0: "
+        "any",
         low=0.0,
     )
 

@@ -96,7 +96,9 @@ def train_and_export(argv: list[str]) -> None:
 
 def run(config: Config, workdir: Path) -> None:
     """Trains in `workdir` and exports."""
-    from diffcse_jax.runtime import hosts  # after the configuration: a mistyped key stops before JAX starts
+    import jax  # after the configuration: a mistyped key stops before JAX starts
+
+    from diffcse_jax.runtime import hosts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
@@ -109,11 +111,11 @@ def run(config: Config, workdir: Path) -> None:
 
     keep_compiled()
     with held(workdir):
-        selection = train(config, workdir, build_dev_evaluation)
-        if selection:
+        verdict = train(config, workdir, build_dev_evaluation)
+        if jax.process_index() == 0:
             from diffcse_jax.export import export
             from diffcse_jax.training.curves import draw_curves
 
             print(f"curves drawn in {draw_curves(workdir, config)}")
             export(workdir, workdir / "export")
-            print(selection.verdict)
+            print(verdict)

@@ -81,7 +81,7 @@ def build_dev_evaluation(
     """
     choice = hosts.decided_by_first(lambda: _choice(config, training_sentences))
     metric, batch_size = choice["metric"], config.eval.batch_size
-    guard = build_guard(config.eval, start) if config.eval.guard and start else None
+    guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
     if "pairs" in choice:
         queries, targets = choice["pairs"]
         score = _retrieval_scorer(metric, choice["pairs"], batch_size)

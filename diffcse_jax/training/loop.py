@@ -32,7 +32,7 @@ from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.selection import NOTHING, Measured, Record, Selection, read_baseline, write_baseline
+from diffcse_jax.storage.selection import NOTHING, Measured, Record, read_baseline, write_baseline
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import networks
 from diffcse_jax.training.generator import own_generator
@@ -55,7 +55,7 @@ class Interrupted(UserError):
     exit_code = 130  # as of a program ended by Ctrl-C
 
 
-def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> Selection | None:
+def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> str:
     """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
 
     `eval.patience` and `eval.max_drop` end it earlier.
@@ -67,7 +67,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> S
             function that gives the encoder which training starts from.
 
     Returns:
-        The model that the run gives, which the workdir now holds; None on processes but the first.
+        How the model that the run gives, which the workdir now holds, compares with the start, in words.
 
     Raises:
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
@@ -125,8 +125,8 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> S
             step = make_train_step(built.networks, config, optimizer, mesh)
             with Programs(step, state, frozen, _foreseen(source, int(state.step), mesh)) as programs:
                 loop(run, lambda state, views: programs(state, shard_batch(views, mesh)), state, batches)
-    # 6. The model that all this gives. What was saved is read by one process alone.
-    return None if jax.process_index() else select(workdir, config, evaluation, start, baseline)
+    # 6. The model that all this gives, chosen by the first process among what was saved.
+    return hosts.decided_by_first(lambda: select(workdir, config, evaluation, start, baseline).verdict)
 
 
 def _baseline(

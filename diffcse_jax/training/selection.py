@@ -88,13 +88,13 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
         verdict += f"; no model keeps {guard} within {bound}"
     if not is_better and config.eval.keep_start:
-        share, record = 0.0, baseline
+        share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(
             best, transformer=start.checkpoint.transformer, pooler=baseline.pooler, pooler_head=start.pooler_head
         )
     else:
         model = interpolated(start, best, share)
-        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, chosen.outcomes)
+        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text)
     verdict += f"; exported: {origin(share, record.step)}" + ("" if is_better or not share else ", all the same")
     selection = Selection(record, share, verdict)
     write_selection(workdir, selection, _weights(model))
