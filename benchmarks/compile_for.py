@@ -43,6 +43,7 @@ from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.optimizer import make_optimizer  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
+from diffcse_jax.training.start import with_own_pooler  # noqa: E402
 from diffcse_jax.training.step import abstract_state, make_train_step  # noqa: E402
 
 WHAT = ("step", "chunked", "encode", "generator_head")
@@ -86,7 +87,7 @@ class Request:
 
 def lowered(request: Request, mesh: Mesh) -> Lowered:
     """The program of a request for the devices of a mesh."""
-    config = resolved(request.config, mesh)
+    config = with_own_pooler(resolved(request.config, mesh), None)
     encoder = _checkpoint(config.model.name_or_path, mesh)
     build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
     return build(dataclasses.replace(request, config=config), encoder, mesh)

@@ -18,4 +18,5 @@ def get_config() -> ConfigDict:
     config.eval.every = 15
     config.eval.metric = "pairs_retrieval"
     config.eval.pairs_file = "docstrings"
+    config.eval.keep_start = True
     return config

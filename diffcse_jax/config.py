@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffcse_jax import objectives
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import START, RunConfig
+from diffcse_jax.groups import OWN_POOLER, START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import build_options
 
@@ -151,7 +151,7 @@ def check_override_names(argv: list[str]) -> None:
 def _check_combinations(config: _Config) -> None:
     """Refuses what no run can do, with the reason; what only a checkpoint knows is checked where it is loaded."""
     model, generator = config.model, config.generator
-    if not model.projector_train_only and (model.projector != "mlp" or model.pooler != "cls"):
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
         raise ConfigError(
             "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls': only a dense + tanh "
             "head on position 0 can be exported, as Hugging Face's pooler"

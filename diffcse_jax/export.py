@@ -15,7 +15,7 @@ import importlib.util
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from diffcse_jax.models import families, pretrained
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.files import write_json
+from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
 CHECK_FILE = "export_check.json"
@@ -50,10 +51,10 @@ _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy"
 
 
 def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[str, Any]:
-    """Writes the encoder of a workdir's best checkpoint, or of one checkpoint, as a Hugging Face folder.
+    """Writes the encoder that a run has selected, or that of one checkpoint, as a Hugging Face folder.
 
     Args:
-        source: a workdir, or one checkpoint in it.
+        source: a workdir (`diffcse_jax.storage.checkpoint.read_encoder` says what is taken), or a checkpoint in it.
         output: the folder to write. An earlier export there is replaced.
         truncate_dim: the length that readers of the folder cut vectors to; None: whole vectors.
 
@@ -74,7 +75,8 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
         check = check_folder(saved, folder, truncate_dim)
         write_json(folder / CHECK_FILE, check)
         (folder / "README.md").write_text(model_card(saved, check, truncate_dim), encoding="utf-8")
-    print(f"exported to {output}; maximal absolute difference of embeddings: {_differences(check)}")
+    weights = origin(saved.share, saved.step)
+    print(f"exported to {output}: {weights}; maximal absolute difference of embeddings: {_differences(check)}")
     return check
 
 
@@ -200,10 +202,10 @@ def model_card(saved: SavedEncoder, check: dict[str, Any], truncate_dim: int | N
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
         "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",
         "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
-        "checkpoint": f"step {saved.step}",
-        "dev scores (x 100, uniformity as it is)": ", ".join(f"{name} {score:.2f}" for name, score in saved.dev.items())
-        or "none",
+        "weights": origin(saved.share, saved.step),
+        "dev scores (x 100, uniformity as it is)": _shown(saved.dev) or "none",
         "chosen by": saved.dev_metric,
+        **_comparison(saved),
         "dimension": f"{truncate_dim}, cut from {whole}" if truncate_dim else str(whole),
     }
     return _CARD.format(
@@ -216,6 +218,18 @@ def model_card(saved: SavedEncoder, check: dict[str, Any], truncate_dim: int | N
         ),
         configuration=json.dumps(config.to_dict(), indent=2),
     )
+
+
+def _comparison(saved: SavedEncoder) -> dict[str, str]:
+    """The lines of the card about the start."""
+    if saved.start is None:  # a run of an earlier version
+        return {}
+    lines = {f"dev scores of the start ({saved.start.pooler})": _shown(saved.start.dev)}
+    return lines | {"compared with the start": saved.verdict} if saved.verdict else lines
+
+
+def _shown(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
 _CARD = """---

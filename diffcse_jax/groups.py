@@ -9,6 +9,7 @@ import dataclasses
 from diffcse_jax.options import option
 
 POOLERS = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last", "avg_first_block_last")
+OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
 START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
@@ -23,8 +24,9 @@ class ModelConfig:
         "cls",
         "sentence vector: `cls` and `cls_before_pooler` take position 0 of the last layer, `avg` the mean over real "
         "tokens, the others that mean over two layers: the last two, or the last with the embedding output "
-        "(`avg_first_last`, DiffCSE code) or with the first block's (`avg_first_block_last`, SimCSE code of 2022)",
-        choices=POOLERS,
+        "(`avg_first_last`, DiffCSE code) or with the first block's (`avg_first_block_last`, SimCSE code of 2022); "
+        "`own`, the one that the checkpoint records (`avg` where it records none)",
+        choices=(*POOLERS, OWN_POOLER),
     )
     projector: str = option(
         "batchnorm",
@@ -216,6 +218,28 @@ class EvalConfig:
     data_dir: str = option("", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval")
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per encoding batch", low=1)
+    keep_start: bool = option(
+        False, "export the start itself, with its own pooler, if nothing that was trained has a better eval.metric"
+    )
+    interpolate: int = option(
+        0,
+        "so many models between the start and the best checkpoint are scored after training, weights (1 - a) start + "
+        "a trained with a = 1/n, 2/n, ... 1, and the best of them is exported; 0: the checkpoint itself",
+        low=0,
+    )
+    patience: int = option(0, "evaluations in a row without a better eval.metric that end training; 0: off", low=0)
+    guard: bool = option(
+        False,
+        "score general quality at every evaluation, too: Spearman on STS-B dev or, where that is not found, agreement "
+        "with the start's similarities of general sentences",
+    )
+    max_drop: float = option(
+        0.0,
+        "points by which the score of eval.guard (then on) may fall below the start's: beyond, training ends and the "
+        "checkpoint is not chosen; with eval.interpolate training goes on, and the choice is among models within; 0: "
+        "any",
+        low=0.0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +276,7 @@ class RunConfig:
 
     @property
     def encoding_pooler(self) -> str:
-        """The pooler to evaluate and export with.
+        """The pooler to evaluate and export with, once `own` is resolved (`training/start.py`).
 
         `cls` keeps its meaning of Hugging Face's `pooler_output` (position 0, dense, tanh) only where the trained
         head survives; a head used in training only leaves `cls_before_pooler`.

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
+from diffcse_jax.storage.selection import Measured
 from diffcse_jax.storage.workdir import start_workdir
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})
@@ -40,7 +41,7 @@ def saved(workdir: Path, scores: dict[int, float | None]) -> Path:
     start_workdir(workdir, CONFIG, encoder, mock.Mock(spec=PreTrainedTokenizerFast), None)
     for step, score in scores.items():
         with opened(workdir) as checkpoints:
-            checkpoints.save(state_of(step), {"next": step}, {} if score is None else {"stsb": score})
+            checkpoints.save(state_of(step), {"next": step}, Measured({} if score is None else {"stsb": score}, []))
     return workdir
 
 
@@ -69,8 +70,15 @@ def test_of_equal_scores_the_earliest_checkpoint_is_the_best(scores, best, tmp_p
 def test_equal_scores_within_one_process(tmp_path):
     with opened(tmp_path) as checkpoints:
         for step in (1, 2, 3, 4):
-            checkpoints.save(state_of(step), {}, {"stsb": 80.0})
+            checkpoints.save(state_of(step), {}, Measured({"stsb": 80.0}, []))
     assert kept(tmp_path) == {1, 3, 4}
+
+
+def test_a_checkpoint_that_is_not_eligible_is_no_best_one(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(state_of(step), {}, Measured({"stsb": 80.0 + step}, []), eligible=step < 3)
+    assert kept(tmp_path) == {2, 3, 4}
 
 
 def test_the_newest_state_is_restored(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from diffcse_jax.config import Config, default_config
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "configs").glob("*.py"))
+FILES = sorted([*(ROOT / "configs").glob("*.py"), *(ROOT / "configs/base").glob("*.py")])
 
 
 def test_there_are_configs():
@@ -28,4 +28,4 @@ def test_docstring_gives_the_command(file):
     assert docstring
     commands = re.findall(r"python train\.py --config (\S+\.py)\b", docstring)
     assert commands, "no command in the docstring"
-    assert set(commands) == {f"configs/{file.name}"}
+    assert set(commands) == {file.relative_to(ROOT).as_posix()}

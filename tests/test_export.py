@@ -18,6 +18,7 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.selection import Record
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -40,6 +41,9 @@ def saved(tmp_path, minilm_dir, monkeypatch):
             step=250,
             dev={"stsb_spearman": 81.25},
             dev_metric="stsb_spearman",
+            share=0.5,
+            verdict="better than the start",
+            start=Record(0, "avg", {"stsb_spearman": 79.5}, "stsb_spearman", "text"),
         )
         monkeypatch.setattr(export, "read_encoder", lambda path: trained)
         return trained
@@ -98,7 +102,9 @@ def test_the_card_says_what_the_model_is(saved, tmp_path):
     saved(pooler="cls_before_pooler")
     export.export(tmp_path / "workdir", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
-    for fact in ("bert-base-uncased", "wiki1m", "cls_before_pooler", "stsb_spearman 81.25", "step 250", "jax 0."):
+    facts = ["bert-base-uncased", "wiki1m", "cls_before_pooler", "stsb_spearman 81.25", "jax 0."]
+    facts += ["0.5 of the weights of step 250 and 0.5 of the start's", "start (avg) | stsb_spearman 79.50"]
+    for fact in [*facts, "compared with the start | better than the start"]:
         assert fact in card
 
 

@@ -14,7 +14,7 @@ from diffcse_jax.study.plan import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
-OF_NO_PAPER = {"quickstart", "diffcse_minilm"}
+OF_NO_PAPER = {"quickstart", "diffcse_minilm", "adapt"}
 
 
 def commands(script: str) -> list[str]:

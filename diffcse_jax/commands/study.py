@@ -24,7 +24,8 @@ def main() -> int:
     """
     options, overrides = parse_arguments()
     with reported_to_user():
-        from diffcse_jax.study import OWN_POOLER, devices, runs, table
+        from diffcse_jax.groups import OWN_POOLER
+        from diffcse_jax.study import devices, runs, table
         from diffcse_jax.study.plan import make_plan, read_study
 
         name, study = read_study(options.study)

@@ -111,10 +111,11 @@ def run(config: Config, workdir: Path) -> None:
 
     keep_compiled()
     with held(workdir):
-        train(config, workdir, build_dev_evaluation)
+        verdict = train(config, workdir, build_dev_evaluation)
         if jax.process_index() == 0:
             from diffcse_jax.export import export
             from diffcse_jax.training.curves import draw_curves
 
             print(f"curves drawn in {draw_curves(workdir, config)}")
             export(workdir, workdir / "export")
+            print(verdict)

@@ -20,10 +20,14 @@ from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, retrieval, sts
 from diffcse_jax.evaluation.geometry import uniformity
+from diffcse_jax.evaluation.guard import Guard, build_guard
+from diffcse_jax.evaluation.outcomes import Evidence, Pairs, Queries
 from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.evaluation.remembering import Remembering
 from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.selection import Measured, Outcomes
 
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
@@ -41,12 +45,35 @@ class DevEvaluation:
 
     metric: str
     score: Callable[[Encoder], Scores]
+    evidence: Evidence  # of the metric
+    guard: Guard | None = None
+
+    @property
+    def guard_metric(self) -> str:
+        """The score of general quality; empty where the guard is off."""
+        return self.guard.name if self.guard else ""
+
+    @property
+    def resampled(self) -> str:
+        """What intervals of the metric are over, as `1,000 queries`."""
+        return self.evidence.describe()
 
     def __call__(self, encoder: Encoder) -> Scores:
-        return self.score(encoder)
+        return self.score(encoder) | ({self.guard.name: self.guard(encoder)} if self.guard else {})
+
+    def measure(self, encoder: Encoder) -> Measured:
+        """The scores, and what `metric` summarises."""
+        encoder = Remembering(encoder)
+        return Measured(self(encoder), self.evidence.of(encoder))
+
+    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
+        """A 95 % interval for the metric of a model less that of the start."""
+        return self.evidence.interval(start, model)
 
 
-def build_dev_evaluation(config: Config, training_sentences: Callable[[], Iterable[str]]) -> DevEvaluation:
+def build_dev_evaluation(
+    config: Config, training_sentences: Callable[[], Iterable[str]], start: Callable[[], Encoder] | None = None
+) -> DevEvaluation:
     """The evaluation that `eval.metric`, `eval.tasks` and `eval.pairs_file` describe, the same on all processes.
 
     Where STS data is asked for and is not there, the two halves of training sentences take its place, with a notice.
@@ -54,15 +81,21 @@ def build_dev_evaluation(config: Config, training_sentences: Callable[[], Iterab
     Args:
         config: the run's configuration.
         training_sentences: starts a pass over the training text.
+        start: gives the encoder that training starts from, for `eval.guard`; None: without it.
 
     Raises:
         DataError: a file that cannot be used, or too little text.
     """
     choice = hosts.decided_by_first(lambda: _choice(config, training_sentences))
     metric, batch_size = choice["metric"], config.eval.batch_size
+    guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
     if "pairs" in choice:
-        return DevEvaluation(metric, _retrieval_scorer(metric, choice["pairs"], batch_size))
-    return DevEvaluation(metric, _spearman_scorer(metric, choice["scored_pairs"], batch_size))
+        queries, targets = choice["pairs"]
+        score = _retrieval_scorer(metric, choice["pairs"], batch_size)
+        return DevEvaluation(metric, score, Queries(queries, targets, batch_size), guard)
+    sets = _scored_sets(choice["scored_pairs"])
+    summarised = list(sets.values()) if metric == "average_spearman" else [sets[metric]]
+    return DevEvaluation(metric, _spearman_scorer(metric, sets, batch_size), Pairs(summarised, batch_size), guard)
 
 
 def _choice(config: Config, training_sentences: Callable[[], Iterable[str]]) -> Choice:
@@ -190,11 +223,13 @@ def _read_unscored_pairs(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _spearman_scorer(metric: str, scored_pairs: dict[str, list[list]], batch_size: int) -> Callable[[Encoder], Scores]:
-    sets = {
+def _scored_sets(scored_pairs: dict[str, list[list]]) -> dict[str, sts.ScoredPairs]:
+    return {
         name: sts.ScoredPairs(first, second, np.array(gold)) for name, (first, second, gold) in scored_pairs.items()
     }
 
+
+def _spearman_scorer(metric: str, sets: dict[str, sts.ScoredPairs], batch_size: int) -> Callable[[Encoder], Scores]:
     def score(encoder: Encoder) -> Scores:
         by_set = sts.score_pairs(encoder, sets, batch_size)
         scores = {name: result["spearman"] for name, result in by_set.items()}

@@ -25,6 +25,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.storage.selection import Measured, Outcomes, Record, read_baseline, read_selection, read_weights
 from diffcse_jax.storage.workdir import CHECKPOINTS, encoder_folder, read_config, read_pooler, workdir_of
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about what is as it should be
@@ -40,19 +41,8 @@ class TrainState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """The item `record` of a checkpoint."""
-
-    step: int
-    pooler: str
-    dev: dict[str, float]  # empty where nothing was evaluated
-    dev_metric: str  # the dev score that chooses the best checkpoint
-    text: str  # identifies the tokenised training text
-
-
-@dataclasses.dataclass(frozen=True)
 class SavedEncoder:
-    """The encoder of a checkpoint with what encoding and exporting need."""
+    """The encoder of a checkpoint, or the one that was selected, with what encoding and exporting need."""
 
     config: Config
     hf_config: Mapping[str, Any]
@@ -64,6 +54,10 @@ class SavedEncoder:
     step: int
     dev: dict[str, float]
     dev_metric: str
+    outcomes: Outcomes = dataclasses.field(default_factory=list)
+    share: float = 1.0  # of the trained weights: 0 for the start itself, less than 1 between the start and the step
+    verdict: str = ""  # how it compares with the start, once the run is finished
+    start: Record | None = None  # the start's
 
 
 class Checkpoints:
@@ -105,18 +99,21 @@ class Checkpoints:
         """The newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, data_state: Mapping[str, Any], dev: Mapping[str, float]) -> None:
+    def save(
+        self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
+    ) -> None:
         """Starts saving; returns as soon as the arrays are copied. A step that is saved already is left as it is.
 
         Args:
             state: the train state after the step.
             data_state: the state of the batches' iterator.
-            dev: the dev scores; empty where nothing was evaluated.
+            measured: the dev evaluation; empty where there was none.
+            eligible: it may be the best one.
         """
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        record = Record(step, self._pooler, dict(dev), self._dev_metric, self._text)
+        record = Record(step, self._pooler, measured.scores, self._dev_metric, self._text, measured.outcomes)
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -126,7 +123,7 @@ class Checkpoints:
                 data=ocp.args.JsonSave(dict(data_state)),
                 record=ocp.args.JsonSave(dataclasses.asdict(record)),
             ),
-            metrics={"score": dev[self._dev_metric]} if dev else None,
+            metrics={"score": measured.scores[self._dev_metric]} if measured.scores and eligible else None,
         )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -190,7 +187,9 @@ class Checkpoints:
 
 
 def read_encoder(path: Path) -> SavedEncoder:
-    """The encoder of a workdir's best checkpoint (the newest, where none was evaluated), or of one checkpoint.
+    """The encoder that a finished run has selected, a run's best checkpoint so far, or one checkpoint.
+
+    The best checkpoint is the newest where none is eligible.
 
     Args:
         path: a workdir, or `WORKDIR/checkpoints/STEP`.
@@ -200,14 +199,42 @@ def read_encoder(path: Path) -> SavedEncoder:
     """
     workdir = workdir_of(path) or path
     config = read_config(workdir)
+    selection = read_selection(workdir) if path == workdir else None
+    if selection and selection.share < 1:
+        params, record = read_weights(workdir), selection.record
+    else:
+        params, record = _read_checkpoint(workdir, None if path == workdir else int(path.name))
+    folder = encoder_folder(workdir)
+    hf_config = pretrained.read_hf_config(folder)
+    return SavedEncoder(
+        config=config,
+        hf_config=hf_config,
+        folder=folder,
+        transformer_config=pretrained.transformer_config(hf_config, source=str(folder)),
+        transformer=parameters.subset(params, "encoder"),
+        pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
+        pooler=record.pooler,
+        step=record.step,
+        dev=record.dev,
+        dev_metric=record.dev_metric,
+        outcomes=record.outcomes,
+        share=selection.share if selection else 1.0,
+        verdict=selection.verdict if selection else "",
+        start=read_baseline(workdir),
+    )
+
+
+def _read_checkpoint(workdir: Path, step: int | None) -> tuple[Params, Record]:
+    """The parameters and the record of a checkpoint; of the best one where no step is given."""
     with ocp.CheckpointManager(
         (workdir / CHECKPOINTS).absolute(),
         options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
         item_handlers={"params": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()},
     ) as manager:
-        step = _default_step(manager) if path == workdir else int(path.name)
+        asked = workdir if step is None else workdir / CHECKPOINTS / str(step)
+        step = _default_step(manager) if step is None else step
         if step is None or step not in manager.all_steps():
-            raise CheckpointError(f"no complete checkpoint {path}; there are: {_listed(manager.all_steps())}")
+            raise CheckpointError(f"no complete checkpoint {asked}; there are: {_listed(manager.all_steps())}")
         with _damage_reported(manager, step, workdir):
             like = _on_one_device(manager.item_metadata(step)["params"].tree)
             restored = manager.restore(
@@ -215,22 +242,7 @@ def read_encoder(path: Path) -> SavedEncoder:
                 args=ocp.args.Composite(params=ocp.args.StandardRestore(like), record=ocp.args.JsonRestore()),
             )
             record = Record(**restored.record)
-    params = {name: np.asarray(value) for name, value in restored.params.items()}
-    folder = encoder_folder(workdir)
-    hf_config = pretrained.read_hf_config(folder)
-    keeps_projector = config.encoding_pooler == "cls"
-    return SavedEncoder(
-        config=config,
-        hf_config=hf_config,
-        folder=folder,
-        transformer_config=pretrained.transformer_config(hf_config, source=str(folder)),
-        transformer=parameters.subset(params, "encoder"),
-        pooler_head=parameters.subset(params, "projector") if keeps_projector else read_pooler(workdir),
-        pooler=record.pooler,
-        step=record.step,
-        dev=record.dev,
-        dev_metric=record.dev_metric,
-    )
+    return {name: np.asarray(value) for name, value in restored.params.items()}, record
 
 
 def _default_step(manager: ocp.CheckpointManager) -> int | None:

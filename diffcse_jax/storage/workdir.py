@@ -2,8 +2,8 @@
 
 It holds `config.json` (the resolved configuration), `encoder/` (config.json, tokenizer and, where there is one, pooler
 of the checkpoint that training starts from: everything but the weights that are trained), `start.json` (digests of the
-weights that the run began from), `lock` (who trains here, or was the last to do so) and `checkpoints/STEP`
-(`storage/checkpoint.py`).
+weights that the run began from), `lock` (who trains here, or was the last to do so), `checkpoints/STEP`
+(`storage/checkpoint.py`), and what was evaluated and selected (`storage/selection.py`).
 """
 
 import contextlib
@@ -40,13 +40,15 @@ _POOLER = "pooler.safetensors"
 _START = "start.json"
 _LOCK = "lock"
 
-# Keys that may change between a run and its continuation, because results do not depend on them.
+# Keys that may change between a run and its continuation: training does not depend on them.
 FREE_ON_RESUME = {
     "train.log_every",
     "train.packing",
     "train.recompute",
     "eval.data_dir",
     "eval.batch_size",
+    "eval.keep_start",
+    "eval.interpolate",
     "data.cache_dir",
     "mesh.data",
     "mesh.model",

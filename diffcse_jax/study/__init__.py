@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]  # values by dotted key: {"optim.learning_rate": 3e-5}
 
-OWN_POOLER = "own"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:

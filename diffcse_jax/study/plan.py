@@ -24,8 +24,8 @@ from diffcse_jax.config import (
 )
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.evaluation import comparison, expand_groups
-from diffcse_jax.groups import POOLERS
-from diffcse_jax.study import OWN_POOLER, Settings, Study
+from diffcse_jax.groups import OWN_POOLER, POOLERS
+from diffcse_jax.study import Settings, Study
 
 SHIPPED_STUDIES = SHIPPED / "studies"
 DEFAULTS = "diffcse_base"  # the file in configs/ that changes nothing

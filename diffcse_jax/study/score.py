@@ -13,13 +13,14 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import comparison, report, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.models.pretrained import find_folder
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import read_encoder
 from diffcse_jax.storage.files import read_json, write_json
-from diffcse_jax.study import OWN_POOLER
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN
+from diffcse_jax.training.start import with_own_pooler
 
 
 def main() -> None:
@@ -42,8 +43,12 @@ def score(folder: Path, tasks: list[str]) -> None:
     model = config.model.name_or_path if is_start else str(folder)
     pooler = pooler_of_start(record["pooler"], config) if is_start else None
     settings = settings_of_evaluation(tasks, config, pooler)
-    metric, dev = dev_score_of(model, config, settings) if is_start else best_dev_score(folder)
-    results: dict[str, Any] = {"asked": tasks, "pooler": pooler or config.encoding_pooler, "metric": metric, "dev": dev}
+    if pooler:
+        metric, dev = dev_score_of(model, config, settings)
+    else:
+        saved = read_encoder(folder)
+        pooler, metric, dev = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric]
+    results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev}
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
@@ -72,12 +77,6 @@ def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None)
     )
 
 
-def best_dev_score(workdir: Path) -> tuple[str, float]:
-    """The dev metric of a training, and its score at the best checkpoint, with which tasks are scored."""
-    saved = read_encoder(workdir)
-    return saved.dev_metric, saved.dev[saved.dev_metric]
-
-
 def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple[str, float]:
     """The dev metric of a training, and the score of a model that was not trained."""
     corpus = open_corpus(config.data)
@@ -90,7 +89,7 @@ def pooler_of_start(pooler: str, config: Config) -> str:
     if pooler != OWN_POOLER:
         return pooler
     record = sentence_transformers_folder.read(find_folder(config.model.name_or_path))
-    return record.pooler if record else config.encoding_pooler
+    return record.pooler if record else with_own_pooler(config, None).encoding_pooler
 
 
 if __name__ == "__main__":

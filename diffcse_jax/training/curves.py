@@ -1,4 +1,7 @@
-"""A picture of a run: its losses, what its objectives add to them, and the dev scores over the steps."""
+"""A picture of a run: its losses, what its objectives add to them, and the dev scores over the steps.
+
+Dashed lines are the dev scores of the start.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,9 +12,10 @@ from matplotlib.figure import Figure
 from diffcse_jax.config import Config
 from diffcse_jax.training.metrics import read_metrics
 
-Rows = list[dict[str, float]]
-
+DEV = "dev score"
 UNIFORMITY = "dev/uniformity"  # below 0, while scores are up to 100
+
+Rows = list[dict[str, float]]
 
 
 def draw_curves(workdir: Path, config: Config) -> Path:
@@ -26,7 +30,7 @@ def draw_curves(workdir: Path, config: Config) -> Path:
     panels: dict[str, Sequence[str]] = {"loss": [f"loss_{name}" for name in config.objectives]}
     for objective in config.objectives.values():
         panels |= objective.panels
-    panels["dev score"] = [name for name in dev_names if name != UNIFORMITY]
+    panels[DEV] = [name for name in dev_names if name != UNIFORMITY]
     if UNIFORMITY in dev_names:
         panels["uniformity"] = [UNIFORMITY]
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
@@ -41,7 +45,14 @@ def draw_curves(workdir: Path, config: Config) -> Path:
 def _draw_panel(axes: Axes, rows: Rows, title: str, names: Iterable[str]) -> None:
     for name in names:
         points = [(row["step"], row[name]) for row in rows if name in row]
-        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else None, label=name.split("/")[-1])
+        marker = "." if len(points) < 50 else None
+        (line,) = axes.plot(*zip(*points, strict=True), marker=marker, label=name.split("/")[-1])
+        of_start = name.replace("dev/", "start/")
+        for row in rows:
+            if of_start in row and of_start != name:
+                axes.axhline(row[of_start], color=line.get_color(), linestyle="--", linewidth=1)
+    if title in (DEV, "uniformity"):
+        axes.plot([], color="gray", linestyle="--", label="the start")
     axes.set(title=title, xlabel="step")
     if title == "loss":
         axes.set_yscale("symlog", linthresh=1e-3)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import grain
 import jax
@@ -17,7 +17,6 @@ import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
@@ -32,32 +31,23 @@ from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
-from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.objectives import Metrics
+from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.selection import NOTHING, Measured, Record, read_baseline, write_baseline
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import networks
 from diffcse_jax.training.generator import own_generator
-from diffcse_jax.training.metrics import MetricsWriter, no_bar, report
+from diffcse_jax.training.metrics import MetricsWriter, no_bar, read_metrics, report, shown
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.programs import Programs
+from diffcse_jax.training.selection import Evaluation, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
+from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
 from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 
-
-@runtime_checkable
-class Evaluation(Protocol):
-    """A dev evaluation, which chooses the best checkpoint."""
-
-    @property
-    def metric(self) -> str:
-        """The score that chooses."""
-
-    def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
-        """Named scores, among them `metric`; higher is better."""
-
-
-BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]]], Evaluation]
+BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]], Callable[[], SentenceEncoder]], Evaluation]
 Write = Callable[[int, Mapping[str, float]], None]  # step, named values
 
 
@@ -67,13 +57,19 @@ class Interrupted(UserError):
     exit_code = 130  # as of a program ended by Ctrl-C
 
 
-def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> None:
+def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> str:
     """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
+
+    `eval.patience` and `eval.max_drop` end it earlier.
 
     Args:
         config: the run.
         workdir: where it lives.
-        build_evaluation: makes the dev evaluation from the configuration and a pass over the training sentences.
+        build_evaluation: makes the dev evaluation from the configuration, a pass over the training sentences and a
+            function that gives the encoder which training starts from.
+
+    Returns:
+        How the model that the run gives, which the workdir now holds, compares with the start, in words.
 
     Raises:
         UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
@@ -85,6 +81,12 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
     encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
     tokenizer = load_tokenizer(encoder.folder)
+    asked = config.model.pooler
+    start = Start(config.model.name_or_path, encoder, tokenizer, recorded_pooler(encoder, asked))
+    config = with_own_pooler(config, start.recorded)
+    if about := start.about_pooler(asked, config):
+        report(about)
+    check_interpolation(config, start)
     networks.for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
@@ -103,13 +105,13 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     batches = make_batches(source)
-    evaluation = build_evaluation(config, lambda: (row[0] for row in corpus))
+    evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
         text = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name)
+    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=start.head)
     optimizer = make_optimizer(config.optim, total_steps)
     state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
@@ -120,11 +122,31 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> N
             state, data_state = checkpoints.restore(state)
             batches.set_state(data_state)
             report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
+        baseline = _baseline(start, config, workdir, evaluation, store.name, resumed=int(state.step) > 0)
+        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline)
         # 5. The step, compiled for the shapes of the batches to come.
-        step = make_train_step(built.networks, config, optimizer, mesh)
-        with Programs(step, state, frozen, _foreseen(source, int(state.step), mesh)) as programs:
-            run = Run(config, workdir, total_steps, evaluation, checkpoints, encoder.config, tokenizer)
-            loop(run, lambda state, views: programs(state, shard_batch(views, mesh)), state, batches)
+        if not run.ends_at(int(state.step)):
+            step = make_train_step(built.networks, config, optimizer, mesh)
+            with Programs(step, state, frozen, _foreseen(source, int(state.step), mesh)) as programs:
+                loop(run, lambda state, views: programs(state, shard_batch(views, mesh)), state, batches)
+    # 6. The model that all this gives, chosen by the first process among what was saved.
+    return hosts.decided_by_first(lambda: select(workdir, config, evaluation, start, baseline).verdict)
+
+
+def _baseline(
+    start: Start, config: Config, workdir: Path, evaluation: Evaluation, text: str, *, resumed: bool
+) -> Record:
+    """The start with its dev scores: those that the run began with, else measured now."""
+
+    def measured() -> dict[str, Any]:
+        record = read_baseline(workdir) if resumed else None
+        if record is None:
+            scores, outcomes = evaluation.measure(start.encoder(config))
+            record = Record(0, start.pooler(config), scores, evaluation.metric, text, outcomes)
+            write_baseline(workdir, record)
+        return dataclasses.asdict(record)
+
+    return Record(**hosts.decided_by_first(measured))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +158,8 @@ class Run:
     total_steps: int
     evaluation: Evaluation
     checkpoints: Checkpoints
-    sizes: TransformerConfig
-    tokenizer: PreTrainedTokenizerFast
+    start: Start
+    baseline: Record  # the start's
 
     def logs_at(self, step: int) -> bool:
         """True if a row of metrics is written after this step."""
@@ -147,6 +169,33 @@ class Run:
         """True if the encoder is evaluated and saved after this step."""
         every = self.config.eval.every
         return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def may_be_best(self, measured: Measured) -> bool:
+        """True unless the encoder has lost more general quality than it may."""
+        options, guard = self.config.eval, self.evaluation.guard_metric
+        return bool(options.interpolate) or holds_guard(options, guard, self.baseline.dev, measured.scores)
+
+    def ends_at(self, step: int) -> bool:
+        """True if training is over after this step, which is then said; the first process decides for all."""
+        if step == self.total_steps:
+            return True
+        options = self.config.eval
+        if not options.patience and not options.max_drop:
+            return False
+
+        def decide() -> str:
+            metric, guard = self.evaluation.metric, self.evaluation.guard_metric
+            rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
+            evaluations = [
+                {name.removeprefix("dev/"): value for name, value in row.items() if name.startswith("dev/")}
+                for row in rows
+            ]
+            return reason_to_stop(options, metric, guard, self.baseline.dev, evaluations)
+
+        reason = hosts.decided_by_first(decide)
+        if reason:
+            report(f"training ends at step {step} of {self.total_steps}: {reason}")
+        return bool(reason)
 
 
 def loop(
@@ -165,7 +214,7 @@ def loop(
         ) as progress,
     ):
         if step == 0:
-            evaluate(run, state, write)
+            show_baseline(run, state, write)
         clock = _Clock(step, run.config.train.batch_size)
         log = _Log(run, clock, progress, write)
         while step < run.total_steps:
@@ -182,26 +231,47 @@ def loop(
                 _checked(metrics, step, run)  # nothing is evaluated or saved that is not a number
             if evaluates:
                 with clock.paused():
-                    run.checkpoints.save(state, batches.get_state(), evaluate(run, state, write))
+                    measured = evaluate(run, state, write)
+                    eligible = run.may_be_best(measured)
+                    run.checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
+                if run.ends_at(step):
+                    break
             if stops:
-                run.checkpoints.save(state, batches.get_state(), {})
+                run.checkpoints.save(state, batches.get_state(), NOTHING)
                 run.checkpoints.wait()
                 raise Interrupted(f"stopped at step {step}; everything is saved: the same command goes on from there")
 
 
-def evaluate(run: Run, state: TrainState, write: Write) -> dict[str, float]:
-    """Dev scores of the present encoder, written and shown."""
-    encoder = SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
-        run.sizes,
+def show_baseline(run: Run, state: TrainState, write: Write) -> None:
+    """The dev scores of the start, written and shown, and beside them those of the vector that will be trained."""
+    start, baseline, config = run.start, run.baseline, run.config
+    recorded = "which it records" if start.recorded else "as this run has it, for it records none"
+    report(f"the start, {start.name} with the pooler {baseline.pooler}, {recorded}: {shown(baseline.dev)}")
+    scores = baseline.dev
+    if not start.is_trained_vector(config):
+        scores = run.evaluation.measure(_encoder(run, state)).scores
+        report(f"step 0, the vector that is trained, {config.encoding_pooler}: {shown(scores)}")
+    named = {f"start/{name}": score for name, score in baseline.dev.items()}
+    write(0, named | {f"dev/{name}": score for name, score in scores.items()})
+
+
+def evaluate(run: Run, state: TrainState, write: Write) -> Measured:
+    """The dev evaluation of the present encoder, its scores written and shown."""
+    measured = run.evaluation.measure(_encoder(run, state))
+    step, metric = int(state.step), run.evaluation.metric
+    write(step, {f"dev/{name}": score for name, score in measured.scores.items()})
+    report(f"step {step}: {shown(measured.scores)} (the start: {metric} {run.baseline.dev[metric]:.2f})")
+    return measured
+
+
+def _encoder(run: Run, state: TrainState) -> SentenceEncoder:
+    return SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
+        run.start.checkpoint.config,
         parameters.subset(state.params, "encoder"),
-        run.tokenizer,
+        run.start.tokenizer,
         pooler=run.config.encoding_pooler,
         pooler_head=parameters.subset(state.params, "projector"),
     )
-    dev = run.evaluation(encoder)
-    write(int(state.step), {f"dev/{name}": score for name, score in dev.items()})
-    report(f"step {int(state.step)}: " + ", ".join(f"{name} {score:.2f}" for name, score in dev.items()))
-    return dev
 
 
 class _Log:

@@ -45,6 +45,7 @@ def build(
     generator: Pretrained | None,
     vocabulary: Vocabulary,
     teachers: Mapping[str, Teacher] = MappingProxyType({}),
+    projector: Params | None = None,
 ) -> Built:
     """Assembles the networks and their initial arrays.
 
@@ -54,6 +55,7 @@ def build(
         generator: the frozen masked LM with its head; None where no objective needs one.
         vocabulary: the tokenizer's.
         teachers: the sentence encoders that objectives name.
+        projector: the weights that a projector which is kept starts from; None: its initial ones.
 
     Raises:
         ConfigError: dropout rates that do not fit the number of blocks.
@@ -62,7 +64,7 @@ def build(
     dtype, key = jnp.dtype(config.precision), named_key(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, batch_stats, frozen = Params(), Params(), Params()
-    for name, network in _asked_for(config, starts).items():
+    for name, network in _asked_for(config, starts, projector).items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = parameters.definition(module)
         start = network.start
@@ -81,12 +83,13 @@ def _starts(config: Config, encoder: Pretrained, generator: Pretrained | None) -
     return Starts(encoder, dataclasses.replace(generator, config=sizes))
 
 
-def _asked_for(config: Config, starts: Starts) -> dict[str, Network]:
+def _asked_for(config: Config, starts: Starts, projector: Params | None) -> dict[str, Network]:
     """The networks by name: the encoder, its projector, the generator, and those of the objectives."""
     sizes = starts.encoder.config
     networks = {"encoder": Network(partial(Transformer, sizes), starts.encoder.transformer)}
     if config.model.projector != "none":
-        networks["projector"] = Network(partial(PROJECTORS[config.model.projector], sizes))
+        build = partial(PROJECTORS[config.model.projector], sizes)
+        networks["projector"] = Network(build, projector if config.keeps_projector else None)
     if starts.generator:
         transformer, head = (partial(module, starts.generator.config) for module in (Transformer, MaskedLMHead))
         networks["generator"] = Network(transformer, starts.generator.transformer, frozen=True)

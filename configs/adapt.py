@@ -1,0 +1,20 @@
+"""A sentence encoder adapted to one's own text; what is exported is better on held-out text, or the start itself.
+
+Command:  python train.py --config configs/adapt.py --config.data.train_file=documents.txt
+Start:    MiniLM, 6 blocks of 384, as it is commonly used (mean pooling); any other with --config.model.name_or_path.
+Settings: those of configs/base/sentence_encoder.py; contrast alone, 60 steps of 48 texts of 64 tokens.
+More:     docs/adaptation.md
+"""
+
+from ml_collections import ConfigDict
+
+from diffcse_jax.config import shipped_config
+
+
+def get_config() -> ConfigDict:
+    config = shipped_config("base/sentence_encoder")
+    config.data.train_file = "documents.txt"
+    config.data.max_length = 64
+    config.train.batch_size = 48
+    config.train.steps = 60
+    return config

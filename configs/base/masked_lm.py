@@ -1,0 +1,22 @@
+"""Settings for a start that is a raw masked LM (BERT, RoBERTa, ...): its vectors say little until they are trained.
+
+Command:  python train.py --config configs/base/masked_lm.py --config.data.train_file=sentences.txt
+Settings: those of unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that
+          is dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens.
+Files of the papers' runs have their own settings; this is a base for files of one's own (`shipped_config`).
+"""
+
+from ml_collections import ConfigDict
+
+from diffcse_jax.config import default_config
+
+
+def get_config() -> ConfigDict:
+    config = default_config()
+    config.model.pooler = "cls"
+    config.model.projector = "mlp"
+    config.difference.weight = 0.0
+    config.contrast.temperature = 0.05
+    config.optim.learning_rate = 3e-5
+    config.train.epochs = 1
+    return config

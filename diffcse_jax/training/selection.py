@@ -1,0 +1,155 @@
+"""The model that a finished run gives: its best checkpoint, weights between that and the start, or the start itself."""
+
+import dataclasses
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from diffcse_jax.config import Config
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models import parameters
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.storage.selection import (
+    Measured,
+    Outcomes,
+    Record,
+    Selection,
+    clear_selection,
+    origin,
+    write_selection,
+)
+from diffcse_jax.training.metrics import report, shown
+from diffcse_jax.training.start import Start
+from diffcse_jax.training.stopping import holds_guard
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    """A dev evaluation, which chooses the best checkpoint."""
+
+    @property
+    def metric(self) -> str:
+        """The score that chooses."""
+
+    @property
+    def guard_metric(self) -> str:
+        """The score of general quality, for `eval.max_drop`; empty where there is none."""
+
+    def measure(self, encoder: SentenceEncoder) -> Measured:
+        """Named scores, among them `metric` and `guard_metric`, higher is better; and what `metric` summarises."""
+
+    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
+        """A 95 % interval for `metric` of the model less that of the start."""
+
+    @property
+    def resampled(self) -> str:
+        """What the interval is over, as `1,000 queries`."""
+
+
+def check_interpolation(config: Config, start: Start) -> None:
+    """Refuses `eval.interpolate` where the trained encoder has parameters that the start has not.
+
+    Raises:
+        ConfigError: a projector with random initial weights is kept.
+    """
+    if config.eval.interpolate and config.keeps_projector and start.head is None:
+        raise ConfigError(
+            f"eval.interpolate={config.eval.interpolate} needs a start with the weights that are trained, and with "
+            f"model.projector_train_only=False a projector is kept that {start.name} does not have"
+        )
+
+
+def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, baseline: Record) -> Selection:
+    """Chooses and keeps the model that a run gives, once its checkpoints are written.
+
+    Of equal models the one nearest to the start is chosen.
+
+    Args:
+        workdir: the run's folder.
+        config: its configuration, of which `eval.keep_start`, `eval.interpolate` and `eval.max_drop` count.
+        evaluation: scores models between start and checkpoint.
+        start: the start.
+        baseline: the record of the start.
+    """
+    clear_selection(workdir)
+    best = read_encoder(workdir)
+    measured = {
+        share: _measured(interpolated(start, best, share), share, evaluation)
+        for share in shares(config.eval.interpolate)
+    }
+    metric, guard = evaluation.metric, evaluation.guard_metric
+    holding = [share for share in measured if holds_guard(config.eval, guard, baseline.dev, measured[share].scores)]
+    share = min(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
+    chosen = measured[share]
+    is_better = bool(holding) and chosen.scores[metric] > baseline.dev[metric]
+    verdict = compared(chosen, baseline, evaluation, start.name, is_better=is_better)
+    if not holding:
+        bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
+        verdict += f"; no model keeps {guard} within {bound}"
+    if not is_better and config.eval.keep_start:
+        share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
+        model = dataclasses.replace(
+            best, transformer=start.checkpoint.transformer, pooler=baseline.pooler, pooler_head=start.pooler_head
+        )
+    else:
+        model = interpolated(start, best, share)
+        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text)
+    verdict += f"; exported: {origin(share, record.step)}" + ("" if is_better or not share else ", all the same")
+    selection = Selection(record, share, verdict)
+    write_selection(workdir, selection, _weights(model))
+    return selection
+
+
+def shares(count: int) -> list[float]:
+    """The shares of the trained weights that are looked at: 1/count, 2/count, ... 1; of 0 that of 1 alone."""
+    return [step / count for step in range(1, count + 1)] or [1.0]
+
+
+def interpolated(start: Start, trained: SavedEncoder, share: float) -> SavedEncoder:
+    """The encoder with weights (1 - share) start + share trained, and the pooler of the trained one.
+
+    Source: Wortsman et al. 2022 (WiSE-FT), Section 3.
+    """
+    if share == 1:
+        return trained
+    head = trained.pooler_head
+    if trained.pooler == "cls":
+        assert start.head is not None  # see check_interpolation
+        assert head is not None
+        head = _between(start.head, head, share)
+    return dataclasses.replace(
+        trained, transformer=_between(start.checkpoint.transformer, trained.transformer, share), pooler_head=head
+    )
+
+
+def compared(measured: Measured, baseline: Record, evaluation: Evaluation, start: str, *, is_better: bool) -> str:
+    """A model beside the start, with a 95 % interval of their difference, in words."""
+    before, after = baseline.dev[evaluation.metric], measured.scores[evaluation.metric]
+    low, high = evaluation.interval(baseline.outcomes, measured.outcomes)
+    opening = "better than" if is_better else "warning: nothing beat"
+    chance = "; 0 is in it: this may be chance" if is_better and low <= 0 else ""
+    return (
+        f"{opening} the start ({start}, {baseline.pooler}): {evaluation.metric} {after:.2f} against {before:.2f}, "
+        f"{after - before:+.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
+        f"{evaluation.resampled}{chance})"
+    )
+
+
+def _measured(model: SavedEncoder, share: float, evaluation: Evaluation) -> Measured:
+    """The dev evaluation of a model: of a checkpoint the one that it has."""
+    if share == 1 and model.outcomes:
+        return Measured(model.dev, model.outcomes)
+    measured = evaluation.measure(SentenceEncoder.from_saved(model))
+    report(f"{origin(share, model.step)}: {shown(measured.scores)}")
+    return measured
+
+
+def _between(start: Params, trained: Params, share: float) -> Params:
+    return {name: (1 - share) * start[name] + share * array for name, array in trained.items()}
+
+
+def _weights(model: SavedEncoder) -> Params:
+    """The parameters of a model under the names that they have in a checkpoint."""
+    head = model.pooler_head if model.pooler == "cls" else None
+    return parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")

@@ -1,0 +1,134 @@
+"""The model that a finished run gives. Weights are constants here: 0 the start, a checkpoint's step."""
+
+import dataclasses
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_checkpoint import HF_CONFIG
+from tiny_networks import ENCODER, SIMCSE, config_of
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.models import parameters
+from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
+from diffcse_jax.storage.selection import Measured, Record, read_selection, write_baseline
+from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
+from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.training import selection
+from diffcse_jax.training.selection import check_interpolation, select, shares
+from diffcse_jax.training.start import Start
+
+AVG = {"model": {"projector": "none", "pooler": "avg"}}
+BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 9])
+MEASURED = {  # by the mean weight
+    1.0: Measured({"mrr": 59.0, "guard": 79.5}, [[59.0] * 9]),
+    2.0: Measured({"mrr": 65.0, "guard": 79.0}, [[65.0] * 9]),
+    3.0: Measured({"mrr": 65.0, "guard": 75.0}, [[65.0] * 9]),
+    4.0: Measured({"mrr": 64.0, "guard": 70.0}, [[64.0] * 9]),
+}
+
+
+def weight_of(encoder) -> float:
+    (weight,) = {float(array.mean()) for array in encoder.transformer.values()}
+    return weight
+
+
+class Evaluation:
+    """Looks the scores of a mean weight up."""
+
+    metric, guard_metric, resampled = "mrr", "guard", "9 queries"
+
+    def measure(self, encoder) -> Measured:
+        return MEASURED[round(weight_of(encoder), 5)]
+
+    def interval(self, start, model):
+        gain = model[0][0] - start[0][0]
+        return gain - 1.5, gain + 1.5
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """Finishes a run with checkpoints at steps, and gives the encoder that is read from its workdir."""
+    monkeypatch.setattr(selection.SentenceEncoder, "from_saved", lambda saved: saved)
+    constant = {name: np.zeros_like(array) for name, array in ENCODER.transformer.items()}
+    checkpoint = dataclasses.replace(ENCODER, hf_config=HF_CONFIG, transformer=constant)
+    tokenizer = mock.Mock(spec=PreTrainedTokenizerFast)
+    start = Start("tiny", checkpoint, tokenizer, RecordedPooler("avg_top2", None))
+
+    def finish(*steps, **options):
+        config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
+        start_workdir(tmp_path, config, checkpoint, tokenizer, None)
+        write_baseline(tmp_path, BASELINE)
+        with Checkpoints(tmp_path, config, dev_metric="mrr", text="text") as checkpoints:
+            for step in steps:
+                params = {name: jnp.full_like(array, step) for name, array in constant.items()}
+                state = TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), {}, {"count": jnp.int32(0)})
+                checkpoints.save(state, {}, MEASURED[step])
+        verdict = select(tmp_path, config, Evaluation(), start, BASELINE).verdict
+        assert read_selection(tmp_path).verdict == verdict
+        return read_encoder(tmp_path), verdict
+
+    return finish
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "weight", "opening", "exported"),
+    [
+        ((1, 2), {}, 2.0, "better than the start (tiny, avg_top2): mrr 65.00 against 60.00, +5.00", "step 2"),
+        ((2, 3), {}, 2.0, "better than the start", "step 2"),
+        ((1,), {}, 1.0, "warning: nothing beat the start", "step 1, all the same"),
+        ((1,), {"keep_start": True}, 0.0, "warning: nothing beat the start", "the start, unchanged"),
+        ((2,), {"keep_start": True}, 2.0, "better than the start", "step 2"),
+        ((4,), {"interpolate": 2}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
+        ((4,), {"interpolate": 4}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
+        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "better", "0.666667 of the weights of step 3 and 0.333333 of"),
+        ((4,), {"max_drop": 1.0}, 4.0, "warning: nothing beat", "step 4, all the same"),
+        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: nothing beat", "the start, unchanged"),
+    ],
+)
+def test_what_is_exported(steps, options, weight, opening, exported, chosen):
+    saved, verdict = chosen(*steps, **options)
+    assert weight_of(saved) == pytest.approx(weight)
+    assert verdict.startswith(opening)
+    assert f"; exported: {exported}" in verdict
+    assert saved.verdict == verdict
+    assert saved.start == BASELINE
+    if weight == 0:
+        assert (saved.pooler, saved.step, saved.dev) == ("avg_top2", 0, BASELINE.dev)
+    else:
+        assert saved.pooler == "avg"
+        assert saved.dev == MEASURED[weight].scores
+
+
+def test_a_bound_that_no_model_holds_is_named(chosen):
+    assert "no model keeps guard within eval.max_drop=1 of the start's 80.00" in chosen(4, max_drop=1.0)[1]
+
+
+def test_a_gain_that_may_be_chance_is_called_so(chosen, monkeypatch):
+    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 9]))
+    assert "0 is in it: this may be chance" in chosen(2)[1]
+
+
+def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
+    chosen(1, keep_start=True)
+    assert (tmp_path / "selected.safetensors").is_file()
+    saved, _ = chosen(keep_start=False)
+    assert weight_of(saved) == 1
+    assert not (tmp_path / "selected.safetensors").exists()
+
+
+def test_shares_end_with_the_trained_weights():
+    assert shares(0) == shares(1) == [1.0]
+    assert shares(4) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_interpolation_needs_the_same_parameters():
+    kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}, "eval": {"interpolate": 2}}
+    start = Start("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), None)
+    with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a start with the weights that are trained"):
+        check_interpolation(config_of(SIMCSE, kept), start)
+    head = RecordedPooler("cls", {"dense.bias": np.zeros(2)})
+    check_interpolation(config_of(SIMCSE, kept), dataclasses.replace(start, recorded=head))
+    check_interpolation(config_of(SIMCSE, AVG, {"eval": {"interpolate": 2}}), start)
