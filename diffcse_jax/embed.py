@@ -39,6 +39,7 @@ from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
 
 SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
+CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
 Lines = list[tuple[int, str]]  # number and sentence
 
 
@@ -71,7 +72,7 @@ def embed(
                 continue
             _remove_partials(output, path)
             try:
-                corpus = open_corpus(DataConfig(train_file=str(path)))
+                corpus = open_corpus(DataConfig(train_file=str(path)), "--input")
                 for index, lines in enumerate(_blocks(corpus, rows_per_file)):
                     part = output / f"{path.name}.{index:06d}.parquet"
                     if not part.is_file():
@@ -180,8 +181,15 @@ def process_of(distributed: bool) -> tuple[int, int]:
 
 
 def _blocks(corpus: Corpus, rows: int) -> Iterator[Lines]:
-    lines = ((number, row[0]) for number, row in corpus.numbered())
-    while block := list(itertools.islice(lines, rows)):
+    block: Lines = []
+    characters = 0
+    for number, row in corpus.numbered():
+        block.append((number, row[0]))
+        characters += len(row[0])
+        if len(block) == rows or characters >= CHARACTERS_PER_FILE:
+            yield block
+            block, characters = [], 0
+    if block:
         yield block
 
 

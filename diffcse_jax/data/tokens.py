@@ -22,10 +22,11 @@ from jaxtyping import Int, Integer
 
 from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
-from diffcse_jax.data.tokenizer import unlimited_tokenizer
+from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 
 FORMAT_VERSION = 1
 BLOCK_ROWS = 10_000
+BLOCK_CHARACTERS = 1 << 25
 
 
 class TokenStore:
@@ -157,11 +158,10 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
             new_documents = np.flatnonzero(np.diff([line, *lines]) != 1)
             document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
             line = lines[-1]
-            encodings = backend.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
-            lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+            sentences = tokenise(backend, list(itertools.chain.from_iterable(rows))).ids
+            lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             offsets.append(token_ids.size + np.cumsum(lengths))
-            ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-            token_ids.append(np.fromiter(ids, id_type, lengths.sum()))
+            token_ids.append(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()))
             progress.update(len(rows))
     if corpus.documents:
         np.save(folder / "document_starts.npy", np.concatenate(document_starts))
@@ -169,8 +169,15 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
 
 def _blocks(corpus: Corpus) -> Iterator[list[tuple[int, Row]]]:
     """The rows with the numbers of their lines."""
-    rows = corpus.numbered()
-    while block := list(itertools.islice(rows, BLOCK_ROWS)):
+    block: list[tuple[int, Row]] = []
+    characters = 0
+    for line, row in corpus.numbered():
+        block.append((line, row))
+        characters += sum(map(len, row))
+        if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
         yield block
 
 
