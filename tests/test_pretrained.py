@@ -533,7 +533,7 @@ def test_a_pickle_of_something_else_is_refused(folder, state):
 def test_many_problems_are_counted(folder):
     unknown = {f"surprise.{number}": torch.zeros(1) for number in range(80)}
     rewrite(folder, lambda tensors: tensors | unknown)
-    with pytest.raises(CheckpointError, match="and 30 more$") as raised:
+    with pytest.raises(CheckpointError, match=r"and 30 more$") as raised:
         load(str(folder))
     assert len(str(raised.value).splitlines()) == 52
 

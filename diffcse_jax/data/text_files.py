@@ -18,7 +18,7 @@ from diffcse_jax.errors import DataError, NoSentencesError
 
 def text_records(path: Path) -> Iterator[Record]:
     """Each line as a row of one sentence."""
-    return ((number, line if isinstance(line, Fault) else (line,)) for number, line in enumerate(_lines(path), 1))
+    return ((number, line if isinstance(line, Fault) else (line,)) for number, line in enumerate(lines(path), 1))
 
 
 def table_header(path: Path, delimiter: str) -> list[str]:
@@ -45,11 +45,11 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
         width: fields of every line.
         wanted: positions, from 0, of the fields that make the row.
     """
-    lines = _TableLines(path)
-    reader = csv.reader(lines, delimiter=delimiter)
+    table = _TableLines(path)
+    reader = csv.reader(table, delimiter=delimiter)
     next(reader)
     while True:
-        line = lines.start_row()
+        line = table.start_row()
         try:
             fields = next(reader)
         except StopIteration:
@@ -68,7 +68,7 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
 
 def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The values of these keys, line by line."""
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines(path), 1):
         entry = _json_object(line)
         if isinstance(entry, Fault):
             yield number, entry
@@ -85,7 +85,7 @@ def first_keys(path: Path) -> list[str]:
     Raises:
         NoSentencesError: it holds none.
     """
-    for line in _lines(path):
+    for line in lines(path):
         entry = _json_object(line)
         if isinstance(entry, dict):
             return list(entry)
@@ -100,7 +100,7 @@ class _TableLines:
     """The lines of a table for the csv module, which would take any number of them for one row in quotes."""
 
     def __init__(self, path: Path):
-        self._lines = _lines(path)
+        self._lines = lines(path)
         self._number = 0
         self._row_size = 0
 
@@ -121,8 +121,11 @@ class _TableLines:
         return line
 
 
-def _lines(path: Path) -> Iterator[str | Fault]:
-    """Lines that end in a line feed (other line separators of Unicode are text), without a leading byte-order mark."""
+def lines(path: Path) -> Iterator[str | Fault]:
+    """Lines that end in a line feed (other line separators of Unicode are text), without a leading byte-order mark.
+
+    In place of one that is too long there is its fault, which is a string, too: ask for `isinstance(line, Fault)`.
+    """
     for number, line in enumerate(byte_lines(path)):
         if line is None:
             yield Fault.TOO_LONG

@@ -24,7 +24,7 @@ from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BLOCK_ROWS = 10_000
 BLOCK_CHARACTERS = 1 << 25
 

@@ -27,7 +27,7 @@ from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.storage.files import read_json
+from diffcse_jax.storage.files import read_json_object
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # of a checkpoint that an error tells
@@ -151,14 +151,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
-    return _read_json_object(path)
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
-    return content
+    return read_json_object(path)
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
@@ -278,7 +271,7 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 def _indexed_files(index: Path) -> list[str]:
     """The files that a checkpoint in parts consists of: beside the index and nowhere else."""
-    weight_map = _read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
     files = sorted(set(weight_map.values()))

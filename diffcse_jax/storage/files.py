@@ -47,3 +47,15 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     except (ValueError, RecursionError) as error:  # of the first: JSONDecodeError or UnicodeDecodeError
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON document that is an object.
+
+    Raises:
+        CheckpointError: as `read_json`; it is something else.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
+    return content

@@ -18,7 +18,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
 from diffcse_jax.models.pretrained import FLOATS
-from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.storage.files import read_json, read_json_object, write_json
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 _TANH = "torch.nn.modules.activation.Tanh"
@@ -108,13 +108,6 @@ def _listed_modules(folder: Path) -> dict[str, Path]:
     return modules
 
 
-def _config_of(module: Path) -> dict[str, Any]:
-    config = read_json(module / "config.json")
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{module / 'config.json'} is not a JSON object")
-    return config
-
-
 def _tensors_of(module: Path, shapes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """The named tensors of a module, each with so many axes."""
     path = module / "model.safetensors"
@@ -139,7 +132,7 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 
 def _layer_pooler(module: Path) -> str:
     """The pooler that averages the layers of a WeightedLayerPooling module."""
-    config = _config_of(module)
+    config = read_json_object(module / "config.json")
     weights = _tensors_of(module, {"layer_weights": 1})["layer_weights"]
     if config.get("layer_start") == 0 and config.get("num_hidden_layers") == len(weights) - 1:
         for pooler in TWO_LAYER_POOLERS:
@@ -151,7 +144,7 @@ def _layer_pooler(module: Path) -> str:
 
 def _pooling_mode(module: Path) -> str:
     """The mode of a Pooling module, as `cls_token`; several are joined by `+`."""
-    config = _config_of(module)
+    config = read_json_object(module / "config.json")
     modes = [name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}")]
     if "pooling_mode" in config:  # releases from 5.2 write the mode itself
         mode = str(config["pooling_mode"])[:60]
@@ -161,7 +154,7 @@ def _pooling_mode(module: Path) -> str:
 
 def _read_head(module: Path) -> Params:
     """The parameters of a Dense module, under our names and in our layout."""
-    if _config_of(module).get("activation_function") != _TANH:
+    if read_json_object(module / "config.json").get("activation_function") != _TANH:
         raise CheckpointError(f"{module}: only a dense layer with tanh can be followed")
     tensors = _tensors_of(module, {"linear.weight": 2, "linear.bias": 1})
     return {
