@@ -31,6 +31,7 @@ import tqdm
 from jaxtyping import Float
 
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.sources import open_corpus, sha256
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
@@ -153,7 +154,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """The files that the patterns match, in order of their names.
 
     Raises:
-        DataError: a pattern without a match, or two files of one name, which output files could not tell apart.
+        DataError: a pattern without a match, a file that cannot be read, or two files of one name, which output files
+            could not tell apart.
     """
     paths = set()
     for pattern in patterns:
@@ -162,6 +164,9 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
             raise DataError(f"--input: nothing matches {pattern}")
         paths |= set(map(Path, found))
     ordered = sorted(paths, key=lambda path: (path.name, path))
+    for path in ordered:
+        if not os.path.isdir(path) and (problem := unreadable(path)):
+            raise DataError(f"--input: {problem}")
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:
             raise DataError(f"--input: {first} and {second} have the same name; output files are named after it")

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,12 @@ def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):
         load_tokenizer(folder)
     assert "trust_remote_code" not in str(raised.value)
     assert not ran(folder)
+
+
+def test_a_pipe_in_a_model_folder_is_not_waited_for(folder):
+    os.mkfifo(folder / "added_tokens.json")
+    with pytest.raises(CheckpointError, match=r"holds added_tokens\.json, which is a pipe or a device"):
+        load_tokenizer(folder)
 
 
 def test_every_call_that_could_load_code_forbids_it():

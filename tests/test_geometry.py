@@ -65,6 +65,11 @@ def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
         geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")
 
 
+def test_similarities_that_are_rounded_beyond_1_count():
+    *_, group = geometry.similarity_by_rating(np.float32([1 + 2e-7, 0.0]), np.array([5.0, 5.0]))
+    assert np.count_nonzero(group["density"]) == 2
+
+
 def test_uniformity_of_orthogonal_vectors_is_minus_four():
     assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
 

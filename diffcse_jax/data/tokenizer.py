@@ -1,5 +1,6 @@
 """Tokenizers of Hugging Face folders, and their backends without padding and truncation."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,8 +34,11 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         CheckpointError: there is none, or its files cannot be read.
     """
     # Without any of these, transformers returns a tokenizer whose vocabulary is empty.
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+    if not any(os.path.isfile(folder / name) for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise CheckpointError(f"{folder} holds no tokenizer: neither tokenizer.json nor a vocabulary")
+    for path in folder.iterdir():
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
+            raise CheckpointError(f"{folder} holds {path.name}, which is a pipe or a device")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise a dozen types

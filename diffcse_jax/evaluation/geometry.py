@@ -153,7 +153,8 @@ def similarity_by_rating(
     groups = []
     for low, high in RATING_GROUPS:
         group = similarities[(gold > low) & (gold <= high) | ((gold == 0) & (low == 0))]
-        density = np.histogram(group, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
+        within = np.clip(group, BINS[0], BINS[-1])  # that of equal sentences may be rounded to more than 1
+        density = np.histogram(within, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
         mean, deviation = (float(group.mean()), float(group.std())) if len(group) else (None, None)
         groups.append(
             {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": deviation, "density": density.tolist()}

@@ -149,7 +149,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         CheckpointError: no such file, or no JSON object.
     """
     path = folder / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
     return read_json_object(path)
 
@@ -251,11 +251,11 @@ def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[d
 
 def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if os.path.isfile(index):
         files: Iterable[str] = _indexed_files(index)
-    elif (folder / "model.safetensors").is_file():
+    elif os.path.isfile(folder / "model.safetensors"):
         files = ["model.safetensors"]
-    elif (folder / "pytorch_model.bin").is_file():
+    elif os.path.isfile(folder / "pytorch_model.bin"):
         return _read_pickled(folder / "pytorch_model.bin")
     else:
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")

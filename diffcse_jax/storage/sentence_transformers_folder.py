@@ -6,6 +6,7 @@ sentence-transformers read.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def read(folder: Path) -> RecordedPooler | None:
     Raises:
         CheckpointError: modules that are no pooler of ours, or files of theirs that cannot be read.
     """
-    if not (folder / "modules.json").is_file():
+    if not os.path.isfile(folder / "modules.json"):
         return None
     modules = _listed_modules(folder)
     unknown = set(modules) - {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
