@@ -12,6 +12,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.errors import DataError
 
@@ -85,12 +86,13 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         raise DataError(problem)
     try:
         with contextlib.ExitStack() as stack:
-            raw: io.RawIOBase | gzip.GzipFile = stack.enter_context(path.open("rb", buffering=0))
+            file = stack.enter_context(path.open("rb", buffering=0))
+            raw: io.RawIOBase | gzip.GzipFile = file
             if path.suffix == ".gz":
-                raw = stack.enter_context(gzip.GzipFile(fileobj=raw))
+                raw = stack.enter_context(gzip.GzipFile(fileobj=file))
             elif path.suffix == ".xz":
-                raw = stack.enter_context(_XzFile(raw))
-            yield stack.enter_context(io.BufferedReader(raw, _BLOCK))  # type: ignore[arg-type]
+                raw = stack.enter_context(_XzFile(file))
+            yield stack.enter_context(io.BufferedReader(raw, _BLOCK))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: damaged archive ({error})") from error
     except OSError as error:
@@ -107,7 +109,7 @@ class _XzFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def, override]
+    def readinto(self, buffer: Any) -> int:
         content = b""
         while not content:
             compressed = b""

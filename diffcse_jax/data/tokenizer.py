@@ -69,6 +69,8 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
         backend: truncation is enabled.
         texts: of any length.
     """
+    if backend.truncation is None:
+        raise ValueError("the backend cuts nothing; enable its truncation")
     size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
     found = Tokenised([], [])
     for group in _groups(texts, size):
