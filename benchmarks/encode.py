@@ -37,7 +37,7 @@ def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -
     """`SentenceTransformer.encode`, without the Normalize module that the folder may end with."""
     import sentence_transformers as library
 
-    transformer, pooling, *_ = library.SentenceTransformer(str(folder))
+    transformer, pooling, *_ = library.SentenceTransformer(str(folder), trust_remote_code=False)
     model = library.SentenceTransformer(modules=[transformer, pooling])
     sizes = pretrained.transformer_config(pretrained.read_hf_config(folder), source=str(folder))
     model.max_seq_length = sizes.max_length  # the folder's own limit cuts sentences that ours does not
@@ -51,7 +51,7 @@ def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> I
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(folder)
-    model = transformers.AutoModel.from_pretrained(folder).to(device).eval()
+    model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).to(device).eval()
 
     @torch.inference_mode()
     def encode() -> np.ndarray:

@@ -28,8 +28,10 @@ class Encoder:
 
     def __init__(self, folder: Path):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.model = transformers.AutoModel.from_pretrained(folder).to(self.device).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        self.model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).to(self.device).eval()
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:

@@ -35,7 +35,7 @@ class Twin(nn.Module):
             self.discriminator.load_state_dict(self.encoder.state_dict())
             self.token_classifier = nn.Linear(hidden, 2)
             self.generator = transformers.AutoModelForMaskedLM.from_config(
-                _hf_config(generator), attn_implementation="sdpa"
+                _hf_config(generator), attn_implementation="sdpa", trust_remote_code=False
             ).requires_grad_(False)
             self.register_buffer("special_ids", torch.tensor(vocabulary.special_ids))
 

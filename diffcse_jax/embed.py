@@ -31,6 +31,7 @@ import tqdm
 from jaxtyping import Float
 
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.sources import open_corpus, sha256
 from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
@@ -39,6 +40,7 @@ from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
 
+CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
 Lines = list[tuple[int, str]]  # number and sentence
 
 
@@ -71,7 +73,7 @@ def embed(
                 continue
             _remove_partials(output, path)
             try:
-                corpus = open_corpus(DataConfig(train_file=str(path)))
+                corpus = open_corpus(DataConfig(train_file=str(path)), "--input")
                 for index, lines in enumerate(_blocks(corpus, rows_per_file)):
                     part = output / f"{path.name}.{index:06d}.parquet"
                     if not part.is_file():
@@ -152,7 +154,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """The files that the patterns match, in order of their names.
 
     Raises:
-        DataError: a pattern without a match, or two files of one name, which output files could not tell apart.
+        DataError: a pattern without a match, a file that cannot be read, or two files of one name, which output files
+            could not tell apart.
     """
     paths = set()
     for pattern in patterns:
@@ -161,6 +164,9 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
             raise DataError(f"--input: nothing matches {pattern}")
         paths |= set(map(Path, found))
     ordered = sorted(paths, key=lambda path: (path.name, path))
+    for path in ordered:
+        if not os.path.isdir(path) and (problem := unreadable(path)):
+            raise DataError(f"--input: {problem}")
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:
             raise DataError(f"--input: {first} and {second} have the same name; output files are named after it")
@@ -180,8 +186,15 @@ def process_of(distributed: bool) -> tuple[int, int]:
 
 
 def _blocks(corpus: Corpus, rows: int) -> Iterator[Lines]:
-    lines = ((int(number), row[0]) for number, row in corpus.numbered())
-    while block := list(itertools.islice(lines, rows)):
+    block: Lines = []
+    characters = 0
+    for number, row in corpus.numbered():
+        block.append((int(number), row[0]))
+        characters += len(row[0])
+        if len(block) == rows or characters >= CHARACTERS_PER_FILE:
+            yield block
+            block, characters = [], 0
+    if block:
         yield block
 
 

@@ -17,8 +17,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.rows import Rows
-from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters, pretrained
@@ -70,11 +71,8 @@ class SentenceEncoder:
     ):
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
-        if pooler == "cls" and pooler_head is None:
-            raise CheckpointError(
-                "pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
-                "use 'cls_before_pooler' for position 0 alone"
-            )
+        if pooler == "cls":
+            _check_pooler_head(pooler_head, config.hidden_size)
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size} embeddings"
@@ -111,7 +109,7 @@ class SentenceEncoder:
             CheckpointError: the model cannot be read, or its pooler is unknown.
             ConfigError: vectors do not have so many numbers.
         """
-        path = Path(path_or_id).expanduser()
+        path = expanded(path_or_id)
         if workdir_of(path):
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim)
         model = pretrained.load(str(path_or_id))
@@ -268,10 +266,10 @@ class SentenceEncoder:
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
         self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
-        encodings = self._backend.encode_batch_fast(sentences)
+        found = tokenise(self._backend, sentences)
         if max_length is None or max_length > self.config.max_length:
-            warn_of_cut([bool(encoding.overflowing) for encoding in encodings], self.config.max_length)
-        return [encoding.ids for encoding in encodings]
+            warn_of_cut(found.cut, self.config.max_length)
+        return found.ids
 
     def _rows_per_batch(self, count: int, batch_size: int, length: int) -> int:
         """The rows of all batches of a length, so that few shapes are compiled; a multiple of the devices."""
@@ -295,6 +293,17 @@ class SentenceEncoder:
         """The array with its rows spread over the mesh; every host gives the same one."""
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _check_pooler_head(head: Mapping[str, Any] | None, size: int) -> None:
+    if head is None:
+        raise CheckpointError(
+            "pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
+            "use 'cls_before_pooler' for position 0 alone"
+        )
+    shape = head["dense.kernel"].shape
+    if shape != (size, size):
+        raise CheckpointError(f"pooler 'cls': its dense layer is {shape}, which does not fit a hidden size of {size}")
 
 
 def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:

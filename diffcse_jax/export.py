@@ -122,7 +122,8 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         "architectures": [families.find(sizes.family).architecture],
         "dtype": "float32",
     }
-    hf_config.pop("torch_dtype", None)
+    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
+        hf_config.pop(key, None)
     if saved.pooler in sentence_transformers_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
@@ -186,7 +187,7 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # of loading weights
-        model = SentenceTransformer(str(folder), device="cpu")
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
         readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
     return readers
 

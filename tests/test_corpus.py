@@ -5,6 +5,8 @@ import hashlib
 import io
 import json
 import lzma
+import os
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diffcse_jax.data import lines
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
@@ -77,6 +81,9 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
         ("a.jsonl", b'{"x": "a"}\n{"y": "b"}\n', 2, "missing key"),
         ("a.jsonl", b'{"x": "a"}\n{"x": 1}\n', 2, "value not a string"),
         ("a.jsonl", b'{"x": "a"}\n{"x": "\\ud800"}\n', 2, "not UTF-8"),
+        ("a.jsonl", b'{"x": "a"}\n' + b"[" * 10_000 + b"\n", 2, "not a JSON object"),
+        ("a.csv", b'x\n"' + b"a\n" * LONGEST_LINE + b"\n", 2, "longer than 131,072 characters"),
+        ("a.csv", b"sent0,sent1\n" + b'a","\n' * LONGEST_LINE, 2, "longer than 131,072 characters"),
     ],
 )
 def test_error_policy_names_file_line_and_fault(tmp_path, name, content, line, fault):
@@ -89,6 +96,63 @@ def test_reading_goes_on_after_a_bad_row(tmp_path):
     corpus = corpus_of(tmp_path / "a.tsv", b"sent0\tsent1\na\tb\nonly\nc\rd\te\nf\tg\n")
     assert list(corpus) == [("a", "b"), ("f", "g")]
     assert corpus.skipped == collections.Counter({"wrong number of fields": 1, "invalid CSV": 1})
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.xz", "a.tsv", "a.jsonl"])
+def test_memory_does_not_grow_with_a_line(tmp_path, name):
+    """Of one file the compressed content is a thousandth as large."""
+    rows = ('{"x": "one"}', '{"x": "two"}') if name == "a.jsonl" else ("one", "two")
+    header = b"x\n" if name == "a.tsv" else b""
+    long = b"x" * 20_000_000
+    corpus = corpus_of(tmp_path / name, header + rows[0].encode() + b"\n" + long + b"\n" + rows[1].encode() + b"\n")
+    tracemalloc.start()
+    assert list(corpus) == [("one",), ("two",)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12e6
+    assert corpus.skipped_summary() == "skipped 1 line: 1 longer than 131,072 characters"
+
+
+def test_the_longest_lines_are_read(tmp_path):
+    rows = ["x" * (LONGEST_LINE - 1), "\U0001f600" * (LONGEST_LINE - 1), "x" * LONGEST_LINE]  # and a line feed
+    corpus = corpus_of(tmp_path / "a.txt", "\n".join(rows).encode() + b"\n")
+    assert list(corpus) == [(rows[0],), (rows[1],)]
+
+
+def test_an_archive_that_asks_for_much_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "MEMORY_OF_XZ", 1 << 20)
+    with pytest.raises(DataError, match=r"damaged archive .*[Mm]emory"):
+        list(corpus_of(tmp_path / "a.txt.xz", b"one\n"))
+
+
+def test_archives_of_several_parts_are_read(tmp_path):
+    path = tmp_path / "a.txt.xz"
+    corpus = corpus_of(path, b"one\n")
+    path.write_bytes(path.read_bytes() + bytes(8) + lzma.compress(b"two\n") + bytes(1 << 18))
+    assert list(corpus) == [("one",), ("two",)]
+    path.write_bytes(path.read_bytes() + b"rest")
+    with pytest.raises(DataError, match="damaged archive"):
+        list(corpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "--input is empty; it must name a file"),
+        (
+            "/dev/zero",
+            "--input: cannot read /dev/zero: it is a pipe or a device; copy what it gives into a file",
+        ),
+        ("{}/pipe.txt", "pipe.txt: it is a pipe or a device"),
+        ("x" * 300 + ".txt", "File name too long; known names"),
+        ("~nobody-of-this-name/a.txt", "cannot read ~nobody-of-this-name/a.txt: no such file; known names"),
+        ("{}/a\0b.txt", "embedded null byte"),
+    ],
+)
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, name, message):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_corpus(DataConfig(train_file=name.format(tmp_path)), "--input")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +237,9 @@ def test_files_that_hold_nothing_are_refused(tmp_path, name, content, message):
 
 def test_a_missing_file_is_named_with_the_nearest_one(tmp_path):
     (tmp_path / "sentences.txt").write_text("one\n")
-    with pytest.raises(DataError, match=r"no file .*sentence\.txt \(did you mean .*sentences\.txt\?\)"):
+    with pytest.raises(
+        DataError, match=r"cannot read .*sentence\.txt: no such file \(did you mean .*sentences\.txt\?\)"
+    ):
         open_corpus(DataConfig(train_file=str(tmp_path / "sentence.txt")))
 
 

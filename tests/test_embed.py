@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
 from diffcse_jax import SentenceEncoder, embed
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
 
 
 @pytest.fixture
@@ -119,9 +121,19 @@ def test_other_settings_are_refused(tmp_path, shards, model, capsys):
     assert "pooler: 'avg' then, 'cls_before_pooler' now" in capsys.readouterr().err
 
 
+def test_files_of_long_lines_hold_fewer(tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "CHARACTERS_PER_FILE", 10)
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\nfour\nseventeen\n")
+    blocks = embed._blocks(open_corpus(DataConfig(train_file=str(tmp_path / "a.txt"))), 3)
+    assert [*blocks] == [[(1, "one"), (2, "two"), (4, "three")], [(5, "four"), (6, "seventeen")]]
+
+
 def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"nothing matches .*none-\*"):
         embed.find_inputs([f"{tmp_path}/none-*"])
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match=r"--input: cannot read .*pipe\.txt: it is a pipe or a device"):
+        embed.find_inputs([f"{tmp_path}/pipe*"])
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same.txt").write_text("x\n")

@@ -56,6 +56,9 @@ def test_results_hold_what_scripts_rely_on(run):
     assert results["tasks"]["STSBenchmark"]["dev"]["n"] == 3
     assert results["averages"] == {"sts": None, "transfer": None}
     assert results["missing"] == {}
+    reason = "test 4 instead of 1,379, dev 3 instead of 1,500"
+    assert results["not_official"] == {"STSBenchmark": reason}
+    assert f"not the official data: {reason}" in printed.out
     assert f"{results['tasks']['STSBenchmark']['spearman']:.2f}" in printed.out
 
 
@@ -73,6 +76,7 @@ def test_several_models_are_compared(run, tmp_path, minilm_dir):
     assert any(line.startswith("SimCSE-BERT-base (published)") for line in lines)
     _, _, printed = run(*arguments, "--format", "markdown")
     assert printed.out.startswith("| model ")
+    assert f"{other} (not the official data: STS-B, geometry)" in printed.out
 
 
 def test_a_similarity_other_than_cosine_is_told(run):
@@ -210,6 +214,10 @@ def test_dev_mode_needs_no_test_data(run, senteval):
         (["--pooler", "max"], "invalid choice"),
         (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),
         (["--published", "--mode", "dev"], "error: --published scores are those of test splits"),
+        (["--post", "", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE, got ''"),
+        (["--post", "dcl:/nowhere.txt", "--pooler", "avg"], "error: --post: cannot read /nowhere.txt: no such file"),
+        (["--queries", "/dev/zero", "--tasks", "retrieval"], "error: --queries: cannot read /dev/zero: it is a pipe"),
+        (["--model", "~nobody-of-this-name/m"], "error: model folder not found: ~nobody-of-this-name/m"),
         (["--post", "flow:x.txt", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE"),
         (["--post_dimension", "8", "--pooler", "avg"], "error: --post_dimension needs --post whitening:FILE"),
         (["--queries", "q.txt", "--pooler", "avg"], "error: --queries are searched by the task retrieval"),

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from test_sts import TableEncoder, write_stsb
 
+from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import geometry
 
 
@@ -49,6 +50,24 @@ def test_similarities_are_grouped_by_rating(tmp_path, vectors):
     assert groups[1]["mean"] is None
     width = geometry.BINS[1] - geometry.BINS[0]
     assert [sum(group["density"]) * width for group in groups] == pytest.approx([1, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (stsb_row(4.0, "a", "b"), "sts-test.csv: no pair is rated above 4, so there is no alignment to tell"),
+        (stsb_row(5.0, "a", "a"), "sts-test.csv: all sentences are the same"),
+    ],
+)
+def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
+    write_stsb(tmp_path, "test", [row])
+    with pytest.raises(DataError, match=message):
+        geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")
+
+
+def test_similarities_that_are_rounded_beyond_1_count():
+    *_, group = geometry.similarity_by_rating(np.float32([1 + 2e-7, 0.0]), np.array([5.0, 5.0]))
+    assert np.count_nonzero(group["density"]) == 2
 
 
 def test_uniformity_of_orthogonal_vectors_is_minus_four():

@@ -78,7 +78,7 @@ def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
         ("flow:text.txt", None, ConfigError, "expected whitening:FILE or dcl:FILE, got 'flow:text.txt'"),
         ("whitening", None, ConfigError, "expected whitening:FILE"),
         ("dcl:text.txt", 3, ConfigError, "--post_dimension is a setting of whitening"),
-        ("whitening:/nowhere.txt", None, DataError, "no file /nowhere.txt"),
+        ("whitening:/nowhere.txt", None, DataError, "--post: cannot read /nowhere.txt: no such file"),
     ],
 )
 def test_what_cannot_be_fitted_is_named(specification, dimension, error, message):

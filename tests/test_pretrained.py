@@ -443,6 +443,11 @@ def test_an_untied_decoder_is_refused(folder):
         ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 24"),
         ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
         ({"layer_norm_eps": None}, "config.json: layer_norm_eps must be a number from 0 to below 1, not null"),
+        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 256, not 1000000000"),
+        ({"hidden_size": 10**30}, "config.json: hidden_size must be at most 10,000,000, not 1000"),
+        ({"hidden_act": ["gelu"]}, 'config.json: hidden_act must be a string, not ["gelu"]'),
+        ({"model_type": ["bert"]}, "architecture ['bert'] is not supported"),
+        ({"model_type": {"a": 1}}, "architecture {'a': 1} is not supported"),
         ({"pad_token_id": None}, "config.json: pad_token_id must be a whole number of at least 0, not null"),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
     ],
@@ -471,6 +476,7 @@ def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
     [
         (b'{"model_type": "bert",', "is not valid JSON"),
         (b"\xff\xfe", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
         (b"[1, 2]", r"is not a JSON object: \[1, 2\]"),
     ],
 )
@@ -486,6 +492,50 @@ def test_an_index_without_files_is_named(folder, content):
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json has no weight_map from tensors to"):
         load(str(folder))
+
+
+@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
+def test_an_index_that_leads_out_of_the_folder_is_refused(folder, file):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": file}}))
+    with pytest.raises(CheckpointError, match=re.escape(f"index.json names {file!r}, which is no file of its folder")):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+def test_weights_that_are_integers_or_quantised_are_refused(folder, dtype):
+    name = "encoder.layer.0.attention.self.query.weight"
+    rewrite(folder, lambda tensors: tensors | {f"bert.{name}": tensors[f"bert.{name}"].to(dtype)})
+    with pytest.raises(
+        CheckpointError, match=rf"(unsupported: {re.escape(name)} holds|cannot read .*model\.safetensors)"
+    ):
+        load(str(folder))
+
+
+def test_twins_of_a_tensor_must_be_the_same(bert, folder):
+    name = "embeddings.word_embeddings.weight"
+    rewrite(folder, lambda tensors: tensors | {name: tensors[f"bert.{name}"].clone()})
+    assert_same(load(str(folder)), load(str(bert)))
+    rewrite(folder, lambda tensors: tensors | {name: tensors[name] + 1})
+    with pytest.raises(CheckpointError, match=f"twice, and not the same: {re.escape(name)}, once as"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "state", [[1, 2], {"model": {"weight": 1}}, {1: torch.zeros(1)}, {"a": torch.eye(2).to_sparse()}]
+)
+def test_a_pickle_of_something_else_is_refused(folder, state):
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.* convert it to safetensors"):
+        load(str(folder))
+
+
+def test_many_problems_are_counted(folder):
+    unknown = {f"surprise.{number}": torch.zeros(1) for number in range(80)}
+    rewrite(folder, lambda tensors: tensors | unknown)
+    with pytest.raises(CheckpointError, match=r"and 30 more$") as raised:
+        load(str(folder))
+    assert len(str(raised.value).splitlines()) == 52
 
 
 def test_missing_files_are_named(folder):
@@ -504,11 +554,18 @@ def test_damaged_tensors_are_named(folder):
         load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "~nobody-of-this-name", "a/b/c", ""])
 def test_a_path_that_is_not_there_is_not_looked_up_in_the_hub(name, monkeypatch):
     monkeypatch.setattr(pretrained, "_download", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match=f"^model folder not found: {name}$"):
         load(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    with pytest.raises(CheckpointError, match="model") as raised:
+        load(name)
+    assert len(str(raised.value)) < 1000
 
 
 def test_a_hub_model_offline_says_what_to_do(tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.storage import sentence_transformers_folder
@@ -32,6 +34,40 @@ def write_modules(folder, *names, pooling=None, activation=None):
 def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
     write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
     assert sentence_transformers_folder.read(tmp_path) == sentence_transformers_folder.RecordedPooler(pooler, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (5, "modules.json is no list of modules with their `type` and `path`"),
+        ([5], "modules.json is no list of modules"),
+        ([{"type": "a.Pooling"}], "modules.json is no list of modules"),
+        ([{"type": ["a"], "path": ""}], "modules.json is no list of modules"),
+        ([{"type": "a.Pooling", "path": "../x"}], "modules.json names '../x', which is no folder inside"),
+        ([{"type": "a.Pooling", "path": "/etc"}], "modules.json names '/etc', which is no folder inside"),
+        ([{"type": "a.Pooling", "path": "absent"}], "cannot read .*absent/config.json: no such file"),
+        ([{"type": "a.Pooling", "path": "a"}], "a/config.json is not a JSON object"),
+        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "b"}], "b: only a dense layer with tanh"),
+        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no tensor linear.weight of 2 axes"),
+        (
+            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "c"}],
+            "no tensor layer_weights of 1 axes",
+        ),
+        (
+            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "b"}],
+            "cannot read .*b/model.safetensors: no such file",
+        ),
+    ],
+)
+def test_modules_of_another_form_are_named(content, message, tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps(content))
+    configs = {"a": 3, "b": {"pooling_mode": "mean"}, "c": {"activation_function": "torch.nn.modules.activation.Tanh"}}
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    save_file({"linear.weight": np.zeros(3, np.float32)}, tmp_path / "c/model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        sentence_transformers_folder.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -56,6 +58,15 @@ def test_sick_has_a_header(tmp_path):
     path.write_text("pair_ID\tsentence_A\tsentence_B\trelatedness_score\tjudgment\n4\tA b\tC d\t3.5\tNEUTRAL\n")
     pairs = sts.SICKRelatedness(tmp_path).load("dev")
     assert (pairs.first, pairs.second, pairs.gold.tolist()) == (["A b"], ["C d"], [3.5])
+    path.write_text("4\tA b\tC d\t3.5\tNEUTRAL\n5\tE\tF\t1\tNEUTRAL\n")
+    with pytest.raises(DataError, match=r"SICK_trial\.txt, line 1: expected a header, found a pair"):
+        sts.SICKRelatedness(tmp_path).load("dev")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pairs.tsv")
+    with pytest.raises(DataError, match=r"cannot read .*pairs\.tsv: it is a pipe or a device"):
+        sts.pair_rows(tmp_path / "pairs.tsv")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +75,11 @@ def test_sick_has_a_header(tmp_path):
         ("a\tb\tc\td\t5.0\tonly one\n", "sts-dev.csv, line 3: expected at least 7 tab-separated columns, found 6"),
         ("a\tb\tc\td\tfive\tx\ty\n", "sts-dev.csv, line 3: expected a number as score, found 'five'"),
         ("a\tb\tc\td\tnan\tx\ty\n", "line 3: expected a number"),
+        ("a\tb\tc\td\t1_0\tx\ty\n", "line 3: expected a number as score, found '1_0'"),
+        ("a\tb\tc\td\t500\tx\ty\n", "line 3: a score of 500 is not between 0 and 5"),
+        ("a\tb\tc\td\t-0.1\tx\ty\n", "line 3: a score of -0.1 is not between 0 and 5"),
+        ("a\tb\tc\td\t1\tx\0\ty\n", "line 3: holds NUL; is it text?"),
+        (f"a\tb\tc\td\t1\t{'x' * 200_000}\ty\n", "line 3: longer than 131,072 characters"),
         ("\n-\t-\t-\t-\t1\tx\ty\n", "line 3: expected at least 7"),
     ],
 )
@@ -238,6 +254,9 @@ def test_broken_years_are_named(tmp_path):
         sts.STS13(tmp_path).load("OnWN")
     (directory / "STS.gs.headlines.txt").write_text("1\nhigh\n")
     with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: expected a number as score, found 'high'"):
+        sts.STS13(tmp_path).load("headlines")
+    (directory / "STS.gs.headlines.txt").write_text("1\n50\n")
+    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: a score of 50 is not between 0 and 5"):
         sts.STS13(tmp_path).load("headlines")
     (directory / "STS.input.FNWN.txt").write_text("a\tb\na\na\td\nb\n")
     with pytest.raises(

@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from diffcse_jax.data import tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
@@ -46,10 +48,34 @@ def ids_of(sentence: str, max_length: int) -> list[int]:
 sentences = st.lists(st.sampled_from((*WORDS, "other")), min_size=1, max_size=9).map(" ".join)
 
 
+texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), max_size=40).map(" ".join)
+
+
+@given(texts=st.lists(texts, max_size=4), max_length=st.integers(3, 20))
+def test_a_text_whose_end_is_not_looked_at_has_the_tokens_of_the_whole(texts, max_length):
+    backend = unlimited_tokenizer(word_tokenizer())
+    backend.enable_truncation(max_length)
+    whole = backend.encode_batch(texts)
+    found = tokenise(backend, texts)
+    assert found.ids == [encoding.ids for encoding in whole]
+    assert found.cut == [bool(encoding.overflowing) for encoding in whole]
+
+
+def test_a_long_text_costs_what_its_start_costs():
+    backend = unlimited_tokenizer(word_tokenizer())
+    backend.enable_truncation(8)
+    start = time.process_time()
+    found = tokenise(backend, ["one two " * 4_000_000, "x" * 30_000_000])
+    assert time.process_time() - start < 2  # whole, it is more than ten
+    assert found.ids == [[CLS, *(FIRST_WORD, FIRST_WORD + 1) * 3, SEP], [CLS, UNK, SEP]]
+    assert found.cut == [True, True]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
     monkeypatch.setattr(tokens, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(tokens, "BLOCK_CHARACTERS", 20)
     columns, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 11))
     rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=10))
     store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), word_tokenizer(), max_length, tmp_path / "cache")

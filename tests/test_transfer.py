@@ -135,8 +135,10 @@ def test_fixed_splits_are_sentevals(settings, tmp_path):
     train, dev, test = (vectors_and_labels(examples) for examples in splits.values())
     devacc, acc = torch_senteval.fixed_splits(*train, dev, test, settings(5, DIMENSION))
     task = transfer.SST5(tmp_path)
-    assert task.run(BagOfWords(), "fasttest") == {"acc": acc, "devacc": devacc, "ndev": 60, "ntest": 90}
-    assert task.run(BagOfWords(), "dev") == {"devacc": devacc, "ndev": 60}
+    assert task.run(BagOfWords(), "fasttest") == {
+        "acc": acc, "devacc": devacc, "ntrain": 250, "ndev": 60, "ntest": 90,
+    }  # fmt: skip
+    assert task.run(BagOfWords(), "dev") == {"devacc": devacc, "ntrain": 250, "ndev": 60}
 
 
 @pytest.mark.parametrize(
@@ -216,3 +218,8 @@ def test_minilm_on_trec_agrees_with_torch(data_dir):
     ours = task.score(features, transfer.SETTINGS["fasttest"])
     assert ours["acc"] == pytest.approx(acc, abs=0.41)  # two of 500 questions
     assert ours["devacc"] == pytest.approx(devacc, abs=0.05)
+
+
+def test_f1_without_any_example_of_the_class_is_0():
+    assert transfer.f1(np.array([0, 0]), np.array([0, 0])) == 0
+    assert transfer.f1(np.array([0, 1]), np.array([0, 1])) == 100

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,10 @@ def test_pairs_have_a_header_and_no_quoting(tmp_path):
         (transfer_data.read_mrpc, b"header\n", "no sentences"),
         (transfer_data.read_sick_entailment, b"header\n1\ta\tb\t3\tYES\n", "line 2: expected one of CONTRADICTION"),
         (transfer_data.read_sst, b"\xff\xfe\t1\n", "cannot read"),
+        (transfer_data.read_mrpc, b"1\t2\t3\ta\tb\n0\t2\t3\tc\td\n", "line 1: expected a header, found an example"),
+        (transfer_data.read_sick_entailment, b"1\ta\tb\t3\tNEUTRAL\n", "line 1: expected a header"),
+        (lambda path: transfer_data.read_class(path, 1), b"good\nfine \x07\n", "line 2: holds the control character"),
+        (lambda path: transfer_data.read_class(path, 1), random.Random(0).randbytes(2000), "is it text?"),
         (transfer_data.read_trec, b"", "no sentences"),
         (lambda path: transfer_data.read_class(path, 1), b"", "no sentences"),
     ],

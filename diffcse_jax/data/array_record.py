@@ -83,7 +83,7 @@ def main() -> None:
         parser.error("--shards must be at least 1")
     with reported_to_user():
         columns = tuple(filter(None, arguments.columns.split(",")))
-        corpus = open_corpus(DataConfig(train_file=arguments.input, columns=columns))
+        corpus = open_corpus(DataConfig(train_file=arguments.input, columns=columns), "--input")
         folder = prepare(corpus, arguments.output, arguments.shards)
         print(f"{folder} is ready: data.train_file={arguments.output}")
         if corpus.skipped:

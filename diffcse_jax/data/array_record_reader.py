@@ -31,10 +31,25 @@ class PreparedCorpus:
     features: tfds.features.FeaturesDict
 
     def records(self, columns: Sequence[str]) -> Iterator[Record]:
-        """The rows, numbered from 1 over all shards."""
-        for number, record in enumerate(self._serialised(), 1):
-            example = self.features.deserialize_example_np(record)
-            yield number, tuple(example[column].decode(errors="surrogateescape") for column in columns)
+        """The rows, numbered from 1 over all shards.
+
+        Raises:
+            DataError: damaged records.
+        """
+        records = enumerate(self._serialised(), 1)
+        number = 0
+        while True:
+            try:
+                number, record = next(records)
+                example = self.features.deserialize_example_np(record)
+                row = tuple(example[column].decode(errors="surrogateescape") for column in columns)
+            except StopIteration:
+                return
+            except Exception as error:  # the two libraries raise many types
+                raise DataError(
+                    f"{self.files[0].parent}: record {number + 1} or one near it is damaged: {error}"
+                ) from error
+            yield number, row
 
     def _serialised(self) -> Iterator[bytes]:
         for file in self.files:
@@ -58,7 +73,10 @@ def open_prepared(folder: Path) -> PreparedCorpus:
             f"{folder}: {'no ArrayRecord data set' if not found else 'several data sets'} (dataset_info.json); prepare "
             "one with python -m diffcse_jax.data.array_record, or name the folder of one"
         )
-    info = tfds.builder_from_directory(found[0]).info
+    try:
+        info = tfds.builder_from_directory(found[0]).info
+    except Exception as error:  # the library raises many types
+        raise DataError(f"{found[0]}: cannot read dataset_info.json or features.json: {error}") from error
     if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise DataError(f"{found[0]}: the data set is {info.file_format.value}, not array_record")
     if SPLIT not in info.splits:

@@ -17,6 +17,7 @@ import tokenizers
 import transformers
 from jaxtyping import Bool, Int, Integer
 
+from diffcse_jax.data.lines import expanded, text_lines, unreadable
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
@@ -90,7 +91,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
     begins = begins_word(backend)
     synonyms: Synonyms = {}
     if data.augmentation == "synonyms":
-        synonyms = read_synonyms(Path(data.synonyms_file).expanduser(), backend, begins, tokenizer.unk_token_id)
+        synonyms = read_synonyms(expanded(data.synonyms_file), backend, begins, tokenizer.unk_token_id)
     return Augmentation(data.augmentation, data.augmentation_ratio, begins, synonyms)
 
 
@@ -124,11 +125,9 @@ def read_synonyms(
             word, or with text that is not in the vocabulary; a file without any word.
     """
     table: dict[Word, list[Word]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.synonyms_file: cannot read {path}: {error}") from error
-    for number, line in enumerate(lines, 1):
+    if problem := unreadable(path):
+        raise DataError(f"data.synonyms_file: {problem}")
+    for number, line in text_lines(path, "utf-8-sig"):
         if not line.strip():
             continue
         word, *others = (field.strip() for field in line.split("\t"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import DataError
 
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
@@ -19,7 +20,7 @@ HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 
 def cache_folder(name: str) -> Path:
     """`~/.cache/diffcse_jax/NAME`; $XDG_CACHE_HOME is obeyed. It need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffcse_jax" / name
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "diffcse_jax" / name
 
 
 @contextlib.contextmanager

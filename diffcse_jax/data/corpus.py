@@ -9,6 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.errors import DataError, NoSentencesError
 
 Row = tuple[str, ...]
@@ -21,6 +22,7 @@ class Fault(enum.StrEnum):
     EMPTY = "empty"
     NOT_UTF8 = "not UTF-8"
     NUL_BYTE = "NUL byte"
+    TOO_LONG = f"longer than {LONGEST_LINE:,} characters"
     WRONG_WIDTH = "wrong number of fields"
     INVALID_CSV = "invalid CSV"
     NOT_OBJECT = "not a JSON object"
@@ -120,6 +122,8 @@ def _checked(row: Row) -> Row | Fault:
     for text in row:
         if not text:
             return Fault.EMPTY
+        if len(text) > LONGEST_LINE:
+            return Fault.TOO_LONG
         if "\0" in text:
             return Fault.NUL_BYTE
         try:

@@ -157,12 +157,20 @@ def _has_blank_lines(path: Path) -> bool:
     return sum(runs) > 1
 
 
-def _block_documents(path: Path, *, sentence_a_line: bool) -> Iterator[tuple[Place, Document]]:
-    numbered = enumerate(text_files.lines(path), 1)
-    for is_text, group in itertools.groupby(numbered, lambda entry: bool(entry[1].strip())):
-        if is_text:
+def _block_documents(path: Path, *, sentence_a_line: bool) -> Iterator[tuple[Place, Document | Fault]]:
+    for kind, group in itertools.groupby(enumerate(text_files.lines(path), 1), lambda entry: _kind(entry[1])):
+        if kind is Fault.TOO_LONG:
+            yield from ((number, Fault.TOO_LONG) for number, _ in group)
+        elif kind is None:
             numbers, lines = zip(*_of_bounded_size(path, group), strict=True)
             yield numbers[0], (Section(numbers[0], "", lines, sentence_a_line),)
+
+
+def _kind(line: str | Fault) -> Fault | None:
+    """The fault of a line; None if it is text."""
+    if isinstance(line, Fault):
+        return line
+    return None if line.strip() else Fault.EMPTY
 
 
 def _of_bounded_size(path: Path, numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -179,7 +187,7 @@ def _of_bounded_size(path: Path, numbered: Iterable[tuple[int, str]]) -> Iterato
 
 def _line_documents(path: Path) -> Iterator[tuple[Place, Document | Fault]]:
     for number, line in enumerate(text_files.lines(path), 1):
-        yield number, (Section(number, "", [line]),) if line.strip() else Fault.EMPTY
+        yield number, _kind(line) or (Section(number, "", [line]),)
 
 
 def _json_documents(path: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Document | Fault]]:
@@ -204,8 +212,11 @@ def _titled(place: Place, *texts: str) -> Document:
 def _file_documents(folder: Path) -> Iterator[tuple[Place, Document | Fault]]:
     for path in files_of(folder):
         place = path.relative_to(folder).as_posix()
-        text = "".join(text_files.lines(path)).replace("\r\n", "\n")
-        if not text.strip():
+        lines = [line for _, line in _of_bounded_size(path, enumerate(text_files.lines(path), 1))]
+        text = "".join(lines).replace("\r\n", "\n")
+        if any(isinstance(line, Fault) for line in lines):
+            yield place, Fault.TOO_LONG
+        elif not text.strip():
             yield place, Fault.EMPTY
         elif path.suffix.lower() == ".txt":
             yield place, (Section(place, "", text.split("\n")),)

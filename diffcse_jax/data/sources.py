@@ -3,6 +3,7 @@
 import difflib
 import functools
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from diffcse_jax.data import documents, text_files
 from diffcse_jax.data.cache import hub_file
 from diffcse_jax.data.corpus import ROLES, Corpus, column_names
 from diffcse_jax.data.documents import Documents
+from diffcse_jax.data.lines import expanded, unreadable
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
@@ -18,11 +20,15 @@ WIKI1M_FILE = "wiki1m_for_simcse.txt"
 KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
-def open_corpus(data: DataConfig) -> Corpus:
+def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
     """The corpus that `data.train_file` names: its lines as rows, or, for pairs of documents, the rows made of these.
 
     Text is one sentence a line; csv and tsv have a header and the csv module's quoting; jsonl has one object a line.
     Each may be compressed (.gz, .xz). A folder is a prepared ArrayRecord data set.
+
+    Args:
+        data: the options.
+        option: the name, in errors, of the option that the user named the file by.
 
     Raises:
         DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
@@ -46,7 +52,7 @@ def open_corpus(data: DataConfig) -> Corpus:
             )
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
-    path = _path_of(data)
+    path = _path_of(data, option)
     if path.is_dir():
         return _array_record_corpus(path, data)
     return _file_corpus("wiki1m" if data.train_file == "wiki1m" else str(path), path, data)
@@ -93,13 +99,15 @@ def _without_documents(data: DataConfig) -> str:
     return f"a {extension} file has no {'blank lines between ' * blank_lines}documents"
 
 
-def _path_of(data: DataConfig) -> Path:
-    """The file or folder of `data.train_file`."""
+def _path_of(data: DataConfig, option: str = "data.train_file") -> Path:
+    """The file or folder of `data.train_file`, which can be read."""
     if data.train_file == "wiki1m":
         return hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
-    path = Path(data.train_file).expanduser()
-    if not path.exists():
-        raise DataError(f"data.train_file: no file {path}{_nearest_name(path)}; known names: wiki1m, docstrings")
+    if not data.train_file:
+        raise DataError(f"{option} is empty; it must name a file, a folder, wiki1m or docstrings")
+    path = expanded(data.train_file)
+    if not os.path.isdir(path) and (problem := unreadable(path)):
+        raise DataError(f"{option}: {problem}{_nearest_name(path)}; known names: wiki1m, docstrings")
     return path
 
 
@@ -197,6 +205,8 @@ def _columns_by_name(available: Sequence[str]) -> Sequence[str]:
 
 
 def _nearest_name(path: Path) -> str:
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    if os.path.exists(path):
+        return ""
+    names = os.listdir(path.parent) if os.path.isdir(path.parent) and os.access(path.parent, os.R_OK) else []
     near = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.with_name(near[0])}?)" if near else ""

@@ -22,6 +22,7 @@ from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.cache import made_whole
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
@@ -98,7 +99,7 @@ def find_store(name: str) -> VectorStore | None:
     Raises:
         DataError: files that are not as `python -m diffcse_jax.embed` writes them, or not all of one kind; or none yet.
     """
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
     if not parts and (folder / SETTINGS_FILE).is_file():
         raise DataError(f"{folder} holds no vectors yet; let `python -m diffcse_jax.embed` write them first")

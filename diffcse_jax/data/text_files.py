@@ -1,34 +1,34 @@
 """Readers of text, csv, tsv and jsonl files, plain or compressed (.gz, .xz), line by line.
 
-Bytes that are no UTF-8 arrive as surrogates, which a `Corpus` counts as a fault of their line.
+Bytes that are no UTF-8 arrive as surrogates, which a `Corpus` counts as a fault of their line. A line, or a row of a
+table, that is longer than `LONGEST_LINE` is a fault, too, and is not held in memory.
 """
 
+import codecs
 import csv
-import gzip
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from diffcse_jax.data.corpus import Fault, Record
+from diffcse_jax.data.lines import LONGEST_LINE, byte_lines
 from diffcse_jax.errors import DataError, NoSentencesError
 
 
 def text_records(path: Path) -> Iterator[Record]:
     """Each line as a row of one sentence."""
-    return ((number, (line,)) for number, line in enumerate(lines(path), 1))
+    return ((number, line if isinstance(line, Fault) else (line,)) for number, line in enumerate(lines(path), 1))
 
 
 def table_header(path: Path, delimiter: str) -> list[str]:
     """The names of a table's columns, from its first line.
 
     Raises:
-        DataError: that line is empty or no valid csv.
+        DataError: that line is empty, too long or no valid csv.
     """
     try:
-        header = next(csv.reader(lines(path), delimiter=delimiter), [])
+        header = next(csv.reader(_TableLines(path), delimiter=delimiter), [])
     except csv.Error as error:
         raise DataError(f"{path}, line 1: {error}") from error
     if not header:
@@ -45,14 +45,18 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
         width: fields of every line.
         wanted: positions, from 0, of the fields that make the row.
     """
-    reader = csv.reader(lines(path), delimiter=delimiter)
+    table = _TableLines(path)
+    reader = csv.reader(table, delimiter=delimiter)
     next(reader)
     while True:
-        line = reader.line_num + 1
+        line = table.start_row()
         try:
             fields = next(reader)
         except StopIteration:
             return
+        except _RowTooLong:
+            yield line, Fault.TOO_LONG
+            continue
         except csv.Error:
             yield line, Fault.INVALID_CSV
             continue
@@ -91,25 +95,56 @@ def first_keys(path: Path) -> list[str]:
     raise NoSentencesError(f"{path}: no line holds a JSON object")
 
 
-def lines(path: Path) -> Iterator[str]:
-    """Lines that end in a line feed (other line separators of Unicode are text), without a leading byte-order mark."""
-    openers: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open}
-    opener = openers.get(path.suffix, open)
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-            yield from file
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path}: damaged archive ({error})") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+class _RowTooLong(csv.Error):
+    """A row of more characters than a line may have."""
 
 
-def _json_object(line: str) -> dict[str, Any] | Fault:
+class _TableLines:
+    """The lines of a table for the csv module, which would take any number of them for one row in quotes."""
+
+    def __init__(self, path: Path):
+        self._lines = lines(path)
+        self._number = 0
+        self._row_size = 0
+
+    def start_row(self) -> int:
+        """The number of the next line, which begins a row."""
+        self._row_size = 0
+        return self._number + 1
+
+    def __iter__(self) -> "_TableLines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._number += 1
+        self._row_size += len(line)
+        if isinstance(line, Fault) or self._row_size > LONGEST_LINE:
+            raise _RowTooLong(Fault.TOO_LONG)
+        return line
+
+
+def lines(path: Path) -> Iterator[str | Fault]:
+    """Lines that end in a line feed (other line separators of Unicode are text), without a leading byte-order mark.
+
+    In place of one that is too long there is its fault, which is a string, too: ask for `isinstance(line, Fault)`.
+    """
+    for number, line in enumerate(byte_lines(path)):
+        if line is None:
+            yield Fault.TOO_LONG
+            continue
+        text = (line if number else line.removeprefix(codecs.BOM_UTF8)).decode(errors="surrogateescape")
+        yield text if len(text) <= LONGEST_LINE else Fault.TOO_LONG
+
+
+def _json_object(line: str | Fault) -> dict[str, Any] | Fault:
     """The object on a line, or the fault in its place."""
+    if isinstance(line, Fault):
+        return line
     if not line.strip():
         return Fault.EMPTY
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Fault.NOT_OBJECT
     return entry if isinstance(entry, dict) else Fault.NOT_OBJECT

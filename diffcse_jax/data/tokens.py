@@ -20,10 +20,12 @@ from jaxtyping import Int, Integer
 
 from diffcse_jax.data.cache import cache_folder, made_whole
 from diffcse_jax.data.corpus import Corpus, Row
-from diffcse_jax.data.tokenizer import unlimited_tokenizer
+from diffcse_jax.data.lines import expanded
+from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BLOCK_ROWS = 10_000
+BLOCK_CHARACTERS = 1 << 25
 
 
 class TokenStore:
@@ -110,7 +112,7 @@ def build_or_open(
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
-    folder = (Path(cache_dir).expanduser() if cache_dir else cache_folder("tokens")) / _store_name(corpus, backend)
+    folder = (expanded(cache_dir) if cache_dir else cache_folder("tokens")) / _store_name(corpus, backend)
     found = folder.exists()
     if not found:
         _build(corpus, backend, max_length, folder, quiet)
@@ -150,11 +152,10 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
             new_documents = np.flatnonzero(np.diff([document, *documents]))
             document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
             document = documents[-1]
-            encodings = backend.encode_batch_fast(list(itertools.chain.from_iterable(rows)))
-            lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+            sentences = tokenise(backend, list(itertools.chain.from_iterable(rows))).ids
+            lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             offsets.append(token_ids.size + np.cumsum(lengths))
-            ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-            token_ids.append(np.fromiter(ids, id_type, lengths.sum()))
+            token_ids.append(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()))
             progress.update(len(rows))
     if corpus.reading:
         np.save(folder / "document_starts.npy", np.concatenate(document_starts))
@@ -162,8 +163,15 @@ def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, q
 
 def _blocks(corpus: Corpus) -> Iterator[list[tuple[int, Row]]]:
     """The rows with the numbers of their documents."""
-    rows = corpus.in_documents()
-    while block := list(itertools.islice(rows, BLOCK_ROWS)):
+    block: list[tuple[int, Row]] = []
+    characters = 0
+    for document, row in corpus.in_documents():
+        block.append((document, row))
+        characters += sum(map(len, row))
+        if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
         yield block
 
 

@@ -1,6 +1,7 @@
 """Evaluation tasks."""
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -68,4 +69,4 @@ def build_task(name: str, folder: Path, **options: Any) -> Task:
 
 def missing_files(task: Task, mode: str) -> list[Path]:
     """The files that a task would read and that are not there."""
-    return [path for path in task.files(mode) if not path.is_file()]
+    return [path for path in task.files(mode) if not os.path.isfile(path)]

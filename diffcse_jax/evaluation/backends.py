@@ -1,11 +1,13 @@
 """The encoders that evaluation can use: ours and, as an independent computation, that of PyTorch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pooler, require_finite, warn_of_cut
 from diffcse_jax.errors import CheckpointError
@@ -25,7 +27,7 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
     """
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
-    path = Path(model).expanduser()
+    path = expanded(model)
     workdir = workdir_of(path)
     if workdir is None:
         return TorchEncoder(model, pooler, truncate_dim)
@@ -56,21 +58,19 @@ class TorchEncoder:
             import torch
         except ImportError as error:
             raise CheckpointError("the torch backend needs torch: pip install torch") from error
-        from transformers import AutoModel
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()  # of loading weights
-
-        folder = pretrained.find_folder(path_or_id)
+        # Refuses what the JAX encoder refuses, before transformers reads the same files less strictly.
+        checkpoint = pretrained.load(path_or_id)
+        folder = checkpoint.folder
         record = sentence_transformers_folder.read(folder)
         self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(folder)
-        sizes = pretrained.transformer_config(pretrained.read_hf_config(folder), source=str(folder))
+        sizes = checkpoint.config
         self._max_length = sizes.max_length
         recorded = record.truncate_dim if record else None
         self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, sizes.hidden_size)
-        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
+        self._model = _torch_model(folder, checkpoint.hf_config).to(self._device).eval()
         if self.pooler == "cls" and getattr(self._model, "pooler", None) is None:
             raise CheckpointError(
                 f"{folder}: a {self._model.config.model_type} model has no pooler in transformers; "
@@ -110,3 +110,23 @@ class TorchEncoder:
                 mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
                 pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
         return pooled[:, : self.truncate_dim].cpu().numpy()
+
+
+def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> Any:
+    """The folder's model as transformers computes it, in float32. Code that comes with the folder is never run.
+
+    Raises:
+        CheckpointError: transformers cannot read it.
+    """
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # of loading weights
+    try:
+        # The configuration that was checked, whatever other files it names for this release of transformers.
+        config = transformers.CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
+        return transformers.AutoModel.from_pretrained(
+            folder, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises a dozen types
+        raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.evaluation import GROUPS, published, report
 from diffcse_jax.evaluation.report import Results
+from diffcse_jax.storage.files import read_json
 from diffcse_jax.storage.workdir import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
@@ -57,7 +59,7 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
         style: one of `FORMATS`.
     """
     scores = [scores_by_column(results) for results in models]
-    measured = [Row(report.label(results), formatted(columns)) for results, columns in zip(models, scores, strict=True)]
+    measured = [Row(_label(results), formatted(columns)) for results, columns in zip(models, scores, strict=True)]
     measured += [
         Row(f"mean of {len(group)} seeds", summarised([scores[index] for index in group]))
         for group in seed_groups([results["model"] for results in models])
@@ -71,6 +73,12 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
         ]
         tables.append(table(columns, rows + measured, style))
     return "\n\n".join(tables)
+
+
+def _label(results: Results) -> str:
+    """The model, and of which tasks its scores are not to be compared with published ones."""
+    tasks = ", ".join(SHORT_NAMES.get(name, name) for name in results.get("not_official", {}))
+    return report.label(results) + (f" (not the official data: {tasks})" if tasks else "")
 
 
 def document(models: Sequence[Results]) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def seed_groups(models: Sequence[str]) -> list[list[int]]:
     """Positions of workdirs (or exports in them) whose configurations are the same but for `train.seed`."""
     groups: dict[str, list[int]] = {}
     for index, model in enumerate(models):
-        if configuration := _configuration_but_seed(Path(model).expanduser()):
+        if configuration := _configuration_but_seed(expanded(model)):
             groups.setdefault(configuration, []).append(index)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -187,6 +195,7 @@ def _configuration_but_seed(path: Path) -> str | None:
     workdir = workdir_of(path) or workdir_of(path.parent)
     if workdir is None:
         return None
-    config = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
-    config.get("train", {}).pop("seed", None)
+    config = read_json(workdir / "config.json")
+    if isinstance(config.get("train"), dict):
+        config["train"].pop("seed", None)
     return json.dumps(config, sort_keys=True)

@@ -15,10 +15,11 @@ import numpy as np
 from diffcse_jax.config import Config
 from diffcse_jax.data import held_out, pairs
 from diffcse_jax.data.documents import Section
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import missing_files, retrieval, sts
+from diffcse_jax.evaluation import missing_files, official, retrieval, sts
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.guard import Guard, build_guard
 from diffcse_jax.evaluation.outcomes import Evidence, Pairs, Queries
@@ -133,12 +134,16 @@ def _missing_sts_data(options: EvalConfig) -> str:
 def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
     """The dev splits of `eval.tasks`, by the name of their score."""
     folder = senteval_folder(options.data_dir)
-    return {SHORT_NAMES[task]: _as_json(STS_TASKS[task](folder).load("dev")) for task in options.tasks}
+    sets = {task: STS_TASKS[task](folder).load("dev") for task in options.tasks}
+    for task, scored in sets.items():
+        if reason := official.deviation(task, {"n": len(scored.gold)}, "dev"):
+            print(f"notice: {task} in {folder} is not the official data: {reason}", file=sys.stderr)
+    return {SHORT_NAMES[task]: _as_json(pairs) for task, pairs in sets.items()}
 
 
 def _own_scored_pairs(options: EvalConfig) -> list[list]:
     """The pairs of `eval.pairs_file`."""
-    path = Path(options.pairs_file).expanduser()
+    path = expanded(options.pairs_file)
     pairs = sts.read_pairs(path, columns=(0, 1, 2))
     if np.ptp(pairs.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
@@ -208,7 +213,7 @@ def _unscored_pairs(options: EvalConfig) -> list[list[str]]:
 
         rows = docstring_pairs(RETRIEVAL_PAIRS)
     else:
-        rows = _read_unscored_pairs(Path(options.pairs_file).expanduser())
+        rows = _read_unscored_pairs(expanded(options.pairs_file))
     return [[query for query, _ in rows], [target for _, target in rows]]
 
 

@@ -55,10 +55,20 @@ class Geometry(StsbProbe):
     name = "geometry"
 
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
-        """The numbers of one split."""
+        """The numbers of one split.
+
+        Raises:
+            DataError: no pair is rated above 4, which alignment needs, or there is one sentence alone.
+        """
         pairs, first, second = self.encoded(encoder, mode, batch_size)
         unit_first, unit_second = normalized(first), normalized(second)
         positive = pairs.gold > POSITIVE_RATING
+        if not positive.any():
+            raise DataError(
+                f"{self.files(mode)[0]}: no pair is rated above {POSITIVE_RATING:g}, so there is no alignment to tell"
+            )
+        if len({*pairs.first, *pairs.second}) == 1:
+            raise DataError(f"{self.files(mode)[0]}: all sentences are the same, so they have no geometry")
         sentences = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
         return {
             "alignment": float(np.square(unit_first - unit_second)[positive].sum(axis=1).mean()),
@@ -143,7 +153,8 @@ def similarity_by_rating(
     groups = []
     for low, high in RATING_GROUPS:
         group = similarities[(gold > low) & (gold <= high) | ((gold == 0) & (low == 0))]
-        density = np.histogram(group, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
+        within = np.clip(group, BINS[0], BINS[-1])  # that of equal sentences may be rounded to more than 1
+        density = np.histogram(within, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
         mean, deviation = (float(group.mean()), float(group.std())) if len(group) else (None, None)
         groups.append(
             {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": deviation, "density": density.tolist()}
@@ -152,9 +163,9 @@ def similarity_by_rating(
 
 
 def singular_values(vectors: Float32[np.ndarray, "n dimension"]) -> Float[np.ndarray, " rank"]:
-    """Singular values of the sentence matrix, the largest scaled to 1."""
+    """Singular values of the sentence matrix, the largest scaled to 1; zeros where all vectors are zero."""
     values = np.linalg.svd(vectors, compute_uv=False)
-    return values / values[0]
+    return values / (values[0] or 1)
 
 
 def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

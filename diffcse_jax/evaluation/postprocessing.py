@@ -73,7 +73,7 @@ def post_process(encoder: Encoder, specification: str, dimension: int | None) ->
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
     if method == "dcl" and dimension is not None:
         raise ConfigError("--post_dimension is a setting of whitening: dimension-wise contrast keeps all dimensions")
-    sentences = list(dict.fromkeys(row[0] for row in open_corpus(DataConfig(train_file=file))))
+    sentences = list(dict.fromkeys(row[0] for row in open_corpus(DataConfig(train_file=file), "--post")))
     vectors = encoder.encode(sentences)
     try:
         mean, matrix = whitening(vectors, dimension) if method == "whitening" else decorrelation(vectors)

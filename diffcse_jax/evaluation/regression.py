@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Float64, Int32
 
 from diffcse_jax.evaluation.classifier import SEED, initial_weights
 from diffcse_jax.evaluation.protocols import Encoder
-from diffcse_jax.evaluation.sts import ScoredPairs, SICKRelatedness, STSBenchmark, correlations, read_pairs
+from diffcse_jax.evaluation.sts import SCALE, ScoredPairs, SICKRelatedness, STSBenchmark, correlations, read_pairs
 
 LEVELS = np.arange(1, 6, dtype=np.float32)
 BATCH_SIZE = 64
@@ -62,7 +62,7 @@ class SimilarityRegression:
         Raises:
             DataError: a row that cannot be read, with its file and line.
         """
-        pairs = read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header)
+        pairs = read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header, scale=SCALE)
         rows = sorted(
             zip(pairs.first, pairs.second, pairs.gold, strict=True),
             key=lambda row: (len(row[0].split()), len(row[1].split()), row[2]),
@@ -81,7 +81,8 @@ class SimilarityRegression:
             for split in splits
             if split != "train"
         }
-        return scores["dev" if mode == "dev" else "test"] | {"dev": scores["dev"]}
+        counts = {"ntrain": len(targets["train"])}
+        return scores["dev" if mode == "dev" else "test"] | counts | {"dev": scores["dev"]}
 
     def _splits_of_mode(self, mode: str) -> list[str]:
         return ["train", "dev"] if mode == "dev" else ["train", "dev", "test"]

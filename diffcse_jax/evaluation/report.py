@@ -85,9 +85,14 @@ def table(results: Results) -> str:
         section = {name: scores for name, scores in results["tasks"].items() if any(key in scores for key in keys)}
         lines += draw_section(section) if section else []
     lines += _probe_lines(results["tasks"])
+    not_official = results.get("not_official", {})
+    mark = "   not of the official data" if not_official else ""
     lines += [
-        f"{'average ' + group:<{LABEL}}{mean:>8.2f}" for group, mean in results["averages"].items() if mean is not None
+        f"{'average ' + group:<{LABEL}}{mean:>8.2f}{mark}"
+        for group, mean in results["averages"].items()
+        if mean is not None
     ]
+    lines += [f"{name:<{LABEL}} not the official data: {reason}" for name, reason in not_official.items()]
     lines += [f"{name:<{LABEL}} missing: {reason}" for name, reason in results["missing"].items()]
     return "\n".join(lines)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import tqdm
 
+from diffcse_jax.data.lines import expanded, text_lines
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import REGRESSION_TASKS, build_task, expand_groups, missing_files, report
+from diffcse_jax.evaluation import REGRESSION_TASKS, build_task, expand_groups, missing_files, official, report
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.postprocessing import post_process
 from diffcse_jax.evaluation.protocols import Encoder, Task
@@ -99,7 +100,7 @@ def evaluate_model(model: str, tasks: dict[str, Task], settings: Settings, keep:
 def load(model: str, settings: Settings) -> Encoder:
     """The model's encoder on the backend, post-processed if the settings say so."""
     encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
-    return post_process(encoder, settings.post, settings.post_dimension) if settings.post else encoder
+    return post_process(encoder, settings.post, settings.post_dimension) if settings.post is not None else encoder
 
 
 def results_of(
@@ -124,6 +125,9 @@ def results_of(
         "post_dimension": settings.post_dimension,
         "tasks": tasks,
         "averages": report.averages(tasks, settings.mode),
+        "not_official": {
+            name: reason for name, each in tasks.items() if (reason := official.deviation(name, each, settings.mode))
+        },
         "missing": {name: report.missing_reason(paths) for name, paths in missing.items() if paths},
         "warnings": list(dict.fromkeys(notes)),
     }
@@ -147,10 +151,9 @@ def _noted_warnings() -> Iterator[list[str]]:
 
 def _read_queries(path: Path) -> tuple[str, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--queries: cannot read {path}: {error}") from error
-    queries = tuple(line.strip() for line in lines if line.strip())
+        queries = tuple(line.strip() for _, line in text_lines(expanded(path), "utf-8-sig") if line.strip())
+    except DataError as error:
+        raise DataError(f"--queries: {error}") from error
     if not queries:
         raise DataError(f"--queries: {path} holds no query")
     return queries

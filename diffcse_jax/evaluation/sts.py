@@ -5,6 +5,7 @@ File formats and formulas are those of SimCSE's copy of SentEval (evaluation mod
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
+from diffcse_jax.data.lines import text_lines
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.protocols import Encoder
 
@@ -53,7 +55,7 @@ class StsTask:
         Raises:
             DataError: a row that cannot be read, with its file and line.
         """
-        return read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header)
+        return read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header, scale=SCALE)
 
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
         """Scores of the mode's split, x 100, with those of the dev split under `dev`."""
@@ -158,7 +160,7 @@ def read_parallel_pairs(sentences: Path, scores: Path) -> ScoredPairs:
         if len(fields) != 2:
             raise DataError(f"{sentences}, line {number}: expected two tab-separated sentences, found {len(fields)}")
         first, second = (" ".join(sentence.split()) for sentence in fields)
-        kept.append((first, second, _number(gold, scores, number)))
+        kept.append((first, second, _score(gold, scores, number, SCALE)))
     if not kept:
         raise DataError(f"{scores}: no scored pairs")
     firsts, seconds, numbers = zip(*kept, strict=True)
@@ -187,22 +189,34 @@ def aggregated(
 
 
 COEFFICIENTS = ("spearman", "pearson")
+SCALE = (0.0, 5.0)  # of the scores in all data sets here
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool = False) -> ScoredPairs:
+def read_pairs(
+    path: Path,
+    columns: tuple[int, int, int],
+    *,
+    skip_header: bool = False,
+    scale: tuple[float, float] = (-math.inf, math.inf),
+) -> ScoredPairs:
     """Reads tab-separated scored pairs. Quotes are text; runs of white space become one space, as in SentEval.
 
     Args:
         path: a UTF-8 file.
         columns: where score, first and second sentence are, from 0.
         skip_header: the first line is no pair.
+        scale: the least and the highest score there can be.
 
     Raises:
-        DataError: the file cannot be read, a row has too few columns or no number for a score, or there is no row.
+        DataError: the file cannot be read, a row has too few columns or no score on the scale, there is no row, or a
+            pair in place of the header.
     """
     scores, first, second = [], [], []
     for number, fields in pair_rows(path):
         if skip_header and number == 1:
+            if len(fields) > max(columns) and _NUMBER.fullmatch(fields[columns[0]]):
+                raise DataError(f"{path}, line 1: expected a header, found a pair")
             continue
         if len(fields) <= max(columns):
             raise DataError(
@@ -210,7 +224,7 @@ def read_pairs(path: Path, columns: tuple[int, int, int], *, skip_header: bool =
                 f"found {len(fields)}"
             )
         score, *sentences = (fields[column] for column in columns)
-        scores.append(_number(score, path, number))
+        scores.append(_score(score, path, number, scale))
         first.append(" ".join(sentences[0].split()))
         second.append(" ".join(sentences[1].split()))
     if not scores:
@@ -232,11 +246,7 @@ def tab_separated(path: Path, encoding: str = "utf-8") -> list[tuple[int, list[s
     Raises:
         DataError: the file cannot be read.
     """
-    try:
-        with path.open(encoding=encoding) as file:
-            return [(number, line.strip().split("\t")) for number, line in enumerate(file, start=1)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    return [(number, line.strip().split("\t")) for number, line in text_lines(path, encoding)]
 
 
 def score_pairs(
@@ -300,11 +310,12 @@ def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"])
     }
 
 
-def _number(text: str, path: Path, line: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+def _score(text: str, path: Path, line: int, scale: tuple[float, float]) -> float:
+    # Python's own reading takes `1_0` and digits of any script.
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(value):
-        raise DataError(f"{path}, line {line}: expected a number as score, found {text!r}")
+        raise DataError(f"{path}, line {line}: expected a number as score, found {text[:60]!r}")
+    low, high = scale
+    if not low <= value <= high:
+        raise DataError(f"{path}, line {line}: a score of {text[:60]} is not between {low:g} and {high:g}")
     return value

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from diffcse_jax.data.cache import cache_folder, hub_file
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import DataError
 
 HUB_FILE = "senteval.tar"
@@ -20,8 +21,8 @@ def senteval_folder(data_dir: str) -> Path:
     """
     if not data_dir and "DIFFCSE_DATA_DIR" not in os.environ:
         return hub_folder()
-    folder = Path(data_dir).expanduser() if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
-    if not folder.is_dir():
+    folder = expanded(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
+    if not os.path.isdir(folder):
         raise DataError(f"no evaluation data: there is no folder {folder}")
     return folder
 

@@ -107,7 +107,8 @@ class TransferTask(abc.ABC):
         """Accuracies x 100, rounded as SentEval rounds them.
 
         Returns:
-            `devacc`, of `ndev` examples, and `acc`, of `ntest`. A task with a test split has no `acc` in mode `dev`.
+            `devacc`, of `ndev` examples, and `acc`, of `ntest`; with a dev split also `ntrain`. A task with
+            a test split has no `acc` in mode `dev`.
 
         Raises:
             DataError: a file that cannot be read, or too few examples.
@@ -180,7 +181,8 @@ class FixedSplits(TransferTask):
         train, dev = features.splits["train"], features.splits["dev"]
         classifiers = features.train([Fit(train, dev)], settings.recipe)
         best, score = best_regularization(classifiers.dev_accuracy)
-        return {"devacc": score, "ndev": len(dev)} | self.test_scores(features, classifiers.weights[0, best])
+        counts = {"ntrain": len(train), "ndev": len(dev)}
+        return {"devacc": score} | counts | self.test_scores(features, classifiers.weights[0, best])
 
 
 class Binary(NestedCrossValidation):
@@ -308,6 +310,6 @@ def accuracy(predicted: Labels, labels: Labels) -> float:
 
 
 def f1(predicted: Labels, labels: Labels) -> float:
-    """F1 of class 1, x 100, with two decimals."""
+    """F1 of class 1, x 100, with two decimals; 0 where nothing is of this class and nothing is taken for it."""
     hits = int((predicted & labels).sum())
-    return round(100 * (2 * hits / int((predicted + labels).sum())), 2)
+    return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)

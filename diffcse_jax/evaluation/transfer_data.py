@@ -3,10 +3,12 @@
 Encodings and columns are those of SentEval; runs of white space become one space, as there.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from diffcse_jax.data.lines import text_lines
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.sts import tab_separated
 
@@ -14,6 +16,8 @@ BINARY = {"0": 0, "1": 1}
 SENTIMENT = {str(label): label for label in range(5)}
 QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
 ENTAILMENT = {"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2}
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")  # those that are no white space
 
 
 class Example(NamedTuple):
@@ -30,11 +34,9 @@ def in_order(examples: list[Example]) -> list[Example]:
 
 def read_class(path: Path, label: int) -> list[Example]:
     """A Latin-1 file with one sentence of this class on each line; empty ones count."""
-    try:
-        text = path.read_text(encoding="latin-1")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    return _not_empty(path, [Example((_spaced(line),), label) for line in text.splitlines()])
+    # Latin-1 reads any bytes; a file that is no text has control characters, which the data sets do not.
+    lines = [part for _, line in _lines(path, "latin-1") for part in line.splitlines()]
+    return _not_empty(path, [Example((_spaced(line),), label) for line in lines])
 
 
 def read_sst(path: Path) -> list[Example]:
@@ -46,7 +48,7 @@ def read_sst_fine(path: Path) -> list[Example]:
     """Sentiment in five classes: label, space, sentence."""
     examples = []
     for number, line in _lines(path, "utf-8"):
-        label, _, sentence = line.partition(" ")
+        label, _, sentence = line.strip().partition(" ")
         examples.append(Example((_spaced(sentence),), _label(label, SENTIMENT, path, number)))
     return _not_empty(path, examples)
 
@@ -55,10 +57,10 @@ def read_trec(path: Path) -> list[Example]:
     """Questions by kind of answer, Latin-1: coarse label, colon, fine label, space, question."""
     examples = []
     for number, line in _lines(path, "latin-1"):
-        label, _, rest = line.partition(":")
+        label, _, rest = line.strip().partition(":")
         _, space, question = rest.partition(" ")
         if not space:
-            raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line!r}")
+            raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line.strip()[:60]!r}")
         examples.append(Example((_spaced(question),), _label(label, QUESTIONS, path, number)))
     return _not_empty(path, examples)
 
@@ -78,7 +80,10 @@ def _read_table(
 ) -> list[Example]:
     columns = 1 + max(label_column, *sentence_columns)
     examples = []
-    for number, fields in tab_separated(path)[header:]:
+    rows = tab_separated(path, encoding="utf-8-sig")
+    if header and rows and len(rows[0][1]) >= columns and rows[0][1][label_column] in labels:
+        raise DataError(f"{path}, line 1: expected a header, found an example")
+    for number, fields in rows[header:]:
         if len(fields) < columns:
             raise DataError(
                 f"{path}, line {number}: expected at least {columns} tab-separated columns, found {len(fields)}"
@@ -89,12 +94,10 @@ def _read_table(
 
 
 def _lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding=encoding) as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    for number, line in text_lines(path, encoding):
+        if control := _CONTROL.search(line):
+            raise DataError(f"{path}, line {number}: holds the control character {control[0]!r}; is it text?")
+        yield number, line
 
 
 def _spaced(text: str) -> str:
@@ -103,7 +106,7 @@ def _spaced(text: str) -> str:
 
 def _label(text: str, labels: Mapping[str, int], path: Path, number: int) -> int:
     if text not in labels:
-        raise DataError(f"{path}, line {number}: expected one of {', '.join(labels)} as label, found {text!r}")
+        raise DataError(f"{path}, line {number}: expected one of {', '.join(labels)} as label, found {text[:60]!r}")
     return labels[text]
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
-import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import families, parameters
 from diffcse_jax.models.families import HfConfig
@@ -26,6 +27,10 @@ from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.storage.files import read_json_object
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
+MOST_PROBLEMS = 50  # of a checkpoint that an error tells
 
 _PARTS = ("transformer", "pooler", "mlm_head")
 
@@ -70,12 +75,12 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = families.find(config.family)
-    tensors = _normalised_names(_read_tensors(folder), family.prefix)
+    tensors, problems = _normalised_names(_read_tensors(folder), family.prefix)
     names = {part: hf_names(part, config) for part in _PARTS}
     present = [part for part in _PARTS if part == "transformer" or not tensors.keys().isdisjoint(names[part])]
     loaded = {part: _load_part(tensors, part, config) for part in present}
     used = {name for part in _PARTS for name in names[part]}
-    problems = [problem for _, of_part in loaded.values() for problem in of_part]
+    problems += [problem for _, of_part in loaded.values() for problem in of_part]
     unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
     problems += [f"unknown: {name}" for name in unknown]
     if needs_mlm_head:
@@ -86,6 +91,8 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
             problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
         raise CheckpointError(
             f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
         )
@@ -127,11 +134,11 @@ def find_folder(name_or_path: str) -> Path:
     """
     if name_or_path == "minilm":
         return _packaged_minilm()
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    folder = expanded(name_or_path)
+    if name_or_path and os.path.isdir(folder):
         return folder
-    if folder.exists() or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
-        raise CheckpointError(f"model folder not found: {name_or_path}")
+    if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
+        raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
     return _download(name_or_path)
 
 
@@ -142,19 +149,9 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         CheckpointError: no such file, or no JSON object.
     """
     path = folder / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
-    return _read_json_object(path)
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSONDecodeError or UnicodeDecodeError
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
-    return content
+    return read_json_object(path)
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
@@ -228,27 +225,37 @@ def _load_part(tensors: Mapping[str, np.ndarray], part: str, config: Transformer
             expected = shapes[name].shape[::-1] if transposed else shapes[name].shape
             problems.append(f"wrong shape: {hf_name} is {tensors[hf_name].shape}, config.json says {expected}")
             continue
+        if array.dtype.name not in FLOATS:
+            problems.append(f"unsupported: {hf_name} holds {array.dtype}; weights that are quantised cannot be read")
+            continue
         params[name] = np.ascontiguousarray(array, dtype=np.float32)
     return params, problems
 
 
-def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Names without the encoder's prefix, and with the LayerNorm names that replaced TensorFlow's."""
-    renamed = {}
-    for name, array in tensors.items():
-        name = name.removeprefix(prefix)
+def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Names without the encoder's prefix, and with the LayerNorm names that replaced TensorFlow's.
+
+    Returns:
+        The tensors by these names, and as problems the names that several different tensors get.
+    """
+    renamed: dict[str, np.ndarray] = {}
+    problems = []
+    for given, array in tensors.items():
+        name = given.removeprefix(prefix)
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+        if name in renamed and not np.array_equal(renamed[name], array):
+            problems.append(f"twice, and not the same: {name}, once as {given}")
         renamed[name] = array
-    return renamed
+    return renamed, problems
 
 
 def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if os.path.isfile(index):
         files: Iterable[str] = _indexed_files(index)
-    elif (folder / "model.safetensors").is_file():
+    elif os.path.isfile(folder / "model.safetensors"):
         files = ["model.safetensors"]
-    elif (folder / "pytorch_model.bin").is_file():
+    elif os.path.isfile(folder / "pytorch_model.bin"):
         return _read_pickled(folder / "pytorch_model.bin")
     else:
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
@@ -263,11 +270,15 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _indexed_files(index: Path) -> list[str]:
-    """The files that a checkpoint in parts consists of."""
-    weight_map = _read_json_object(index).get("weight_map")
+    """The files that a checkpoint in parts consists of: beside the index and nowhere else."""
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
-    return sorted(set(weight_map.values()))
+    files = sorted(set(weight_map.values()))
+    for file in files:
+        if file in ("", ".", "..") or file != Path(file).name:
+            raise CheckpointError(f"{index} names {file[:60]!r}, which is no file of its folder")
+    return files
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:
@@ -281,7 +292,19 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged, or code where tensors should be; torch's advice would be to run it
         raise CheckpointError(f"cannot read {path} as a file of tensors: convert it to safetensors") from error
-    return {name: tensor.float().numpy() for name, tensor in state.items()}
+    problem = f"{path} is no dictionary from names to tensors: convert it to safetensors"
+    if not isinstance(state, dict):
+        raise CheckpointError(problem)
+    tensors = {}
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(problem)
+        is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
+        try:
+            tensors[name] = (tensor.detach().float() if is_float else tensor).numpy()
+        except Exception as error:  # sparse, quantised, of a type that NumPy does not have
+            raise CheckpointError(f"{path}: cannot read {name[:60]!r} ({error}): convert it to safetensors") from error
+    return tensors
 
 
 def _packaged_minilm() -> Path:
@@ -304,9 +327,10 @@ def _download(hub_id: str) -> Path:
         if not any(folder.glob("model*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*wanted, "pytorch_model.bin"]))
     except Exception as error:  # the hub client has a dozen error types: offline, not found, gated, bad name
+        reason = str(error)[:300].splitlines()[:1]
         raise CheckpointError(
-            f"{hub_id!r} is neither a local folder nor a model that can be downloaded now "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Without network, give the path of a folder with "
+            f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
+            f"({': '.join([type(error).__name__, *reason])}). Without network, give the path of a folder with "
             "config.json, model.safetensors and tokenizer.json, or `minilm`."
         ) from error
     return folder

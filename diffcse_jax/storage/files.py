@@ -5,7 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from diffcse_jax.data.lines import unreadable
 from diffcse_jax.errors import CheckpointError
+
+LONGEST_JSON = 1 << 24  # characters
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,7 +35,27 @@ def read_json(path: Path) -> Any:
     Raises:
         CheckpointError: there is no such file, or it is damaged.
     """
+    if problem := unreadable(path):
+        raise CheckpointError(problem)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # of the second: JSONDecodeError or UnicodeDecodeError
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_JSON + 1)
+        if len(text) > LONGEST_JSON:
+            raise ValueError(f"longer than {LONGEST_JSON:,} characters")
+        return json.loads(text)
+    except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # of the first: JSONDecodeError or UnicodeDecodeError
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON document that is an object.
+
+    Raises:
+        CheckpointError: as `read_json`; it is something else.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
+    return content

@@ -7,16 +7,20 @@ read; `truncate_dim` was tried with 6.2.
 """
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from diffcse_jax.data.lines import unreadable
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
-from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.models.pretrained import FLOATS
+from diffcse_jax.storage.files import read_json, read_json_object, write_json
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 _SETTINGS = "config_sentence_transformers.json"
@@ -85,16 +89,14 @@ def read(folder: Path) -> RecordedPooler | None:
     """The pooler of a sentence-transformers folder; None for a folder without `modules.json`.
 
     Raises:
-        CheckpointError: modules that are no pooler of ours.
+        CheckpointError: modules that are no pooler of ours, or files of theirs that cannot be read.
     """
-    if not (folder / "modules.json").is_file():
+    if not os.path.isfile(folder / "modules.json"):
         return None
-    modules = {
-        module["type"].rpartition(".")[2]: folder / module["path"] for module in read_json(folder / "modules.json")
-    }
+    modules = _listed_modules(folder)
     unknown = set(modules) - {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
     if unknown or "Pooling" not in modules:
-        raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)}")
+        raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)[:200]}")
     head = _read_head(modules["Dense"]) if "Dense" in modules else None
     settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
     truncate_dim = settings.get("truncate_dim")
@@ -107,6 +109,36 @@ def read(folder: Path) -> RecordedPooler | None:
     raise CheckpointError(f"{folder}/modules.json: cannot follow {mode} pooling with the modules {', '.join(modules)}")
 
 
+def _listed_modules(folder: Path) -> dict[str, Path]:
+    """The folders of the modules by their types, all of them inside the folder."""
+    path = folder / "modules.json"
+    listed = read_json(path)
+    modules = {}
+    for module in listed if isinstance(listed, list) else [None]:
+        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise CheckpointError(f"{path} is no list of modules with their `type` and `path`")
+        place = Path(module["path"])
+        if place.is_absolute() or ".." in place.parts:
+            raise CheckpointError(f"{path} names {module['path'][:60]!r}, which is no folder inside {folder}")
+        modules[module["type"].rpartition(".")[2]] = folder / place
+    return modules
+
+
+def _tensors_of(module: Path, shapes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The named tensors of a module, each with so many axes."""
+    path = module / "model.safetensors"
+    if problem := unreadable(path):
+        raise CheckpointError(problem)
+    try:
+        tensors = load_file(path)
+    except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    for name, axes in shapes.items():
+        if name not in tensors or tensors[name].ndim != axes or tensors[name].dtype.name not in FLOATS:
+            raise CheckpointError(f"{path} has no tensor {name} of {axes} axes in floating point")
+    return tensors
+
+
 def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
     """Weights of the embedding output and of each block's output in their mean, (num_blocks + 1,)."""
     weights = np.zeros(num_blocks + 1, np.float32)
@@ -116,30 +148,35 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 
 def _layer_pooler(module: Path) -> str:
     """The pooler that averages the layers of a WeightedLayerPooling module."""
-    config = read_json(module / "config.json")
-    if config["layer_start"] == 0:
-        weights = load_file(module / "model.safetensors")["layer_weights"]
+    config = read_json_object(module / "config.json")
+    weights = _tensors_of(module, {"layer_weights": 1})["layer_weights"]
+    if config.get("layer_start") == 0 and config.get("num_hidden_layers") == len(weights) - 1:
         for pooler in TWO_LAYER_POOLERS:
-            if np.array_equal(weights, _layer_weights(pooler, config["num_hidden_layers"])):
+            averaged = AVERAGED_LAYERS[pooler]
+            if len(weights) >= len(averaged) and np.array_equal(weights, _layer_weights(pooler, len(weights) - 1)):
                 return pooler
     raise CheckpointError(f"{module}: layer weights that no pooler here has")
 
 
 def _pooling_mode(module: Path) -> str:
     """The mode of a Pooling module, as `cls_token`; several are joined by `+`."""
-    config = read_json(module / "config.json")
+    config = read_json_object(module / "config.json")
     modes = [name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}")]
     if "pooling_mode" in config:  # releases from 5.2 write the mode itself
-        modes = [f"{config['pooling_mode']}_token" + ("s" if config["pooling_mode"] == "mean" else "")]
+        mode = str(config["pooling_mode"])[:60]
+        modes = [f"{mode}_token" + ("s" if mode == "mean" else "")]
     return "+".join(modes)
 
 
 def _read_head(module: Path) -> Params:
     """The parameters of a Dense module, under our names and in our layout."""
-    if read_json(module / "config.json")["activation_function"] != _TANH:
+    if read_json_object(module / "config.json").get("activation_function") != _TANH:
         raise CheckpointError(f"{module}: only a dense layer with tanh can be followed")
-    tensors = load_file(module / "model.safetensors")
-    return {"dense.kernel": np.ascontiguousarray(tensors["linear.weight"].T), "dense.bias": tensors["linear.bias"]}
+    tensors = _tensors_of(module, {"linear.weight": 2, "linear.bias": 1})
+    return {
+        "dense.kernel": np.ascontiguousarray(tensors["linear.weight"].T, dtype=np.float32),
+        "dense.bias": tensors["linear.bias"].astype(np.float32),
+    }
 
 
 def _write_module(

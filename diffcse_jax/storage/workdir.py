@@ -27,7 +27,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.storage.files import read_json, read_json_object, write_json
 
 if sys.platform != "win32":
     import fcntl
@@ -186,7 +186,7 @@ def read_config(workdir: Path) -> Config:
     path = workdir / _CONFIG
     if not (workdir / CHECKPOINTS).is_dir() or not path.is_file():
         raise CheckpointError(f"{workdir} is no training workdir: it needs {_CONFIG} and {CHECKPOINTS}/")
-    return Config.from_dict(read_json(path))
+    return Config.from_dict(read_json_object(path))
 
 
 def encoder_folder(workdir: Path) -> Path:
@@ -225,7 +225,7 @@ def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str
 
 def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> None:
     path = workdir / _START
-    then = read_json(path) if path.is_file() else {}  # runs of earlier versions did not record it
+    then = read_json_object(path) if path.is_file() else {}  # runs of earlier versions did not record it
     values = flat(config.to_dict())
     changed = [f"{key}={values[key]!r}" for key in now if then.get(key, now[key]) != now[key]]
     if changed:
@@ -238,7 +238,7 @@ def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> N
 
 
 def _check_same_config(workdir: Path, config: Config) -> None:
-    then, now = flat(Config.from_dict(read_json(workdir / _CONFIG)).to_dict()), flat(config.to_dict())
+    then, now = flat(Config.from_dict(read_json_object(workdir / _CONFIG)).to_dict()), flat(config.to_dict())
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}

@@ -14,6 +14,8 @@ from typing import Any
 
 from diffcse_jax.models.transformer import TransformerConfig
 
+MOST_BLOCKS = 256
+
 
 class HfConfig:
     """A checkpoint's `config.json`, whose values are checked when they are read.
@@ -25,32 +27,39 @@ class HfConfig:
     def __init__(self, values: Mapping[str, Any]):
         self._values = values
 
-    def size(self, key: str, *, least: int = 1, default: int | None = None) -> int:
+    def size(self, key: str, *, least: int = 1, most: int = 10**7, default: int | None = None) -> int:
         """A whole number; `default` where there is no such key, unless it is None."""
         value = self._values[key] if default is None else self._values.get(key, default)
         if type(value) is not int or value < least:
-            raise ValueError(f"{key} must be a whole number of at least {least}, not {json.dumps(value)}")
+            raise ValueError(f"{key} must be a whole number of at least {least}, not {_told(value)}")
+        if value > most:  # no encoder has as many, and what is built of them would never be done
+            raise ValueError(f"{key} must be at most {most:,}, not {_told(value)}")
         return value
 
     def rate(self, key: str) -> float:
         """A number from 0 to below 1."""
         value = self._values[key]
         if type(value) not in (int, float) or not 0 <= value < 1:
-            raise ValueError(f"{key} must be a number from 0 to below 1, not {json.dumps(value)}")
+            raise ValueError(f"{key} must be a number from 0 to below 1, not {_told(value)}")
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string; `default` where there is no such key, unless it is None."""
         value = self._values[key] if default is None else self._values.get(key, default)
         if not isinstance(value, str):
-            raise ValueError(f"{key} must be a string, not {json.dumps(value)}")
+            raise ValueError(f"{key} must be a string, not {_told(value)}")
         return value
 
     def require(self, key: str, supported: str | int | bool) -> None:
         """Refuses any value but the one that is supported, which is meant where there is no such key."""
         value = self._values.get(key, supported)
         if value != supported:
-            raise ValueError(f"{key} must be {json.dumps(supported)}, not {json.dumps(value)}")
+            raise ValueError(f"{key} must be {json.dumps(supported)}, not {_told(value)}")
+
+
+def _told(value: Any) -> str:
+    """A value as JSON, short enough for a message."""
+    return json.dumps(value)[:60]
 
 
 @dataclasses.dataclass(frozen=True)

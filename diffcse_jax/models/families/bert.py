@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019)."""
 
-from diffcse_jax.models.families import Family, HfConfig
+from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -25,7 +25,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     """Sizes and dropout rates of an encoder whose configuration has BERT's keys, whatever its family."""
     config.require("is_decoder", False)
     config.require("position_embedding_type", "absolute")
-    num_blocks = config.size("num_hidden_layers")
+    num_blocks = config.size("num_hidden_layers", most=MOST_BLOCKS)
     hidden_dropout = config.rate("hidden_dropout_prob")
     return TransformerConfig(
         family=config.text("model_type"),

@@ -1,12 +1,12 @@
 """DistilBERT (Sanh et al. 2019): no token types, no pooler, no dropout on the output of self-attention."""
 
-from diffcse_jax.models.families import Family, HfConfig, bert
+from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, bert
 from diffcse_jax.models.transformer import TransformerConfig
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
     """Sizes and dropout rates."""
-    num_blocks = config.size("n_layers")
+    num_blocks = config.size("n_layers", most=MOST_BLOCKS)
     hidden_dropout = config.rate("dropout")
     return TransformerConfig(
         family=config.text("model_type"),

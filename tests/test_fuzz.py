@@ -1,0 +1,367 @@
+"""Readers of what anybody may have written: a result or a `UserError`, in bounded time and memory, whatever the bytes.
+
+`make fuzz` runs 2,000 new examples of each; the suite 50, the same every time.
+"""
+
+import gzip
+import json
+import lzma
+import os
+import resource
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from test_sts import TableEncoder
+from tiny_model import hf_config_of, random_params
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import UserError
+from diffcse_jax.evaluation import TASKS, geometry, sts, transfer, transfer_data
+from diffcse_jax.groups import DataConfig
+from diffcse_jax.models import pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.workdir import read_config, workdir_of
+
+EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
+SECONDS, MEGABYTES = 10, 500  # of an example, and of all of them
+
+fuzzed = settings(
+    max_examples=EXAMPLES or 50,
+    derandomize=not EXAMPLES,
+    deadline=1000 * SECONDS,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    before = peak_megabytes()
+    yield
+    assert peak_megabytes() - before < MEGABYTES
+
+
+def fast_xz(content: bytes) -> bytes:
+    return lzma.compress(content, preset=0)
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def result_or_user_error(read: Callable, *arguments, **options):
+    """What a reader returns; None where it raises an error for people."""
+    try:
+        return read(*arguments, **options)
+    except UserError as error:
+        message = str(error)
+    assert 0 < len(message) < 20_000
+    return None
+
+
+# Values and bytes near to those that are meant, and others.
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, 1, -1, 2, 10**9, 10**400, float("nan"), float("inf"), 1e308])
+    | st.text(max_size=8)
+    | st.sampled_from(["", "bert", "gelu", "cls", "mean", "..", "/etc", "a" * 300, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+spoiled_bytes = st.sampled_from(
+    [b"\0", b"\xff", b"\n", b"\t", b'"', b"[" * 5000, b"{", b"}", b"1_0", b"\r", b"\x85", b"-"]
+)
+
+
+@st.composite
+def spoiled(draw, original: bytes) -> bytes:
+    """The bytes with a few places replaced, removed or repeated."""
+    content = bytearray(original)
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        end = min(len(content), start + draw(st.sampled_from([0, 1, 1, 8, 1000])))
+        content[start:end] = draw(spoiled_bytes | st.binary(max_size=4) | st.just(bytes(content[start:end]) * 2))
+    return bytes(content)
+
+
+@st.composite
+def changed(draw, original: object) -> object:
+    """A JSON document in which a few values are other ones, or gone."""
+    document = json.loads(json.dumps(original))
+    for _ in range(draw(st.integers(1, 3))):
+        place = document
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = draw(st.sampled_from(keys))
+            if not isinstance(place[key], dict | list) or draw(st.booleans()):
+                if draw(st.integers(0, 3)):
+                    place[key] = draw(json_values)
+                else:
+                    del place[key]
+                break
+            place = place[key]
+    return draw(json_values) if draw(st.integers(0, 30)) == 0 else document
+
+
+def write(path: Path, content: bytes | object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, bytes):
+        content = json.dumps(content).encode(errors="surrogatepass")
+    path.write_bytes(content)
+    return path
+
+
+CORPORA = {
+    ".txt": b"one sentence\nand another\n\n\xc3\xa9t\xc3\xa9\n",
+    ".csv": b'sent0,sent1\na,"b ""c"" d"\n"two\nlines",e\n',
+    ".tsv": b"sentence\na b\nc d\n",
+    ".jsonl": b'{"sentence": "a", "positive": "b"}\n{"sentence": "\\u00e9", "positive": "d"}\n',
+}
+
+
+@pytest.mark.parametrize("extension", CORPORA)
+@fuzzed
+@given(data=st.data())
+def test_corpora(tmp_path, extension, data):
+    content = data.draw(spoiled(CORPORA[extension]) | st.binary(max_size=200))
+    compression = data.draw(st.sampled_from(["", "", ".gz", ".xz"]))
+    if compression:
+        content = {".gz": gzip.compress, ".xz": fast_xz}[compression](content)
+        content = data.draw(st.just(content) | spoiled(content))
+    path = write(tmp_path / f"a{extension}{compression}", content)
+    policy = data.draw(st.sampled_from(["skip", "error"]))
+    rows = result_or_user_error(lambda: list(open_corpus(DataConfig(train_file=str(path), on_bad_line=policy))))
+    for row in rows or []:
+        assert row == tuple(text.strip() for text in row)
+        assert all(row)
+        "".join(row).encode()
+
+
+@fuzzed
+@given(content=spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n") | st.binary(max_size=100))
+def test_pairs(tmp_path, content):
+    path = write(tmp_path / "pairs.tsv", content)
+    result_or_user_error(sts.pair_rows, path)
+    pairs = result_or_user_error(sts.read_pairs, path, (2, 0, 1))
+    assert pairs is None or np.isfinite(pairs.gold).all()
+
+
+STSB = b"m\tf\ty\t1\t5.000\ta dog\ta cat\nm\tf\ty\t2\t0.5\tb\tc\td\nm\tf\ty\t3\t4.2\te\tf\n"
+
+
+class Constant(TableEncoder):
+    """Vectors that depend on a sentence's length and first character."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def encode(self, sentences, batch_size=64):
+        return np.array([[len(text), ord((text or " ")[0]), 1] for text in sentences], np.float32)
+
+
+@fuzzed
+@given(data=st.data())
+def test_sts(tmp_path, data):
+    content = data.draw(spoiled(STSB))
+    write(tmp_path / "STS/STSBenchmark/sts-dev.csv", content)
+    for task in (sts.STSBenchmark, geometry.Geometry, geometry.Retrieval):
+        scores = result_or_user_error(task(tmp_path).run, Constant(), "dev")
+        assert scores is None or "NaN" not in json.dumps(scores)
+    sentences = write(tmp_path / "a.txt", data.draw(spoiled(b"a\tb\nc\td\n")))
+    golds = write(tmp_path / "b.txt", data.draw(spoiled(b"1\n\n3.5\n")))
+    pairs = result_or_user_error(sts.read_parallel_pairs, sentences, golds)
+    assert pairs is None or ((pairs.gold >= 0) & (pairs.gold <= 5)).all()
+
+
+TRANSFER = {
+    "class": (lambda path: transfer_data.read_class(path, 1), b"good film\ncaf\xe9\n\n"),
+    "sst": (transfer_data.read_sst, b"a film\t1\nbad\t0\n"),
+    "sst_fine": (transfer_data.read_sst_fine, b"4 good\n0 bad\n"),
+    "trec": (transfer_data.read_trec, b"NUM:dist How far ?\nABBR:exp What ?\n"),
+    "mrpc": (transfer_data.read_mrpc, b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n"),
+    "sick": (transfer_data.read_sick_entailment, b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n"),
+}
+
+
+@pytest.mark.parametrize("reader", TRANSFER)
+@fuzzed
+@given(data=st.data())
+def test_transfer(tmp_path, reader, data):
+    read, content = TRANSFER[reader]
+    path = write(tmp_path / "data", data.draw(spoiled(content) | st.binary(max_size=100)))
+    examples = result_or_user_error(read, path)
+    assert examples is None or len(transfer_data.in_order(examples)) == len(examples) > 0
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_transfer_task_counts_what_it_reads(tmp_path, data):
+    for name in ("custrev.pos", "custrev.neg"):
+        write(tmp_path / "CR" / name, data.draw(spoiled(b"good\nbad\n" * 12)))
+    task = transfer.CR(tmp_path)
+    examples = result_or_user_error(task.load, "train")
+    assert examples is None or {example.label for example in examples} == {0, 1}
+
+
+@fuzzed
+@given(document=changed(Config().to_dict()) | json_values)
+def test_configurations(document):
+    config = result_or_user_error(Config.from_dict, document if isinstance(document, dict) else {"model": document})
+    assert config is None or Config.from_dict(config.to_dict()) == config
+
+
+@fuzzed
+@given(data=st.data())
+def test_workdirs(tmp_path, data):
+    workdir = tmp_path / "run"
+    (workdir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    document = data.draw(changed(Config().to_dict()))
+    write(workdir / "config.json", data.draw(st.just(document) | spoiled(json.dumps(document).encode())))
+    result_or_user_error(workdir_of, workdir)
+    result_or_user_error(read_config, workdir)
+
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c", "dog"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A sentence-transformers folder with the fewest bytes."""
+    folder = tmp_path_factory.mktemp("model")
+    hf_config = hf_config_of("bert") | {"vocab_size": len(VOCABULARY), "num_hidden_layers": 1}
+    write(folder / "config.json", hf_config)
+    config = pretrained.transformer_config(hf_config, source="test")
+    tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
+    pretrained.write_tensors(tensors, folder)
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
+    )
+    backend.normalizer = tokenizers.normalizers.BertNormalizer()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    backend.save(str(folder / "tokenizer.json"))
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 40} | special)
+    head = random_params(MlpProjector, config)
+    sentence_transformers_folder.write(folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head)
+    return folder
+
+
+@pytest.fixture
+def copied(model, tmp_path) -> Callable[[], Path]:
+    """A fresh copy for every example."""
+
+    def copy() -> Path:
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        return shutil.copytree(model, tmp_path / "model")
+
+    return copy
+
+
+def encoder_of(folder: Path) -> SentenceEncoder:
+    with warnings.catch_warnings(action="ignore"):
+        return SentenceEncoder.from_pretrained(folder)
+
+
+@fuzzed
+@given(data=st.data())
+def test_configurations_of_models(copied, data):
+    folder = copied()
+    document = json.loads((folder / "config.json").read_text())
+    content = data.draw(changed(document) | spoiled(json.dumps(document).encode()))
+    write(folder / "config.json", content)
+    result_or_user_error(pretrained.load, str(folder))
+
+
+@fuzzed
+@given(data=st.data())
+def test_weights_of_models(copied, data):
+    folder = copied()
+    file = folder / "model.safetensors"
+    if data.draw(st.booleans()):
+        file.write_bytes(data.draw(spoiled(file.read_bytes())))
+    else:
+        tensors = load_file(file)
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        other = tensors.pop(name)
+        dtype = data.draw(st.sampled_from([np.float16, np.float64, np.int8, np.int64, np.uint8, np.bool_]))
+        renamed = data.draw(st.sampled_from([name, f"bert.{name}", "surprise", ""]))
+        shape = data.draw(st.sampled_from([other.shape, (0,), (2, 3), ()]))
+        tensors[renamed] = np.zeros(shape, dtype)
+        save_file(tensors | {name: other} if data.draw(st.booleans()) else tensors, file)
+    checkpoint = result_or_user_error(pretrained.load, str(folder))
+    if checkpoint:
+        assert {array.dtype for array in checkpoint.transformer.values()} == {np.dtype(np.float32)}
+
+
+@fuzzed
+@given(data=st.data())
+def test_parts_of_models(copied, data):
+    folder = copied()
+    names = list(load_file(folder / "model.safetensors"))[:3]
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model.safetensors")}
+    content = data.draw(changed(index) | spoiled(json.dumps(index).encode()))
+    write(folder / "model.safetensors.index.json", content)
+    result_or_user_error(pretrained.load, str(folder))
+
+
+@fuzzed
+@given(content=st.binary(max_size=200) | json_values)
+def test_pickles(copied, content):
+    import torch
+
+    folder = copied()
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    assert result_or_user_error(pretrained.load, str(folder)) is None
+
+
+@fuzzed
+@given(data=st.data())
+def test_modules(copied, data):
+    folder = copied()
+    name = data.draw(st.sampled_from(["modules.json", "1_Pooling/config.json", "2_Dense/config.json"]))
+    document = json.loads((folder / name).read_text())
+    write(folder / name, data.draw(changed(document) | spoiled(json.dumps(document).encode())))
+    if data.draw(st.integers(0, 3)) == 0:
+        weights = folder / "2_Dense/model.safetensors"
+        weights.write_bytes(data.draw(spoiled(weights.read_bytes())))
+    encoder = result_or_user_error(encoder_of, folder)
+    assert encoder is None or encoder.pooler in ("cls", "cls_before_pooler", "avg")
+
+
+@fuzzed
+@given(data=st.data())
+def test_tokenizers(copied, data):
+    folder = copied()
+    name = data.draw(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]))
+    document = json.loads((folder / name).read_text())
+    write(folder / name, data.draw(changed(document) | spoiled(json.dumps(document).encode())))
+    tokenizer = result_or_user_error(load_tokenizer, folder)
+    if tokenizer:
+        backend = unlimited_tokenizer(tokenizer)
+        backend.enable_truncation(8)
+        tokenise(backend, ["a dog", ""])
+
+
+def test_every_reader_of_a_task_has_its_target():
+    read = {task.read for task in TASKS.values() if isinstance(getattr(task, "read", None), Callable)}
+    assert read <= {reader for reader, _ in TRANSFER.values()}
