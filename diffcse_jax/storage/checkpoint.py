@@ -427,7 +427,7 @@ def _damage_reported(checkpoint: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # what a damaged file raises depends on where the damage is
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})") from error
 
 

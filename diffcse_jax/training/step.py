@@ -58,7 +58,7 @@ def _initialise(optimizer: optax.GradientTransformation, params: Params, batch_s
 
 
 def make_train_step(
-    networks: Networks, config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
+    networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> TrainStep:
     """The step as a function that `jax.jit` compiles for each shape of batches; the old state's memory is reused.
 
@@ -90,11 +90,13 @@ def make_train_step(
         metrics["bad_gradient"] = _first_bad(grads)
         good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-            applied = (params, batch_stats, opt_state)
-            kept = (state.params, state.batch_stats, state.opt_state)
-            params, batch_stats, opt_state = jax.tree.map(partial(jnp.where, good), applied, kept)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
+            applied = (optax.apply_updates(state.params, updates), batch_stats)
+            params, batch_stats = jax.tree.map(partial(jnp.where, good), applied, (state.params, state.batch_stats))
+            # The moments are chosen where they are computed; this is about counters.
+            opt_state = jax.tree.map(
+                lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
+            )
         params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
 
         metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)
