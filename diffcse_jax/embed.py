@@ -13,6 +13,7 @@ processes together, and one that dies ends the others.
 """
 
 import argparse
+import contextlib
 import glob
 import itertools
 import json
@@ -35,10 +36,11 @@ from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.sources import open_corpus, sha256
 from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, reported_to_user
+from diffcse_jax.errors import ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
 from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
+from diffcse_jax.storage.workdir import lock
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
 Lines = list[tuple[int, str]]  # number and sentence
@@ -69,26 +71,45 @@ def embed(
         for path in inputs:
             _require_same_file(output, path)
             done = output / f"_{path.name}.done"
-            if done.is_file():
-                continue
-            _remove_partials(output, path)
-            try:
-                corpus = open_corpus(DataConfig(train_file=str(path)), "--input")
-                for index, lines in enumerate(_blocks(corpus, rows_per_file)):
-                    part = output / f"{path.name}.{index:06d}.parquet"
-                    if not part.is_file():
-                        numbers, sentences = zip(*lines, strict=True)
-                        vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
-                        _write(part, numbers, sentences, vectors)
-                        embedded += len(lines)
-                        progress.update(len(lines))
-                note = corpus.skipped and f"{path}: {corpus.skipped_summary()}"
-            except NoSentencesError as error:  # nothing to embed is nothing wrong
-                note = str(error)
-            if note:
-                progress.write(note, file=sys.stderr)
-            done.touch()
+            with _alone(output / f"_{path.name}.lock"):
+                if done.is_file():
+                    continue
+                _remove_partials(output, path)
+                try:
+                    corpus = open_corpus(DataConfig(train_file=str(path)), "--input")
+                    for index, lines in enumerate(_blocks(corpus, rows_per_file)):
+                        part = output / f"{path.name}.{index:06d}.parquet"
+                        if not part.is_file():
+                            numbers, sentences = zip(*lines, strict=True)
+                            vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
+                            _write(part, numbers, sentences, vectors)
+                            embedded += len(lines)
+                            progress.update(len(lines))
+                    note = corpus.skipped and f"{path}: {corpus.skipped_summary()}"
+                except NoSentencesError as error:  # nothing to embed is nothing wrong
+                    note = str(error)
+                if note:
+                    progress.write(note, file=sys.stderr)
+                done.touch()
     return embedded
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keeps other processes from the same input file; the lock dies with its process.
+
+    Raises:
+        InUseError: another one works on it.
+    """
+    try:
+        held = lock(path)
+    except InUseError as error:
+        raise InUseError(
+            f"{error}; wait for its end, or share the work: give each process JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+        ) from error
+    with held:
+        yield
+        path.unlink()
 
 
 def start_output(output: Path, settings: dict[str, Any]) -> None:

@@ -31,6 +31,10 @@ class InUseError(CheckpointError):
     """A folder that another process works in."""
 
 
+class DiskError(CheckpointError):
+    """A file or folder that cannot be written: no room, no permission, a device that fails."""
+
+
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
     """Prints a `UserError` raised inside the block without a traceback and exits with its code."""

@@ -28,7 +28,7 @@ from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
-from diffcse_jax.storage.files import write_json
+from diffcse_jax.storage.files import give_name, partial_folder, write_json, write_tensors, writing
 from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
@@ -64,13 +64,14 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
 
     Raises:
         CheckpointError: nothing to export, a folder in the way that is no export, an output that cannot be written, or
-            an export whose embeddings differ by more than 1e-4, of which nothing is left.
+            an export whose embeddings differ by more than 1e-4 of their largest number, of which nothing is left.
         ConfigError: vectors do not have `truncate_dim` numbers.
     """
     output = output.resolve()
     saved = read_encoder(source)
     checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
-    with _naming_output(output), _replaced(output) as folder:
+    safe = "The checkpoints and an earlier export are whole."
+    with writing(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
         write_folder(saved, folder, truncate_dim)
         check = check_folder(saved, folder, truncate_dim)
         write_json(folder / CHECK_FILE, check)
@@ -81,14 +82,6 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
 
 
 @contextlib.contextmanager
-def _naming_output(output: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"cannot write the export to {output}: {error}") from error
-
-
-@contextlib.contextmanager
 def _replaced(output: Path) -> Iterator[Path]:
     """A new folder beside `output`, which takes its name and its place if the block ends without an exception.
 
@@ -96,23 +89,14 @@ def _replaced(output: Path) -> Iterator[Path]:
     """
     if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / CHECK_FILE).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
-    _remove_siblings(output, "tmp")
-    new, old = (output.with_name(f"{output.name}.{uuid.uuid4().hex}.{suffix}") for suffix in ("tmp", "old"))
-    new.mkdir(parents=True)
-    try:
+    old = output.with_name(f"{output.name}.{uuid.uuid4().hex}.old")
+    with partial_folder(output) as new:
         yield new
         if output.exists():
             output.rename(old)
-        new.rename(output)
-        _remove_siblings(output, "old")
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _remove_siblings(output: Path, suffix: str) -> None:
-    """Removes what this export, or a killed one, left beside the output."""
-    for folder in output.parent.glob(f"{glob.escape(output.name)}.{'[0-9a-f]' * 32}.{suffix}"):
-        shutil.rmtree(folder)
+        give_name(new, output)
+        for left in output.parent.glob(f"{glob.escape(output.name)}.{'[0-9a-f]' * 32}.old"):
+            shutil.rmtree(left)
 
 
 def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
@@ -131,7 +115,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     tensors = pretrained.to_hf(saved.transformer, "transformer", sizes)
     if saved.pooler_head:
         tensors |= pretrained.to_hf(saved.pooler_head, "pooler", sizes)
-    pretrained.write_tensors(tensors, folder)
+    write_tensors(folder / "model.safetensors", tensors)
 
     for name in _TOKENIZER_FILES:
         if (saved.folder / name).is_file():
@@ -153,24 +137,28 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     """Compares the embeddings that each available reader of the folder gives with those of the encoder in memory.
 
     Raises:
-        CheckpointError: a difference above the tolerance.
+        CheckpointError: a difference above the tolerance, which is relative to the largest number in the embeddings;
+            embeddings that are no numbers.
     """
     expected = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode(SAMPLES)
+    scale = float(np.abs(expected).max())
+    if not np.isfinite(scale):
+        raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are no finite numbers")
     differences = {}
     for name, encode in _readers(saved, folder).items():
         found = encode(SAMPLES)
         alike = found.shape == expected.shape
         differences[name] = float(np.abs(found - expected).max()) if alike else np.inf  # a reader that does not cut
-        if not differences[name] <= TOLERANCE:
+        if not differences[name] <= TOLERANCE * scale:
             raise CheckpointError(
                 f"the export does not give the model's embeddings: read by {name}, they differ by "
-                f"{differences[name]:.2e}, more than {TOLERANCE:.0e}"
+                f"{differences[name]:.2e}, more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
             )
     return {
         "maximal_absolute_difference": differences,
         "tolerance": TOLERANCE,
         "sentences": len(SAMPLES),
-        "scale": float(np.abs(expected).max()),
+        "scale": scale,
     }
 
 

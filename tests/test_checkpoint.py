@@ -1,6 +1,10 @@
 """Which checkpoints are kept, which is the best, and that nothing stays open. Whole runs are in test_resume.py."""
 
+import json
 import math
+import resource
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -12,8 +16,9 @@ import pytest
 from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
+from diffcse_jax.storage import digests
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
 from diffcse_jax.storage.selection import Measured
 from diffcse_jax.storage.workdir import start_workdir
@@ -32,7 +37,8 @@ def opened(workdir: Path, text: str = "text") -> Checkpoints:
 
 def state_of(step: int) -> TrainState:
     params = {name: jnp.full_like(array, step) for name, array in ENCODER.transformer.items()}
-    return TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), {}, {"count": jnp.int32(step)})
+    moments = ({}, {"count": jnp.int32(step), "mu": {"encoder.bias": jnp.linspace(0.0, step, 300)}})
+    return TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), {}, moments, jnp.int32(step))
 
 
 def saved(workdir: Path, scores: dict[int, float | None]) -> Path:
@@ -102,4 +108,126 @@ def test_checkpoints_that_cannot_be_restored_are_closed(tmp_path):
         checkpoints = opened(tmp_path, text="other")
         with pytest.raises(ConfigError, match=r"the text of data\.train_file is not"), checkpoints:
             checkpoints.restore(state_of(0))
-        closed.assert_called_once()
+        closed.assert_called_with(checkpoints._manager)
+
+
+def flip_bits(step: Path, item: str) -> None:
+    """Flips a bit in the middle of every file with data of an item's arrays."""
+    data = [file for file in (step / item).rglob("d/*") if file.stat().st_size > 300]
+    assert data
+    for file in data:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 16
+        file.write_bytes(content)
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+DAMAGE = {
+    "bits of parameters": lambda step: flip_bits(step, "params"),
+    "bits of moments": lambda step: flip_bits(step, "opt_state"),
+    "no moments": lambda step: shutil.rmtree(step / "opt_state"),
+    "a position in the data": lambda step: edit(step / "data/metadata", lambda data: data.update(next=1)),
+    "a score": lambda step: edit(step / "record/metadata", lambda record: record["dev"].update(stsb=99.0)),
+    "an emptied record": lambda step: (step / "record/metadata").write_text(""),
+    "no record": lambda step: shutil.rmtree(step / "record"),
+}
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("two"), {1: 80.0, 2: 79.0})
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, two_checkpoints, tmp_path, capsys):
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    DAMAGE[damage](workdir / "checkpoints/2")
+    with opened(workdir) as checkpoints:
+        state, data_state = checkpoints.restore(state_of(0))
+        checkpoints.save(state_of(2), {"next": 2}, {"stsb": 79.0})  # training comes there again
+    assert data_state == {"next": 1}
+    jax.tree.map(np.testing.assert_array_equal, state, state_of(1))
+    warning = capsys.readouterr().err
+    assert f"warning: cannot read the checkpoint {workdir}/checkpoints/2 (" in warning
+    assert f"it is now {workdir}/damaged/2, and training goes on from step 1" in warning
+    assert kept(workdir) == {1, 2}
+    with opened(workdir) as checkpoints:
+        assert checkpoints.restore(state_of(0))[1] == {"next": 2}
+    assert not capsys.readouterr().err
+
+
+def test_where_no_checkpoint_is_intact_nothing_is_touched(two_checkpoints, tmp_path):
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    for step in ("1", "2"):
+        DAMAGE["no record"](workdir / "checkpoints" / step)
+    message = r"no checkpoint of .* can be read.*nothing was changed(.|\n)*checkpoints/2(.|\n)*checkpoints/1"
+    with pytest.raises(CheckpointError, match=message), opened(workdir) as checkpoints:
+        checkpoints.restore(state_of(0))
+    assert kept(workdir) == {1, 2}
+
+
+@pytest.mark.parametrize("damage", ["bits of parameters", "a score", "an emptied record", "no record"])
+def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, tmp_path):
+    """Not from the best one, and not from another one in its place."""
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    DAMAGE[damage](workdir / "checkpoints/1")
+    for path in (workdir, workdir / "checkpoints/1"):
+        with pytest.raises(CheckpointError, match=r"cannot read the checkpoint .*/checkpoints/1"):
+            read_encoder(path)
+    assert read_encoder(workdir / "checkpoints/2").step == 2
+    with opened(workdir) as checkpoints:
+        for step in (3, 4):
+            checkpoints.save(state_of(step), {}, {"stsb": 70.0})
+    assert 1 in kept(workdir)  # not deleted as one that is not the best
+
+
+def test_checkpoints_without_digests_are_read(two_checkpoints, tmp_path):
+    """Those of earlier versions, which kept the score beside the record, too."""
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    for step in (1, 2):
+        record = workdir / f"checkpoints/{step}/record/metadata"
+        edit(record, lambda record: [record.pop(name) for name in ("digests", "bad_steps")])
+    with opened(workdir) as checkpoints:
+        state, _ = checkpoints.restore(state_of(0))
+    assert (state.step, state.bad_steps) == (2, 0)
+    assert read_encoder(workdir).step == 1
+
+
+def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
+    """A limit on the size of files stands for the disk: tensorstore writes in its own code."""
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = state_of(3)._replace(opt_state={"mu": {"encoder.bias": jax.random.normal(jax.random.key(0), (30_000,))}})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
+    try:
+        with pytest.raises(DiskError) as full, opened(workdir) as checkpoints:
+            checkpoints.save(noise, {"next": 3}, {"stsb": 81.0})  # fails in the background, seen when it is closed
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert str(full.value) == (
+        f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are whole. Please make "
+        "room on that disk; then the same command goes on"
+    )
+    assert "Traceback" not in capfd.readouterr().err
+    workdir = shutil.copytree(workdir, tmp_path / "later")  # in this process, writing may still be ending there
+    with opened(workdir) as checkpoints:
+        assert checkpoints.restore(state_of(0))[0].step == 2
+        checkpoints.save(state_of(3), {"next": 3}, {"stsb": 81.0})
+    assert kept(workdir) == {2, 3}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.bool_])
+def test_a_digest_is_that_of_the_bits_wherever_they_are(dtype):
+    array = jnp.asarray(np.random.default_rng(0).integers(0, 2, (16, 24)), dtype)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spread = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b", "a")))
+    expected = digests.of_arrays({"x": array})
+    assert expected == digests.of_arrays({"x": np.asarray(array)}) == digests.of_arrays({"x": spread})
+    changed = array.at[3, 5].set(1 - array[3, 5].astype(jnp.int32).astype(dtype)) if dtype != jnp.bool_ else ~array
+    assert digests.of_arrays({"x": changed}) != expected
+    assert digests.of_arrays({"x": array[::-1]}) != expected

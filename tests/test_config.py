@@ -276,3 +276,8 @@ def test_pooler_to_encode_with(pooler, projector, train_only, expected):
 def test_configuration_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().optim.learning_rate = 1.0
+
+
+def test_a_seed_that_no_key_holds_is_refused():
+    with pytest.raises(ConfigError, match=r"^train\.seed: 9223372036854775808 is above 9223372036854775807"):
+        config_of({"train.seed": 2**63})

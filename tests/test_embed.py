@@ -17,7 +17,7 @@ from tiny_model import write_tiny_model
 
 from diffcse_jax import SentenceEncoder, embed
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, InUseError
 from diffcse_jax.groups import DataConfig
 
 
@@ -244,6 +244,30 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys)
     embed.main(arguments(tmp_path, model))
     assert "process 0 of 1: 12 sentences of 4 files embedded" in capsys.readouterr().err
     check(tmp_path / "out", shards, model)
+
+
+def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, monkeypatch):
+    """It used to remove the first one's partial file."""
+    encode, out = SentenceEncoder.encode, tmp_path / "out"
+    options = {"rows_per_file": 10, "batch_size": 8, "dtype": "float32"}
+    encoder, inputs = SentenceEncoder.from_pretrained(model, pooler="avg"), embed.find_inputs([f"{tmp_path}/shards/*"])
+    refused = []
+
+    def with_a_second_process(self, sentences, **keywords):
+        monkeypatch.setattr(SentenceEncoder, "encode", encode)
+        with pytest.raises(
+            InUseError, match=r"is in use by process .* or share the work: give each process JAX_PROCESS"
+        ):
+            embed.embed(inputs, out, encoder, **options)
+        refused.append(True)
+        return encode(self, sentences, **keywords)
+
+    out.mkdir()
+    monkeypatch.setattr(SentenceEncoder, "encode", with_a_second_process)
+    assert embed.embed(inputs, out, encoder, **options) == 45
+    assert refused
+    check(out, shards, model)
+    assert not list(out.glob("*.lock"))
 
 
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])

@@ -1,5 +1,7 @@
 import itertools
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,12 @@ from transformers.utils import logging
 
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage import files
 from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.selection import Record
 
@@ -194,7 +197,12 @@ def test_an_export_killed_in_the_swap_loses_nothing(saved, tmp_path, monkeypatch
 
 def test_only_remains_of_killed_exports_are_removed(saved, tmp_path):
     runs = tmp_path / "runs"
-    stale, others = f"out.{'0f' * 16}.tmp", ["out.mine.tmp", f"out2.{'0f' * 16}.tmp", f"other.{'0f' * 16}.tmp"]
+    dead = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(dead, 0)
+    stale, others = (
+        f"out.{files._HOST}.{dead}.01234567.tmp",
+        ["out.mine.tmp", f"a.{files._HOST}.{os.getpid()}.0f0f0f0f.tmp"],
+    )
     for name in (stale, *others):
         (runs / name).mkdir(parents=True)
         (runs / name / "config.json").write_text("{}")
@@ -203,10 +211,62 @@ def test_only_remains_of_killed_exports_are_removed(saved, tmp_path):
     assert {folder.name for folder in runs.iterdir()} == {"out", *others}
 
 
+def test_a_full_disk_is_one_paragraph_and_leaves_the_earlier_export(saved, tmp_path, monkeypatch):
+    """A limit on the size of files stands for the disk: safetensors writes in its own code."""
+    monkeypatch.setattr(export, "_installed", lambda module: False)
+    saved(pooler="avg")
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    saved(pooler="cls")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
+    try:
+        with pytest.raises(
+            DiskError, match=r"^cannot write .*/out: File too large.* The checkpoints and an earlier"
+        ) as full:
+            export.export(tmp_path / "workdir", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert "\n" not in str(full.value)
+    assert SentenceEncoder.from_pretrained(tmp_path / "out").pooler == "avg"
+    assert not list(tmp_path.glob("out.*"))
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    assert SentenceEncoder.from_pretrained(tmp_path / "out").pooler == "cls"
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e5])
+def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
+    """Whatever the scale of the vectors, an error of 1e-5 of it passes and one of 1e-3 does not."""
+    trained = saved(pooler="avg")
+    rng = np.random.default_rng(0)
+    vectors = (scale * rng.uniform(-1, 1, (len(export.SAMPLES), 16))).astype(np.float32)
+    monkeypatch.setattr(SentenceEncoder, "encode", lambda *_: vectors)
+
+    def check(error: float) -> dict:
+        readers = {"reader": lambda _: vectors + np.float32(error * scale)}
+        monkeypatch.setattr(export, "_readers", lambda *_: readers)
+        return export.check_folder(trained, tmp_path)
+
+    assert check(1e-5)["scale"] == pytest.approx(scale, rel=0.1)
+    with pytest.raises(CheckpointError, match="differ"):
+        check(1e-3)
+    vectors[0, 0] = np.nan
+    with pytest.raises(CheckpointError, match="no finite numbers"):
+        check(0.0)
+
+
+def test_files_have_the_permissions_that_the_umask_gives(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_installed", lambda module: False)
+    saved(pooler="cls")
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    (tmp_path / "plain").touch()
+    expected = (tmp_path / "plain").stat().st_mode
+    assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {expected}
+
+
 def test_an_output_below_a_file_is_refused(saved, tmp_path):
     (tmp_path / "file").write_text("")
     saved()
-    with pytest.raises(CheckpointError, match=r"cannot write the export to .*/file/out: "):
+    with pytest.raises(CheckpointError, match=r"cannot write .*/file/out: "):
         export.export(tmp_path / "workdir", tmp_path / "file/out")
 
 

@@ -1,4 +1,6 @@
+import contextlib
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch, v
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.edits import mask_tokens
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import Networks
@@ -68,7 +70,7 @@ def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     config = config_with(2)
     first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     report = json.loads((tmp_path / "generator" / "report.json").read_text())
-    assert set(report) == {"accuracy", "perplexity", "steps"}
+    assert set(report) == {"accuracy", "perplexity", "steps", "sha256"}
     assert f"perplexity {report['perplexity']:.0f}, 2 steps" in capfd.readouterr().err
     monkeypatch.setattr(generator, "train_head", None)  # not called again
     second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
@@ -89,6 +91,51 @@ def test_a_damaged_head_is_named(store, tmp_path, name, content):
     config = config_with(2)
     with pytest.raises(CheckpointError, match=r"generator: .*; remove the folder, and it is trained again"):
         own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+
+
+def test_a_head_with_a_flipped_bit_is_named(store, tmp_path, monkeypatch):
+    config = config_with(2)
+    head = {"bias": np.ones(3, np.float32)}
+    monkeypatch.setattr(generator, "train_head", lambda *_: (head, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}))
+    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    weights = tmp_path / "generator/mlm_head.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(CheckpointError, match=r"mlm_head\.safetensors is not what was saved; remove the folder"):
+        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+
+
+def test_a_head_that_is_no_number_is_not_trained_with(store, tmp_path, monkeypatch):
+    config = config_with(2)
+    head = {"bias": np.array([1, np.nan], np.float32)}
+    monkeypatch.setattr(generator, "train_head", lambda *_: (head, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}))
+    with pytest.raises(ConfigError, match=r"made its bias no finite number.*Lower generator\.head_learning_rate=0\.01"):
+        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    assert not (tmp_path / "generator").exists()
+
+
+def test_a_head_killed_before_its_report_is_trained_again(store, tmp_path, monkeypatch):
+    config, trained = config_with(2), []
+    scores = {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
+    head = {"bias": np.ones(3, np.float32)}
+    monkeypatch.setattr(generator, "train_head", lambda *_: trained.append(1) or (head, scores))
+
+    class Killed(BaseException):
+        pass
+
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "report.json":
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patched, contextlib.suppress(Killed):
+        patched.setattr(Path, "replace", killed)
+        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    assert not (tmp_path / "generator/report.json").exists()
+    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    assert len(trained) == 2
 
 
 def test_the_loss_at_gathered_positions_is_the_masked_mean():

@@ -6,6 +6,7 @@ from unittest import mock
 import grain
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
@@ -33,13 +34,15 @@ def events(monkeypatch) -> list[str]:
     return events
 
 
-def start(events, tmp_path, losses, scores=None, options=None, **train) -> Run:
+def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **train) -> Run:
     """Runs as many steps as there are losses; `scores` are those of evaluations, by step."""
 
     def train_step(state, batch):
         events.append(f"step {state.step + 1}")
-        metrics = {"loss": jnp.float32(losses[int(state.step)]), "grad_norm": jnp.float32(1.0)}
-        return state._replace(step=state.step + 1), metrics
+        loss = jnp.float32(losses[int(state.step)])
+        state = state._replace(step=state.step + 1, bad_steps=state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32))
+        metrics = {"loss": loss, "loss_contrast": loss, "grad_norm": jnp.float32(grad_norm)}
+        return state, metrics | {"bad_steps": state.bad_steps, "bad_gradient": jnp.int32(0)}
 
     config = config_of({"train": {"steps": len(losses), **train}, "eval": {"every": 0} | (options or {})})
     checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
@@ -48,8 +51,11 @@ def start(events, tmp_path, losses, scores=None, options=None, **train) -> Run:
     evaluation.measure.side_effect = lambda step: Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
     baseline = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
     begun = Start("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
-    run = Run(config, tmp_path, len(losses), evaluation, checkpoints, begun, baseline)
-    loop(run, train_step, TrainState(jnp.int32(0), {}, {}, ()), mock.MagicMock(spec=grain.DatasetIterator))
+    run = Run(
+        config, tmp_path, len(losses), evaluation, checkpoints, begun, baseline, lambda step: [f"sentence of {step}"]
+    )
+    state = TrainState(jnp.int32(0), {}, {}, (), jnp.int32(0))
+    loop(run, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
     return run
 
 
@@ -84,10 +90,37 @@ def test_training_ends_early_and_stays_ended(options, last, saved, events, tmp_p
     assert [run.ends_at(step) for step in range(last + 1)] == [False] * last + [True]  # as a resumed run sees it
 
 
-@pytest.mark.parametrize(("log_every", "seen_at"), [(2, 2), (10, 4)])
-def test_a_loss_that_is_no_number_ends_the_run_before_anything_is_saved(events, tmp_path, log_every, seen_at):
-    losses = [5.0] + [float("nan")] * 3
-    with jax.debug_nans(False), pytest.raises(UserError, match=rf"loss nan and gradient norm 1\.0 at step {seen_at}"):
-        start(events, tmp_path, losses, log_every=log_every)
+@pytest.mark.parametrize(("log_every", "seen_at"), [(2, 4), (10, 5)])
+def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(events, tmp_path, log_every, seen_at):
+    losses = [5.0] + [float("nan")] * 4
+    message = (
+        rf"steps were not applied so far.*loss_contrast is nan at step {seen_at}.*more than train\.max_bad_steps=2.*"
+        rf"loss nan and gradient norm 1\.0 at step {seen_at}; the last checkpoint, of step None, is kept"
+    )
+    with jax.debug_nans(False), pytest.raises(UserError, match=message):
+        start(events, tmp_path, losses, log_every=log_every, max_bad_steps=2)
     assert "row 1" in events
     assert not [event for event in events if event.startswith("saved")]
+
+
+def test_bad_steps_that_a_run_bears_are_told_and_their_sentences_written(events, tmp_path, capsys):
+    nan = float("nan")
+    with jax.debug_nans(False):
+        start(events, tmp_path, [5.0, nan, 3.0, nan, 1.0, 1.0], log_every=3)
+    assert events[-1] == "saved 6"
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "not applied" in line]
+    assert len(warnings) == 2
+    assert "1 step was not applied so far, the latest because" in warnings[0]
+    assert "loss_contrast is nan at step 2" in warnings[0]
+    assert "2 steps were not applied so far" in warnings[1]
+    found = [json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()]
+    assert [(each["step"], each["sentences"]) for each in found] == [(2, ["sentence of 2"]), (4, ["sentence of 4"])]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["bad_steps"]) for row in rows] == [(1, 0), (3, 1), (6, 2)]
+    rates = [row["learning_rate"] for row in rows]
+    np.testing.assert_allclose(rates, [7e-6, 7e-6 * 5 / 6, 7e-6 * 3 / 6])  # of the updates made
+
+
+def test_a_gradient_of_nothing_is_told_once(events, tmp_path, capsys):
+    start(events, tmp_path, [1.0] * 4, grad_norm=0.0, log_every=1)
+    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1: nothing is learned") == 1

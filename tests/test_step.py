@@ -7,7 +7,7 @@ from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batc
 from diffcse_jax.training import networks
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import _first_bad, initial_state, make_train_step
 
 CONFIG = config_of(
     {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}, "mlm": {"weight": 0.1}}
@@ -78,3 +78,34 @@ def test_training_on_one_batch_lowers_the_loss(run):
         state, metrics = step(state, frozen, views_of(random_batch()))
         losses.append(float(metrics["loss"]))
     assert np.mean(losses[-20:]) < 0.9 * np.mean(losses[:20])
+
+
+@pytest.mark.parametrize("spoilt", ["encoder.embeddings.word.embedding", "encoder.blocks.0.attention.query.kernel"])
+def test_a_step_whose_loss_is_no_number_changes_nothing(run, spoilt):
+    """Weights of 1e38 overflow in the loss, or in the gradient."""
+    step, start, frozen = run
+    state = start()
+    huge = jax.device_put(jnp.full_like(state.params[spoilt], 1e38), state.params[spoilt].sharding)
+    state = state._replace(params=state.params | {spoilt: huge})
+    before = jax.tree.map(np.asarray, state)
+    for number in (1, 2):
+        state, metrics = step(state, frozen, views_of(random_batch()))
+        assert not np.isfinite(metrics["loss"] + metrics["grad_norm"])
+        assert metrics["bad_steps"] == state.bad_steps == state.step == number
+    after = state._replace(step=before.step, bad_steps=before.bad_steps)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_good_steps_are_not_counted(run):
+    step, start, frozen = run
+    state, metrics = step(start(), frozen, views_of(random_batch()))
+    assert state.bad_steps == metrics["bad_steps"] == metrics["bad_gradient"] == 0
+    rest, _ = step(state, frozen, views_of(random_batch()))
+    assert metrics["bad_steps"] == 0  # readable though the state was given up
+    assert rest.step == 2
+
+
+def test_the_first_gradient_that_is_not_finite_is_told():
+    grads = {"b": jnp.ones(3), "a": jnp.ones((2, 2)), "c": jnp.array([1.0, jnp.inf]), "d": jnp.array([jnp.nan])}
+    assert _first_bad(grads) == 3
+    assert _first_bad({name: jnp.ones(2) for name in grads}) == 0

@@ -1,4 +1,6 @@
 import json
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.storage import files
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
@@ -210,3 +213,95 @@ def test_a_skipped_line_ends_a_document(tmp_path, capsys):
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert store.document_starts.tolist() == [0, 2, 3]
     assert "4 rows of sentence, 12 tokens (2 documents; skipped 1 line: 1 not UTF-8)" in capsys.readouterr().err
+
+
+def flip_last_bit(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+
+
+DAMAGE = {
+    "cut": lambda folder: os.truncate(folder / "token_ids.npy", (folder / "token_ids.npy").stat().st_size - 1),
+    "emptied": lambda folder: os.truncate(folder / "offsets.npy", 0),
+    "a bit of an id": lambda folder: flip_last_bit(folder / "token_ids.npy"),
+    "a bit of an offset": lambda folder: flip_last_bit(folder / "offsets.npy"),
+    "pickled": lambda folder: np.save(folder / "offsets.npy", np.array([{}], object)),
+    "a file is gone": lambda folder: (folder / "document_starts.npy").unlink(),
+    "no JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
+    "other JSON": lambda folder: (folder / "meta.json").write_text("[]"),
+    "another length": lambda folder: (folder / "meta.json").write_text(
+        (folder / "meta.json").read_text().replace('"max_length": 8', '"max_length": 9')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_store_is_named_and_built_anew(tmp_path, capsys, damage):
+    text = tmp_path / "a.txt"
+    text.write_text("one two\n\nthree\n")
+    corpus = open_corpus(DataConfig(train_file=str(text), documents="blank_lines"))
+    folder = Path(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache").token_ids.filename).parent
+    DAMAGE[damage](folder)
+    capsys.readouterr()
+    store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert f"warning: the token store {folder} is damaged: " in capsys.readouterr().err
+    assert store.token_ids.tolist() == ids_of("one two", 8) + ids_of("three", 8)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
+    build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_text_that_changes_while_it_is_tokenised_is_not_kept(tmp_path, monkeypatch):
+    corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), tokens._write_arrays
+
+    def changed(*arguments) -> None:
+        corpus_of(tmp_path / "a.jsonl", [("two",)])
+        write_arrays(*arguments)
+
+    monkeypatch.setattr(tokens, "_write_arrays", changed)
+    with pytest.raises(DataError, match=r"a\.jsonl has changed while it was tokenised"):
+        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    monkeypatch.setattr(tokens, "_write_arrays", write_arrays)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache").token_ids.tolist() == ids_of("two", 8)
+
+
+def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path, capsys):
+    """A limit on the size of files stands for the disk."""
+    corpus = corpus_of(tmp_path / "a.jsonl", [("one two three",)] * 9000)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
+    try:
+        with pytest.raises(DiskError) as full:
+            build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache", quiet=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
+    assert "make room on that disk, or name another folder in data.cache_dir; then the same" in str(full.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert len(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")) == 9000
+
+
+def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch):
+    synced, rename = [], Path.rename
+    monkeypatch.setattr("diffcse_jax.storage.files.sync", lambda path: synced.append(path.name))
+
+    def renamed(path: Path, target: Path) -> Path:
+        assert {"meta.json", "offsets.npy", "token_ids.npy", path.name} == set(synced)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
+
+
+def test_what_dead_processes_left_is_removed(tmp_path):
+    corpus, cache, host = corpus_of(tmp_path / "a.jsonl", [("one",)]), tmp_path / "cache", files._HOST
+    dead = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(dead, 0)
+    abandoned = [f"a.{host}.{dead}.01234567.tmp", "old.other.7.01234567.tmp", f"{'0' * 32}.{'1' * 32}.tmp"]
+    kept = [f"b.{host}.{os.getpid()}.01234567.tmp", "c.other.7.01234567.tmp", "mine.tmp"]
+    for name in (*abandoned, *kept):
+        (cache / name).mkdir(parents=True)
+        if name in abandoned[1:] or name == "mine.tmp":
+            os.utime(cache / name, (0, 0))
+    store = build_or_open(corpus, word_tokenizer(), 8, cache)
+    assert {path.name for path in cache.iterdir()} == {*kept, store.name}

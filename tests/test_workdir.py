@@ -1,6 +1,7 @@
 """Who may write to a run's folder, and what must be the same when a run is resumed."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -15,13 +16,17 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
-from tiny_networks import ENCODER, GENERATOR, config_of
+from safetensors import SafetensorError
+from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.commands.train import run
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.files import system_error
 from diffcse_jax.storage.workdir import held, read_config, start_workdir
+from diffcse_jax.training import loop
 
 REPOSITORY = Path(__file__).parents[1]
 HOLDER = """
@@ -118,8 +123,11 @@ def test_a_precision_that_was_not_resolved_is_accepted_and_left(tmp_path):
 
 
 def test_what_results_do_not_depend_on_may_change(tmp_path):
-    start(tmp_path)
-    start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": {"log_every": 7}})
+    start(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    tmp_path /= "there"
+    train, evaluation = {"log_every": 7, "max_bad_steps": 9}, {"every": 50}
+    start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": train, "eval": evaluation})
     with pytest.raises(ConfigError, match=r"train\.seed: 42 then, 1 now"):
         start(tmp_path, {"train": {"seed": 1}})
 
@@ -145,9 +153,47 @@ def test_a_workdir_is_held_by_one_run(tmp_path):
 def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match=r"cannot write the workdir .*/file/run: Not a directory"),
+        pytest.raises(CheckpointError, match=r"cannot write .*/file/run: Not a directory"),
         held(tmp_path / "file/run"),
     ):
+        pass
+
+
+def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monkeypatch):
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskError) as stopped:
+            start(tmp_path)
+    assert str(stopped.value) == (
+        f"cannot write {tmp_path}: No space left on device. What is complete there stays as it is. Please make room on "
+        "that disk, or give another --workdir; then the same command goes on"
+    )
+    start(tmp_path)
+    start(tmp_path)
+
+
+def test_errors_of_the_system_that_libraries_quote_are_recognised():
+    for error in (
+        ValueError("OUT_OF_RANGE: Failed to write 9 bytes to file 13: No space left [os_error_code='28']"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ):
+        assert system_error(error).errno == errno.ENOSPC
+    assert system_error(ValueError("28")) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monkeypatch):
+    """Before the first step, as after the last one: the lock is freed, the handler as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(loop, "train", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("diffcse_jax.runtime.compilation.keep_compiled", lambda: None)
+    with pytest.raises(loop.Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
+        run(config_of(SIMCSE), tmp_path)
+    assert stopped.value.exit_code == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    with held(tmp_path):
         pass
 
 

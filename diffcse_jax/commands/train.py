@@ -89,7 +89,7 @@ def train_and_export(argv: list[str]) -> None:
             raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")
         config = Config.from_dict(CONFIG.value.to_dict())
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.ERROR)  # Orbax reports every step of every save
+            logging.set_verbosity(logging.FATAL)  # Orbax reports every step of every save, and errors several times
         name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
         run(config, Path(WORKDIR.value or Path("runs") / name))
 
@@ -106,16 +106,22 @@ def run(config: Config, workdir: Path) -> None:
         hosts.require_alone()
     from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.runtime.compilation import keep_compiled
+    from diffcse_jax.runtime.stopping import terminated_like_interrupted
+    from diffcse_jax.storage.files import writing
     from diffcse_jax.storage.workdir import held
-    from diffcse_jax.training.loop import train
+    from diffcse_jax.training.loop import Interrupted, train
 
     keep_compiled()
-    with held(workdir):
-        verdict = train(config, workdir, build_dev_evaluation)
-        if jax.process_index() == 0:
-            from diffcse_jax.export import export
-            from diffcse_jax.training.curves import draw_curves
+    try:
+        with terminated_like_interrupted(), held(workdir):
+            verdict = train(config, workdir, build_dev_evaluation)
+            if jax.process_index() == 0:
+                from diffcse_jax.export import export
+                from diffcse_jax.training.curves import draw_curves
 
-            print(f"curves drawn in {draw_curves(workdir, config)}")
-            export(workdir, workdir / "export")
-            print(verdict)
+                with writing(workdir / "report", safe="The checkpoints are whole."):
+                    print(f"curves drawn in {draw_curves(workdir, config)}")
+                export(workdir, workdir / "export")
+                print(verdict)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; what {workdir} holds is whole: the same command goes on from there") from None

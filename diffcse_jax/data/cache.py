@@ -1,13 +1,9 @@
 """Files that a machine fetches or makes once: the package's cache folder, and SimCSE's data set on the hub."""
 
-import contextlib
 import functools
 import logging
 import os
-import shutil
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
@@ -21,25 +17,6 @@ HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 def cache_folder(name: str) -> Path:
     """`~/.cache/diffcse_jax/NAME`; $XDG_CACHE_HOME is obeyed. It need not exist."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "diffcse_jax" / name
-
-
-@contextlib.contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, which takes its name if the block ends without an exception.
-
-    `folder` never exists half-written. Where another process was faster, with the same content, its folder stays.
-    """
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def hub_file(name: str, instead: str) -> Path:

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float, Float32, Int, UInt64
 
-from diffcse_jax.data.cache import made_whole
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
+from diffcse_jax.storage.files import made_whole, writing
 
 TEXT, VECTOR = "sentence", "embedding"  # columns
 SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
@@ -127,7 +127,7 @@ def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quie
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     if not folder.exists():
-        with made_whole(folder) as new:
+        with writing(folder, safe=f"{store.folder} stays as it is."), made_whole(folder) as new:
             _copy(store, corpus, tokens, new, quiet)
     if not quiet:
         print(f"vectors of {store.folder}: {store.dimension} numbers each, in {folder}", file=sys.stderr)

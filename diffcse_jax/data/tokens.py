@@ -2,7 +2,9 @@
 
 A store is a folder: `token_ids.npy` (all sentences, one after the other), `offsets.npy` (where each starts),
 `meta.json` and, of documents, `document_starts.npy` (their first examples). Its name is a hash
-of all that its content depends on, so that a store is never stale.
+of all that its content depends on, so that a store is never stale. `meta.json` has the sizes and SHA-256 of the other
+files, with which they are compared at every opening: reading a store takes less time than the hash of its text, on
+which its name depends. A damaged store is built anew.
 """
 
 import hashlib
@@ -11,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -18,12 +21,16 @@ import tqdm
 import transformers
 from jaxtyping import Int, Integer
 
-from diffcse_jax.data.cache import cache_folder, made_whole
+from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
 from diffcse_jax.data.lines import expanded
+from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
+from diffcse_jax.errors import DataError
+from diffcse_jax.storage.files import made_whole, partial_folder, writing
 
 FORMAT_VERSION = 2
+META = "meta.json"
 BLOCK_ROWS = 10_000
 BLOCK_CHARACTERS = 1 << 25
 
@@ -43,7 +50,7 @@ class TokenStore:
     """
 
     def __init__(self, folder: Path):
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / META).read_text())
         self.folder = folder
         self.name = folder.name
         self.columns: tuple[str, ...] = tuple(meta["columns"])
@@ -108,32 +115,77 @@ def build_or_open(
         quiet: report nothing; of several processes one speaks.
 
     Raises:
-        DataError: the corpus cannot be read.
+        DataError: the corpus cannot be read, or has changed meanwhile.
+        DiskError: the store cannot be written.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
-    folder = (expanded(cache_dir) if cache_dir else cache_folder("tokens")) / _store_name(corpus, backend)
-    found = folder.exists()
-    if not found:
-        _build(corpus, backend, max_length, folder, quiet)
-    store = TokenStore(folder)
+    text = corpus.fingerprint()
+    folder = (expanded(cache_dir) if cache_dir else cache_folder("tokens")) / _store_name(text, corpus, backend)
+    with writing(folder, safe="Nothing of the text is lost.", instead="name another folder in data.cache_dir"):
+        problem = _problem(folder) if folder.exists() else "it is not there"
+        if folder.exists() and problem:
+            print(f"warning: the token store {folder} is damaged: {problem}; it is built anew", file=sys.stderr)
+        if problem:
+            _build(corpus, text, backend, max_length, folder, quiet)
+        store = TokenStore(folder)
     if not quiet:
-        outcome = "found" if found else "built"
+        outcome = "built" if problem else "found"
         print(f"token store {outcome}: {_describe(corpus, store)} in {folder}", file=sys.stderr)
     return store
 
 
-def _store_name(corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
-    parts = [FORMAT_VERSION, corpus.fingerprint(), corpus.columns, corpus.on_bad_line, backend.to_str()]
+def _store_name(text: str, corpus: Corpus, backend: tokenizers.Tokenizer) -> str:
+    parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str()]
     parts += corpus.reading
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _build(corpus: Corpus, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool) -> None:
+def _build(
+    corpus: Corpus, text: str, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool
+) -> None:
+    """Writes a store beside `folder`, which then takes its name and the place of a damaged one."""
     with made_whole(folder) as new:
         _write_arrays(corpus, backend, new, quiet)
-        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
-        (new / "meta.json").write_text(json.dumps(meta))
+        if corpus.fingerprint() != text:
+            raise DataError(
+                f"{corpus.name} has changed while it was tokenised, and nothing of that is kept; start again once it "
+                "is complete"
+            )
+        files = {file.name: _described(file) for file in sorted(new.iterdir())}
+        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary(), "files": files}
+        (new / META).write_text(json.dumps(meta | {"sha256": _digest(meta)}))
+        if folder.exists() and _problem(folder):
+            with partial_folder(folder) as old:
+                folder.rename(old / "damaged")
+
+
+def _described(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": sha256([file])}
+
+
+def _digest(meta: dict[str, Any]) -> str:
+    """SHA-256 of a JSON object, but for the value that holds it."""
+    content = {key: value for key, value in meta.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _problem(folder: Path) -> str:
+    """The reason for which a store cannot be trusted; empty if it is as it was written."""
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        if _digest(meta) != meta["sha256"]:
+            return f"{META} has changed"
+        for name, described in meta["files"].items():
+            size = (folder / name).stat().st_size
+            if size != described["bytes"]:
+                return f"{name} has {size:,} bytes, not {described['bytes']:,}"
+        files = meta["files"].items()
+        return next((f"{name} has changed" for name, described in files if _described(folder / name) != described), "")
+    except OSError as error:
+        return f"{Path(error.filename or folder).name}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{META} cannot be read"
 
 
 def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
@@ -192,9 +244,9 @@ class _GrowingArray:
         self.size += len(values)
 
     def __exit__(self, *exception: object) -> None:
-        self._file.seek(0)
-        self._write_header()
-        self._file.close()
+        with self._file:  # closed even where the disk is full
+            self._file.seek(0)
+            self._write_header()
 
     def _write_header(self) -> None:
         """NumPy pads the header so that its length does not depend on the size."""

@@ -1,13 +1,17 @@
 """A run's checkpoints: `WORKDIR/checkpoints/STEP`, written and read with Orbax.
 
 A checkpoint holds separate items, so that parameters can be read alone: `params`, `opt_state`, `batch_stats`, `data`
-(the state of the batches' iterator) and `record` (`Record` as JSON). Where the encoder was evaluated, Orbax keeps its
-dev score beside them.
+(the state of the batches' iterator) and `record` (`Record` as JSON: the dev scores, and digests of all items, with
+which they are compared when they are read). Training goes on from the newest checkpoint that is intact; damaged ones
+newer than that are moved to `WORKDIR/damaged`.
 """
 
 import dataclasses
+import errno
+import json
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,18 +21,24 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.runtime import hosts
+from diffcse_jax.storage import digests
+from diffcse_jax.storage.files import disk_error, system_error, writing
 from diffcse_jax.storage.selection import Measured, Outcomes, Record, read_baseline, read_selection, read_weights
-from diffcse_jax.storage.workdir import CHECKPOINTS, encoder_folder, read_config, read_pooler, workdir_of
+from diffcse_jax.storage.workdir import CHECKPOINTS, encoder_folder, read_config, read_pooler, set_aside, workdir_of
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about what is as it should be
+# Orbax warns about what is as it should be, and prints every error that it raises as well, several times.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+_ARRAYS = ("params", "opt_state", "batch_stats")
+_UNKNOWN = math.inf  # the score in a record that cannot be read
 
 
 class TrainState(NamedTuple):
@@ -38,6 +48,7 @@ class TrainState(NamedTuple):
     params: Params
     batch_stats: Params
     opt_state: optax.OptState
+    bad_steps: jax.Array  # steps that were not applied, their loss or gradient being no finite number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,20 +90,26 @@ class Checkpoints:
         self._dev_metric = dev_metric
         self._text = text
         self._workdir = workdir
-        self._manager = ocp.CheckpointManager(
-            (workdir / CHECKPOINTS).absolute(),
-            options=ocp.CheckpointManagerOptions(
-                best_fn=_score,  # without it Orbax writes no scores, and a resumed run would not know the best
-                preservation_policy=AnyPreservationPolicy([LatestN(2), _Best()]),
-                cleanup_tmp_directories=True,
-            ),
-        )
+        self._folder = workdir / CHECKPOINTS
+        self._scores = _scores(self._folder)
+        with self._saving():
+            self._manager = ocp.CheckpointManager(
+                self._folder.absolute(),
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
+                    cleanup_tmp_directories=True,
+                ),
+            )
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except UserError:
+            if kind is None:  # else it is the consequence of an error that is reported already
+                raise
 
     @property
     def latest_step(self) -> int | None:
@@ -113,21 +130,33 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        record = Record(step, self._pooler, measured.scores, self._dev_metric, self._text, measured.outcomes)
-        self._manager.save(
+        items = {"params": state.params, "opt_state": state.opt_state, "batch_stats": _never_empty(state.batch_stats)}
+        data = json.loads(json.dumps(data_state))
+        record = Record(
             step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                opt_state=ocp.args.StandardSave(state.opt_state),
-                batch_stats=ocp.args.StandardSave(_never_empty(state.batch_stats)),
-                data=ocp.args.JsonSave(dict(data_state)),
-                record=ocp.args.JsonSave(dataclasses.asdict(record)),
-            ),
-            metrics={"score": measured.scores[self._dev_metric]} if measured.scores and eligible else None,
+            self._pooler,
+            measured.scores,
+            self._dev_metric,
+            self._text,
+            outcomes=measured.outcomes,
+            eligible=eligible,
+            bad_steps=int(state.bad_steps),
         )
+        own = {"data": digests.of_json(data), "record": digests.of_json(record.content())}
+        record = dataclasses.replace(record, digests=own | {item: digests.of_arrays(items[item]) for item in items})
+        self._scores[step] = record.score
+        with self._saving():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{item: ocp.args.StandardSave(arrays) for item, arrays in items.items()},
+                    data=ocp.args.JsonSave(data),
+                    record=ocp.args.JsonSave(dataclasses.asdict(record)),
+                ),
+            )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Reads the newest checkpoint.
+        """Reads the newest checkpoint that is intact; newer ones are named and moved to `WORKDIR/damaged`.
 
         Args:
             like: a state with the shapes, types and shardings that the saved arrays get.
@@ -136,34 +165,57 @@ class Checkpoints:
             The saved state, and that of the batches' iterator.
 
         Raises:
-            CheckpointError: a damaged checkpoint.
+            CheckpointError: all checkpoints are damaged, or those that are cannot be moved.
             ConfigError: the text or the dev metric is no longer what it was.
         """
+        step = hosts.decided_by_first(self._newest_intact)
+        self._manager.reload()
         params, opt_state, batch_stats = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             (like.params, like.opt_state, like.batch_stats),
         )
-        step = self._manager.latest_step()
-        with _damage_reported(self._manager, step, self._workdir):
+        with _damage_reported(self._folder / str(step)):
+            record = _read_record(self._folder / str(step))
+            data = _read_data(self._folder / str(step), record)
+            self._check_same_run(record)
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
                     params=ocp.args.StandardRestore(params),
                     opt_state=ocp.args.StandardRestore(opt_state),
                     batch_stats=ocp.args.StandardRestore(_never_empty(batch_stats)),
-                    data=ocp.args.JsonRestore(),
-                    record=ocp.args.JsonRestore(),
                 ),
             )
-            record = Record(**restored.record)
-        self._check_same_run(record)
         state = TrainState(
             step=jax.device_put(np.int32(step), like.step.sharding),
             params=restored.params,
             opt_state=restored.opt_state,
             batch_stats={name: value for name, value in restored.batch_stats.items() if name},
+            bad_steps=jax.device_put(np.int32(record.bad_steps), like.bad_steps.sharding),
         )
-        return state, restored.data
+        return state, data
+
+    def _newest_intact(self) -> int:
+        """The newest checkpoint that is as it was saved, once those after it are out of its way."""
+        steps, damaged = sorted(_steps(self._folder), reverse=True), {}
+        for step in steps:
+            try:
+                record, _ = _read_arrays(self._folder / str(step), _ARRAYS)
+                _read_data(self._folder / str(step), record)
+            except CheckpointError as error:
+                damaged[step] = error
+                continue
+            with writing(self._workdir, safe="Its checkpoints are as they were."):
+                moved = {other: set_aside(self._workdir, self._folder / str(other)) for other in damaged}
+            for other, problem in damaged.items():
+                onward = f"it is now {moved[other]}, and training goes on from step {step}"
+                print(f"warning: {problem}; {onward}", file=sys.stderr)
+            return step
+        raise CheckpointError(
+            f"no checkpoint of {self._workdir} can be read, so that training cannot go on; nothing was changed. "
+            "Restore one from a copy, or give another --workdir to begin anew:\n  "
+            + "\n  ".join(map(str, damaged.values()))
+        )
 
     def _check_same_run(self, record: Record) -> None:
         if record.text != self._text:
@@ -179,11 +231,24 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until everything is on disk."""
-        self._manager.wait_until_finished()
+        with self._saving():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits, then releases the manager."""
-        self._manager.close()
+        with self._saving():
+            self._manager.close()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Turns whatever writing raises, here or in the background, into a `DiskError`."""
+        try:
+            yield
+        except Exception as error:  # Orbax passes on what its libraries raise: OSError, ValueError, RuntimeError
+            saved = sorted(_steps(self._folder))
+            safe = f"Its checkpoints of steps {_listed(saved)} are whole." if saved else "It has no checkpoint yet."
+            reason = system_error(error) or OSError(errno.EIO, str(error).partition("\n")[0])
+            raise disk_error(self._folder, reason, safe=safe) from error
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -226,51 +291,64 @@ def read_encoder(path: Path) -> SavedEncoder:
 
 def _read_checkpoint(workdir: Path, step: int | None) -> tuple[Params, Record]:
     """The parameters and the record of a checkpoint; of the best one where no step is given."""
-    with ocp.CheckpointManager(
-        (workdir / CHECKPOINTS).absolute(),
-        options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
-        item_handlers={"params": ocp.StandardCheckpointHandler(), "record": ocp.JsonCheckpointHandler()},
-    ) as manager:
-        asked = workdir if step is None else workdir / CHECKPOINTS / str(step)
-        step = _default_step(manager) if step is None else step
-        if step is None or step not in manager.all_steps():
-            raise CheckpointError(f"no complete checkpoint {asked}; there are: {_listed(manager.all_steps())}")
-        with _damage_reported(manager, step, workdir):
-            like = _on_one_device(manager.item_metadata(step)["params"].tree)
-            restored = manager.restore(
-                step,
-                args=ocp.args.Composite(params=ocp.args.StandardRestore(like), record=ocp.args.JsonRestore()),
-            )
-            record = Record(**restored.record)
-    return {name: np.asarray(value) for name, value in restored.params.items()}, record
+    checkpoints = workdir / CHECKPOINTS
+    asked = workdir if step is None else checkpoints / str(step)
+    step, steps = _default_step(checkpoints) if step is None else step, _steps(checkpoints)
+    if step not in steps:
+        raise CheckpointError(f"no complete checkpoint {asked}; there are: {_listed(steps)}")
+    record, items = _read_arrays(checkpoints / str(step), ("params",))
+    return items["params"], record
 
 
-def _default_step(manager: ocp.CheckpointManager) -> int | None:
-    """The best checkpoint; the newest, where none was evaluated; None where there is none."""
-    best = _best_step({step: manager.metrics(step) for step in manager.all_steps()})
-    return manager.latest_step() if best is None else best
+def _default_step(checkpoints: Path) -> int | None:
+    """The best checkpoint; the newest, where none was evaluated; None where there is none.
+
+    Raises:
+        CheckpointError: a damaged one, which may have been the best.
+    """
+    scores = {}
+    for step in _steps(checkpoints):
+        try:
+            scores[step] = _read_record(checkpoints / str(step)).score
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; it may be the best one. Name the one to use, as {checkpoints}/STEP, or move it away"
+            ) from error
+    best = _best_step(scores)
+    return max(scores, default=None) if best is None else best
 
 
-def _best_step(metrics: Mapping[int, Mapping[str, float] | None]) -> int | None:
+def _scores(checkpoints: Path) -> dict[int, float | None]:
+    """The scores by step."""
+    scores = {}
+    for step in _steps(checkpoints):
+        try:
+            scores[step] = _read_record(checkpoints / str(step)).score
+        except CheckpointError:
+            scores[step] = _UNKNOWN
+    return scores
+
+
+def _best_step(scores: Mapping[int, float | None]) -> int | None:
     """The step with the highest score, of equal ones the earliest (as in the papers' code); None without any score.
 
-    Orbax's own `best_step` and `BestN` take the latest of equal ones.
+    Orbax's own `best_step` and `BestN` take the latest of equal ones. A score that is no number is worse than any.
     """
-    scores = {step: _score(values) for step, values in metrics.items() if values is not None}
-    return max(scores, key=lambda step: (scores[step], -step), default=None)
+    known = {step: score for step, score in scores.items() if score is not None and score != _UNKNOWN}
+    numbers = {step: -math.inf if math.isnan(score) else score for step, score in known.items()}
+    return max(numbers, key=lambda step: (numbers[step], -step), default=None)
 
 
-def _score(metrics: Mapping[str, float]) -> float:
-    """The dev score that chooses the best checkpoint; one that is no number is worse than any."""
-    return -math.inf if math.isnan(metrics["score"]) else metrics["score"]
-
-
+@dataclasses.dataclass(frozen=True)
 class _Best:
-    """The policy that the best checkpoint is preserved (an Orbax `PreservationPolicy`)."""
+    """The policy that the best checkpoint is preserved, and what may be it (an Orbax `PreservationPolicy`)."""
+
+    scores: Mapping[int, float | None]  # of all steps, and later of those that are saved meanwhile
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        best = _best_step({checkpoint.step: checkpoint.metrics for checkpoint in checkpoints})
-        return [checkpoint.step == best for checkpoint in checkpoints]
+        present = {checkpoint.step: self.scores.get(checkpoint.step) for checkpoint in checkpoints}
+        best = _best_step(present)
+        return [step == best or score == _UNKNOWN for step, score in present.items()]
 
 
 def _never_empty(batch_stats: Params) -> dict[str, Any]:
@@ -278,27 +356,109 @@ def _never_empty(batch_stats: Params) -> dict[str, Any]:
     return {"": {}} | batch_stats
 
 
+def _steps(checkpoints: Path) -> list[int]:
+    """The steps of complete checkpoints: they get their names when they are whole."""
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+
+def _read_record(checkpoint: Path) -> Record:
+    """The record of a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    with _damage_reported(checkpoint):
+        record = Record(**_read_json(checkpoint, "record"))
+        _require(record.digests.get("record"), digests.of_json(record.content()), "record")
+        return record
+
+
+def _read_data(checkpoint: Path, record: Record) -> dict[str, Any]:
+    """The state of the batches' iterator; raises like `_read_record`."""
+    with _damage_reported(checkpoint):
+        data = _read_json(checkpoint, "data")
+        _require(record.digests.get("data"), digests.of_json(data), "data")
+        return data
+
+
+def _read_json(checkpoint: Path, item: str) -> dict[str, Any]:
+    handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
+    return handler.restore(checkpoint.absolute() / item)
+
+
+def _read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
+    """The record and the named items of a checkpoint, as NumPy arrays: whatever devices saved them.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    record = _read_record(checkpoint)
+    with (
+        _damage_reported(checkpoint),
+        _late_reads_silenced(),
+        ocp.CheckpointManager(
+            checkpoint.parent.absolute(),
+            options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
+            item_handlers={item: ocp.StandardCheckpointHandler() for item in items},
+        ) as manager,
+    ):
+        step = int(checkpoint.name)
+        saved = manager.item_metadata(step)
+        like = {item: jax.tree.map(_placeholder, saved[item].tree) for item in items}
+        restored = manager.restore(
+            step,
+            args=ocp.args.Composite(**{item: ocp.args.StandardRestore(like[item]) for item in items}),
+        )
+        for item in items:
+            now = digests.of_arrays(restored[item])
+            for name, digest in record.digests.get(item, {}).items():
+                _require(digest, now.get(name, "missing"), f"{item}/{name}")
+    return record, {item: restored[item] for item in items}
+
+
+def _placeholder(array: Any) -> np.ndarray:
+    """An array of this shape and type that takes no memory."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _require(expected: str | None, found: str, what: str) -> None:
+    """Refuses what has changed; `expected` is None in checkpoints of earlier versions, which had no digests."""
+    if expected is not None and found != expected:
+        raise ValueError(f"{what} is not what was saved")
+
+
 @contextmanager
-def _damage_reported(manager: ocp.CheckpointManager, step: int, workdir: Path) -> Iterator[None]:
-    """Turns whatever reading a checkpoint raises into a `CheckpointError` that names it and the others there are."""
+def _damage_reported(checkpoint: Path) -> Iterator[None]:
+    """Turns whatever reading a checkpoint raises into a `CheckpointError` that names it."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:  # what a damaged file raises depends on where the damage is
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"cannot read the checkpoint {workdir / CHECKPOINTS / str(step)} ({type(error).__name__}: {reason}); "
-            f"if it is damaged, delete it to go on from an earlier one: there are steps {_listed(manager.all_steps())}"
-        ) from error
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})") from error
+
+
+@contextmanager
+def _late_reads_silenced() -> Iterator[None]:
+    """Keeps reads that end after another one has failed from printing a traceback each.
+
+    Orbax closes its event loop at the first failure, and they have nowhere to report to. They may end after the block.
+    """
+    hook = sys.unraisablehook
+
+    def without_late_reads(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            hook(unraisable)
+
+    sys.unraisablehook = without_late_reads
+    yield
+    sys.unraisablehook = hook  # not after a failure
 
 
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps)) or "none"
-
-
-def _on_one_device(metadata: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Where to restore arrays to: whatever devices and processes saved them, and though these may be gone."""
-    here = SingleDeviceSharding(jax.local_devices()[0])
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here) for name, array in metadata.items()}
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:

@@ -1,12 +1,77 @@
 """Files that are there as a whole or not at all."""
 
+import contextlib
+import errno
 import json
 import os
+import re
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from diffcse_jax.data.lines import unreadable
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, DiskError, UserError
+
+IDLE_SECONDS = 24 * 3600  # a partial folder that nobody has written to for so long is nobody's
+
+_HOST = socket.gethostname().replace(".", "-")
+# NAME.HOST.PROCESS.RANDOM.tmp; token stores of earlier versions named no owner.
+_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp|[0-9a-f]{32}\.[0-9a-f]{32}\.tmp")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, safe: str, instead: str = "") -> Iterator[None]:
+    """Turns an error of the system in the block into a `DiskError` of one paragraph.
+
+    Args:
+        path: what is written; the message names it.
+        safe: a sentence about what is not lost.
+        instead: what else can be done, as an alternative to making room.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # libraries have types of their own for errors of the system
+        cause = system_error(error)
+        if cause is None:
+            raise
+        raise disk_error(path, cause, safe=safe, instead=instead) from error
+
+
+def system_error(error: Exception) -> OSError | None:
+    """The error of the system: itself, or the one whose number a library quotes; None where it is another one."""
+    if isinstance(error, OSError):
+        return error
+    quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
+    if not quoted:
+        return None
+    number = int(quoted[1] or quoted[2])
+    return OSError(number, os.strerror(number))
+
+
+def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> DiskError:
+    """The `DiskError` of `writing`."""
+    remedy = "make room on that disk" if error.errno in _FULL else "put that right"
+    remedy = "make it writable" if error.errno in _FORBIDDEN else remedy
+    alternative = f", or {instead}" if instead else ""
+    at = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
+    return DiskError(
+        f"cannot write {path}: {error.strerror or error}{at}. {safe} Please {remedy}{alternative}; then the same "
+        "command goes on"
+    )
+
 
 LONGEST_JSON = 1 << 24  # characters
 
@@ -27,6 +92,31 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """`write_text` of a JSON document."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file at once, with the permissions of any new file (the library's own are 0600)."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.touch()
+    mode = partial.stat().st_mode
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(contiguous, partial, metadata={"format": "pt"})
+    partial.chmod(mode)
+    sync(partial)
+    partial.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk, where the system can be asked for that."""
+    if sys.platform != "win32":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system that does not do so for folders
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def read_json(path: Path) -> Any:
@@ -59,3 +149,68 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
     return content
+
+
+@contextlib.contextmanager
+def partial_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, for content that gets that name once it is whole; gone when the block ends.
+
+    Its own name tells the host and process that write to it. Those that dead processes left beside `path`, for
+    content of whatever name, are removed first.
+    """
+    for left in path.parent.glob("*.tmp"):
+        if _is_abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = path.with_name(f"{path.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def give_name(folder: Path, path: Path) -> None:
+    """Renames a partial folder once all of its content is on disk: else a name could outlive what it stands for."""
+    for each in (*folder.rglob("*"), folder):
+        sync(each)
+    folder.rename(path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def made_whole(path: Path) -> Iterator[Path]:
+    """A partial folder that takes the name `path` if the block ends without an exception.
+
+    Where another process was faster, with the same content, its folder stays.
+    """
+    with partial_folder(path) as new:
+        yield new
+        try:
+            give_name(new, path)
+        except OSError:
+            if not path.exists():
+                raise
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """True for a partial folder whose process has ended, or, where that cannot be known, that is idle for long."""
+    owner = _PARTIAL.fullmatch(folder.name)
+    if not owner or not folder.is_dir():
+        return False
+    if owner["host"] == _HOST and not _lives(int(owner["process"])):
+        return True
+    try:
+        newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:  # its owner has removed it meanwhile
+        return False
+    return time.time() - newest > IDLE_SECONDS
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        pass
+    return True

@@ -6,18 +6,19 @@ of the run), `selection.json` (the choice, once training is over) and, where tha
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.storage.files import read_json, write_json, write_tensors, writing
 
 _BASELINE = "start_scores.json"
 _SELECTION = "selection.json"
 _WEIGHTS = "selected.safetensors"
+_SAFE = "The checkpoints are whole."
 
 Outcomes = list[list[float]]  # what a dev metric summarises: of each of its data sets, one value per query or pair
 
@@ -42,6 +43,18 @@ class Record:
     dev_metric: str  # the dev score that chooses the best checkpoint
     text: str  # identifies the tokenised training text
     outcomes: Outcomes = dataclasses.field(default_factory=list)  # of `dev_metric`
+    eligible: bool = True  # may be the best one
+    bad_steps: int = 0  # that were not applied
+    digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by item; empty in those of earlier versions
+
+    @property
+    def score(self) -> float | None:
+        """The dev score that chooses the best checkpoint; None where there is none, or it may not be the best."""
+        return self.dev[self.dev_metric] if self.dev and self.eligible else None
+
+    def content(self) -> dict[str, Any]:
+        """All but the digests."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "digests"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +81,8 @@ def origin(share: float, step: int) -> str:
 
 def write_baseline(workdir: Path, record: Record) -> None:
     """Keeps the record of the start."""
-    write_json(workdir / _BASELINE, dataclasses.asdict(record))
+    with writing(workdir / _BASELINE, safe=_SAFE):
+        write_json(workdir / _BASELINE, dataclasses.asdict(record))
 
 
 def read_baseline(workdir: Path) -> Record | None:
@@ -80,10 +94,10 @@ def read_baseline(workdir: Path) -> Record | None:
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Keeps the choice; `weights`, with a checkpoint's names, only where it is no checkpoint."""
     clear_selection(workdir)
-    if selection.share < 1:
-        arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
-        save_file(arrays, workdir / _WEIGHTS)
-    write_json(workdir / _SELECTION, dataclasses.asdict(selection))  # last: its presence says that all is there
+    with writing(workdir / _SELECTION, safe=_SAFE):
+        if selection.share < 1:
+            write_tensors(workdir / _WEIGHTS, weights)
+        write_json(workdir / _SELECTION, dataclasses.asdict(selection))  # last: its presence says that all is there
 
 
 def clear_selection(workdir: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from diffcse_jax.data.lines import unreadable
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
 from diffcse_jax.models.pretrained import FLOATS
-from diffcse_jax.storage.files import read_json, read_json_object, write_json
+from diffcse_jax.storage.files import read_json, read_json_object, write_json, write_tensors
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 _SETTINGS = "config_sentence_transformers.json"
@@ -188,5 +188,4 @@ def _write_module(
     modules.append(name)
     write_json(module / "config.json", config)
     if weights:
-        contiguous = {key: np.ascontiguousarray(array) for key, array in weights.items()}
-        save_file(contiguous, module / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(module / "model.safetensors", weights)

@@ -3,7 +3,8 @@
 It holds `config.json` (the resolved configuration), `encoder/` (config.json, tokenizer and, where there is one, pooler
 of the checkpoint that training starts from: everything but the weights that are trained), `start.json` (digests of the
 weights that the run began from), `lock` (who trains here, or was the last to do so), `checkpoints/STEP`
-(`storage/checkpoint.py`), and what was evaluated and selected (`storage/selection.py`).
+(`storage/checkpoint.py`), what was evaluated and selected (`storage/selection.py`) and, where something was damaged,
+`damaged/`, where it was moved out of the way.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config, flat
@@ -27,24 +28,29 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.files import read_json, read_json_object, write_json
+from diffcse_jax.storage.files import disk_error, read_json, read_json_object, write_json, write_tensors, writing
 
 if sys.platform != "win32":
     import fcntl
 
 CHECKPOINTS = "checkpoints"
+START = "start.json"
 
 _CONFIG = "config.json"
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
-_START = "start.json"
 _LOCK = "lock"
+_DAMAGED = "damaged"
+_SAFE = "What is complete there stays as it is."
+_INSTEAD = "give another --workdir"
 
 # Keys that may change between a run and its continuation: training does not depend on them.
 FREE_ON_RESUME = {
     "train.log_every",
+    "train.max_bad_steps",
     "train.packing",
     "train.recompute",
+    "eval.every",
     "eval.data_dir",
     "eval.batch_size",
     "eval.keep_start",
@@ -96,7 +102,7 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
     except OSError as error:
-        raise _not_written(path.parent, error) from error
+        raise disk_error(path.parent, error, safe=_SAFE, instead=_INSTEAD) from error
     try:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -140,15 +146,13 @@ def start_workdir(
     """
 
     def start() -> None:
-        try:
+        with writing(workdir, safe=_SAFE, instead=_INSTEAD):
             digests = _digests(encoder, generator) | dict(teachers)
             if not (workdir / _CONFIG).is_file():
                 _write_run(workdir, config, encoder, tokenizer, digests)
             else:
                 _check_same_config(workdir, config)
                 _check_same_weights(workdir, config, digests)
-        except OSError as error:
-            raise _not_written(workdir, error) from error
 
     hosts.decided_by_first(start)
     if jax.process_count() > 1:
@@ -189,6 +193,20 @@ def read_config(workdir: Path) -> Config:
     return Config.from_dict(read_json_object(path))
 
 
+def set_aside(workdir: Path, path: Path) -> Path:
+    """Moves what is damaged out of the way, into `WORKDIR/damaged`, and returns its new path."""
+    return path.rename(place_for_damaged(workdir, path.name))
+
+
+def place_for_damaged(workdir: Path, name: str) -> Path:
+    """A path in `WORKDIR/damaged` that is not taken."""
+    folder = workdir / _DAMAGED
+    folder.mkdir(exist_ok=True)
+    taken = {each.name for each in folder.iterdir()}
+    names = (name, *(f"{name}.{number}" for number in range(2, len(taken) + 3)))
+    return folder / next(each for each in names if each not in taken)
+
+
 def encoder_folder(workdir: Path) -> Path:
     """The folder with config.json and tokenizer of the checkpoint that training started from."""
     return workdir / _ENCODER
@@ -212,8 +230,8 @@ def _write_run(
     write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
     if encoder.pooler:
-        save_file({name: np.ascontiguousarray(array) for name, array in encoder.pooler.items()}, folder / _POOLER)
-    write_json(workdir / _START, digests)
+        write_tensors(folder / _POOLER, encoder.pooler)
+    write_json(workdir / START, digests)
     write_json(workdir / _CONFIG, config.to_dict())  # last: its presence says that the others are whole
 
 
@@ -224,7 +242,7 @@ def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str
 
 
 def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> None:
-    path = workdir / _START
+    path = workdir / START
     then = read_json_object(path) if path.is_file() else {}  # runs of earlier versions did not record it
     values = flat(config.to_dict())
     changed = [f"{key}={values[key]!r}" for key in now if then.get(key, now[key]) != now[key]]
@@ -256,7 +274,3 @@ def _advice(key: str, then: Any) -> str:
     if key != "precision":
         return ""
     return f" (`auto` depends on the machine; --config.precision={then} goes on with the run's own)"
-
-
-def _not_written(workdir: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot write the workdir {workdir}: {error.strerror}")

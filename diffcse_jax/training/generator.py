@@ -6,7 +6,6 @@ hundred steps give a generator whose guesses are plausible enough to be worth de
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,16 +19,17 @@ import tqdm
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing, make_batches
 from diffcse_jax.data.examples import Crops
 from diffcse_jax.data.rows import Views
+from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import mask_tokens
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import FEW, Computation, Networks, mean_where, named_key
 from diffcse_jax.models.heads import MaskedLMHead
@@ -37,6 +37,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives.mlm import masked_language_model
+from diffcse_jax.storage.files import write_json, write_tensors, writing
 from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.sharding import replicated, shard_batch, shards_of
 
@@ -51,8 +52,11 @@ def own_generator(
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
         try:
-            head, found = load_file(weights), _summary(json.loads(record.read_text()))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            recorded = json.loads(record.read_text())
+            head, found = load_file(weights), _summary(recorded)
+            if recorded.get("sha256", sha256([weights])) != sha256([weights]):
+                raise ValueError(f"{weights.name} is not what was saved")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot read the generator's head in {folder}: {error}; remove the folder, and it is trained again"
             ) from error
@@ -60,12 +64,23 @@ def own_generator(
         return dataclasses.replace(encoder, mlm_head=head)
     report(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
+    _require_finite(head, config)
     report(f"generator: own masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(head, weights)
-        record.write_text(json.dumps(scores, indent=2) + "\n")  # written last: its presence says the head is whole
+        with writing(folder, safe="The text and the encoder's weights are whole."):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(weights, head)
+            write_json(record, scores | {"sha256": sha256([weights])})  # last: its presence says the head is whole
     return dataclasses.replace(encoder, mlm_head=head)
+
+
+def _require_finite(head: Params, config: Config) -> None:
+    bad = next((name for name, array in head.items() if not np.isfinite(array).all()), None)
+    if bad:
+        raise ConfigError(
+            f"training the generator's masked-LM head made its {bad} no finite number; nothing is kept. Lower "
+            f"generator.head_learning_rate={config.generator.head_learning_rate:g}"
+        )
 
 
 def train_head(
@@ -104,7 +119,11 @@ def train_head(
         for index, views in enumerate(batches)
     ]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
-    scores = {"accuracy": 100 * float(accuracy), "perplexity": math.exp(mean_loss), "steps": options.head_steps}
+    scores = {
+        "accuracy": 100 * float(accuracy),
+        "perplexity": float(np.exp(np.float64(mean_loss))),
+        "steps": options.head_steps,
+    }
     return {name: np.asarray(value) for name, value in parameters.subset(head, "head").items()}, scores
 
 

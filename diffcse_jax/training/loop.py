@@ -5,8 +5,9 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,9 +35,11 @@ from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.environment import record_start
 from diffcse_jax.storage.selection import NOTHING, Measured, Record, read_baseline, write_baseline
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import networks
+from diffcse_jax.training.bad_steps import BadSteps
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, no_bar, read_metrics, report, shown
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -72,7 +75,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
         How the model that the run gives, which the workdir now holds, compares with the start, in words.
 
     Raises:
-        UserError: a configuration, checkpoint or text that cannot be used; a loss that is no longer a number; or
+        UserError: a configuration, checkpoint or text that cannot be used; too many losses that are no numbers; or
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
@@ -123,7 +126,10 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
             batches.set_state(data_state)
             report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
         baseline = _baseline(start, config, workdir, evaluation, store.name, resumed=int(state.step) > 0)
-        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline)
+        if jax.process_index() == 0:
+            record_start(workdir, config, text=store.name, step=int(state.step))
+        sentences = partial(_sentences, source, tokenizer)
+        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences)
         # 5. The step, compiled for the shapes of the batches to come.
         if not run.ends_at(int(state.step)):
             step = make_train_step(built.networks, config, optimizer, mesh)
@@ -160,6 +166,7 @@ class Run:
     checkpoints: Checkpoints
     start: Start
     baseline: Record  # the start's
+    sentences: Callable[[int], Sequence[str]] = lambda step: ()  # of the batch of a step
 
     def logs_at(self, step: int) -> bool:
         """True if a row of metrics is written after this step."""
@@ -216,10 +223,18 @@ def loop(
         if step == 0:
             show_baseline(run, state, write)
         clock = _Clock(step, run.config.train.batch_size)
-        log = _Log(run, clock, progress, write)
+        bad_steps = BadSteps(
+            run.workdir,
+            limit=run.config.train.max_bad_steps,
+            already=int(state.bad_steps),
+            parameters=list(state.params),
+            sentences=run.sentences,
+        )
+        log = _Log(run, clock, progress, write, bad_steps)
         while step < run.total_steps:
             state, metrics = train_step(state, next(batches))
             step += 1
+            bad_steps.remember(step, metrics)
             progress.update()
             log.flush()  # an earlier step's row, now that the device has this one to work on
             logs, evaluates = run.logs_at(step), run.evaluates_at(step)
@@ -228,7 +243,7 @@ def loop(
                 log.add(step, metrics)
             if evaluates or stops:
                 log.flush()
-                _checked(metrics, step, run)  # nothing is evaluated or saved that is not a number
+                log.check(step, metrics)
             if evaluates:
                 with clock.paused():
                     measured = evaluate(run, state, write)
@@ -277,8 +292,9 @@ def _encoder(run: Run, state: TrainState) -> SentenceEncoder:
 class _Log:
     """Rows of metrics, read from the device once the next step is on its way, so that it never waits for the host."""
 
-    def __init__(self, run: Run, clock: "_Clock", progress: tqdm.tqdm, write: Write):
+    def __init__(self, run: Run, clock: "_Clock", progress: tqdm.tqdm, write: Write, bad_steps: BadSteps):
         self._run, self._clock, self._progress, self._write = run, clock, progress, write
+        self._bad_steps, self._still = bad_steps, False
         self._unread: tuple[int, Metrics] | None = None
 
     def add(self, step: int, metrics: Metrics) -> None:
@@ -291,17 +307,37 @@ class _Log:
         """Writes the row that was added last, unless that is done.
 
         Raises:
-            UserError: the loss is not a number.
+            UserError: too many steps were not applied.
         """
         if self._unread is None:
             return
         step, metrics = self._unread
         self._unread = None
-        row = _checked(metrics, step, self._run)
-        row["learning_rate"] = float(learning_rate_schedule(self._run.config.optim, self._run.total_steps)(step - 1))
+        row = self.check(step, metrics)
+        updates = max(step - int(row["bad_steps"]), 1)
+        row["learning_rate"] = float(learning_rate_schedule(self._run.config.optim, self._run.total_steps)(updates - 1))
         row["sentences_per_second"] = self._clock.rate(step)
         self._progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
-        self._write(step, row)
+        self._write(step, {name: value for name, value in row.items() if math.isfinite(value)})
+
+    def check(self, step: int, metrics: Metrics) -> dict[str, float]:
+        """The metrics of a step as numbers.
+
+        Raises:
+            UserError: too many steps were not applied, with what can be done.
+        """
+        row = {name: float(value) for name, value in metrics.items()}
+        try:
+            self._bad_steps.check(step, row)
+        except UserError as error:
+            raise UserError(
+                f"{error}; the last checkpoint, of step {self._run.checkpoints.latest_step}, is kept in "
+                f"{self._run.workdir}. A lower optim.learning_rate or precision=float32 usually helps"
+            ) from error
+        if row["grad_norm"] == 0 and not self._still:
+            self._still = True
+            report(f"warning: the gradient is 0 at step {step}: nothing is learned (a learning rate that is too high?)")
+        return {name: value for name, value in row.items() if name != "bad_gradient"}
 
 
 class _Clock:
@@ -323,20 +359,9 @@ class _Clock:
         self._since += time.perf_counter() - start
 
 
-def _checked(metrics: Metrics, step: int, run: Run) -> dict[str, float]:
-    """The step's metrics as numbers.
-
-    Raises:
-        UserError: the loss is not a number, with what can be done.
-    """
-    row = {name: float(value) for name, value in metrics.items()}
-    if not math.isfinite(row["loss"] + row["grad_norm"]):
-        raise UserError(
-            f"loss {row['loss']} and gradient norm {row['grad_norm']} at step {step}; the last checkpoint, of step "
-            f"{run.checkpoints.latest_step}, is kept in {run.workdir}. A lower optim.learning_rate or "
-            "precision=float32 usually helps"
-        )
-    return row
+def _sentences(source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int) -> list[str]:
+    """The sentences of a step's batch, as far as their tokens tell them."""
+    return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
 
 
 def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:

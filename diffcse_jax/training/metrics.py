@@ -1,15 +1,23 @@
 """A run's reports: `metrics.jsonl`, TensorBoard events, lines on the terminal."""
 
+import contextlib
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import tqdm
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter  # without the thread of SummaryWriter, which a full disk ends
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
-from diffcse_jax.storage.files import write_text
+from diffcse_jax.storage.files import write_text, writing
+from diffcse_jax.storage.workdir import place_for_damaged
+
+_METRICS = "metrics.jsonl"
 
 
 class MetricsWriter:
@@ -18,25 +26,58 @@ class MetricsWriter:
     Args:
         workdir: where the files are.
         resumed_at: the step of the checkpoint training goes on from, or 0. Rows of later steps, left by a run that was
-            killed after its last checkpoint, are removed.
+            killed after its last checkpoint, are removed. Of a file with lines that cannot be read, a copy is kept in
+            `WORKDIR/damaged`.
+
+    Raises:
+        DiskError: they cannot be written, here and in `write` and `close`.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
-        self._path = workdir / "metrics.jsonl"
-        kept = [row for row in read_metrics(workdir) if row["step"] <= resumed_at] if resumed_at else []
-        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
+        self._path = workdir / _METRICS
+        with self._writing():
+            before = self._path.read_bytes() if self._path.is_file() else b""
+            rows, unreadable = _parsed(before)
+            if unreadable:
+                copy = place_for_damaged(workdir, _METRICS)
+                copy.write_bytes(before)
+                report(f"warning: {_unreadable(self._path, unreadable)}; the file as it was is kept as {copy}")
+            kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
+            if kept.encode() != before or not before:
+                write_text(self._path, kept)
+            folder = workdir / "tensorboard"
+            folder.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+            if resumed_at:  # TensorBoard then leaves out the rows of later steps
+                start = SessionLog(status=SessionLog.START)
+                self._events.write_event(Event(wall_time=time.time(), step=resumed_at + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one row; names become `{"step": step, name: value}` and TensorBoard scalars."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
-        for name, value in values.items():
-            self._events.add_scalar(name, value, step)
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        with self._writing():
+            _append(self._path, json.dumps({"step": step, **values}) + "\n")
+            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            self._events.flush()
 
     def close(self) -> None:
         """Flushes the events."""
-        self._events.close()
+        with self._writing():
+            self._events.close()
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return writing(self._path.parent, safe="The rows written before and the checkpoints are whole.")
+
+
+def _append(path: Path, line: str) -> None:
+    """Adds a line as a whole or not at all: the next one must not be joined to half of it."""
+    size = path.stat().st_size
+    try:
+        with path.open("ab") as file:
+            file.write(line.encode())
+    except OSError:
+        os.truncate(path, size)
+        raise
 
 
 def report(message: str) -> None:
@@ -56,9 +97,29 @@ def no_bar() -> bool | None:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
-    """The rows of a workdir's `metrics.jsonl`; a last row cut off by a kill is left out."""
-    path = workdir / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The rows of a workdir's `metrics.jsonl`; lines that cannot be read are named and left out."""
+    path = workdir / _METRICS
+    rows, unreadable = _parsed(path.read_bytes()) if path.is_file() else ([], [])
+    if unreadable:
+        report(f"warning: {_unreadable(path, unreadable)}")
+    return rows
+
+
+def _parsed(content: bytes) -> tuple[list[dict[str, float]], list[int]]:
+    """The rows, and the numbers of the lines that are none. A last one cut off by a kill is neither."""
+    rows, unreadable = [], []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            if type(row["step"]) is not int or not all(isinstance(value, int | float) for value in row.values()):
+                raise ValueError(line)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            unreadable.append(number)
+        else:
+            rows.append(row)
+    return rows, unreadable
+
+
+def _unreadable(path: Path, lines: list[int]) -> str:
+    shown = ", ".join(map(str, lines[:5])) + (" ..." if len(lines) > 5 else "")
+    return f"{path}: left out what cannot be read, {len(lines)} line{'s' if len(lines) > 1 else ''}: {shown}"

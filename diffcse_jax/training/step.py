@@ -54,13 +54,18 @@ def initial_state(
 
 
 def _initialise(optimizer: optax.GradientTransformation, params: Params, batch_stats: Params) -> TrainState:
-    return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params))
+    return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params), jnp.zeros([], jnp.int32))
 
 
 def make_train_step(
-    networks: Networks, config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
+    networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> TrainStep:
-    """The step as a function that `jax.jit` compiles for each shape of batches; the old state's memory is reused."""
+    """The step as a function that `jax.jit` compiles for each shape of batches; the old state's memory is reused.
+
+    Where the loss or the gradient's norm is no finite number, nothing of it is applied: all of the state stays, but for
+    the numbers of steps and of bad steps. The metrics of such a step are those numbers; `bad_gradient` counts, from 1
+    and in the order of their names, up to the first parameter whose gradient is not finite (0: all are).
+    """
     chunks = config.train.batch_size // (config.train.chunk_size or config.train.batch_size)
     devices = mesh.shape["data"]
 
@@ -81,13 +86,21 @@ def make_train_step(
         # tokens and the gradients at them instead.
         grads = jax.lax.with_sharding_constraint(grads, by_rules(grads, mesh, config))
         grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        metrics["bad_gradient"] = _first_bad(grads)
+        good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
+            applied = (optax.apply_updates(state.params, updates), batch_stats)
+            params, batch_stats = jax.tree.map(partial(jnp.where, good), applied, (state.params, state.batch_stats))
+            # The moments are chosen where they are computed; this is about counters.
+            opt_state = jax.tree.map(
+                lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
+            )
         params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
 
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        state = TrainState(state.step + 1, params, batch_stats, opt_state)
+        metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)
+        state = TrainState(state.step + 1, params, batch_stats, opt_state, metrics["bad_steps"])
         state = jax.lax.with_sharding_constraint(state, by_rules(state, mesh, config))
         return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 
@@ -95,3 +108,10 @@ def make_train_step(
         # Accelerators multiply float32 matrices in less precision unless told otherwise.
         train_step = jax.default_matmul_precision("highest")(train_step)
     return jax.jit(train_step, donate_argnums=0)
+
+
+def _first_bad(grads: Params) -> jax.Array:
+    """1 + the index, in the order of names, of the first array that is not finite; 0 where all are."""
+    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # which the whole norm adds up
+    bad = ~jnp.isfinite(jnp.stack(squares))
+    return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
