@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, t
     DAMAGE[damage](workdir / "checkpoints/2")
     with opened(workdir) as checkpoints:
         state, data_state = checkpoints.restore(state_of(0))
-        checkpoints.save(state_of(2), {"next": 2}, {"stsb": 79.0})  # training comes there again
+        checkpoints.save(state_of(2), {"next": 2}, Measured({"stsb": 79.0}, []))  # training comes there again
     assert data_state == {"next": 1}
     jax.tree.map(np.testing.assert_array_equal, state, state_of(1))
     warning = capsys.readouterr().err
@@ -182,7 +182,7 @@ def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, t
     assert read_encoder(workdir / "checkpoints/2").step == 2
     with opened(workdir) as checkpoints:
         for step in (3, 4):
-            checkpoints.save(state_of(step), {}, {"stsb": 70.0})
+            checkpoints.save(state_of(step), {}, Measured({"stsb": 70.0}, []))
     assert 1 in kept(workdir)  # not deleted as one that is not the best
 
 
@@ -206,7 +206,9 @@ def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, t
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
     try:
         with pytest.raises(DiskError) as full, opened(workdir) as checkpoints:
-            checkpoints.save(noise, {"next": 3}, {"stsb": 81.0})  # fails in the background, seen when it is closed
+            checkpoints.save(
+                noise, {"next": 3}, Measured({"stsb": 81.0}, [])
+            )  # fails in the background, seen when it is closed
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value) == (
@@ -217,7 +219,7 @@ def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, t
     workdir = shutil.copytree(workdir, tmp_path / "later")  # in this process, writing may still be ending there
     with opened(workdir) as checkpoints:
         assert checkpoints.restore(state_of(0))[0].step == 2
-        checkpoints.save(state_of(3), {"next": 3}, {"stsb": 81.0})
+        checkpoints.save(state_of(3), {"next": 3}, Measured({"stsb": 81.0}, []))
     assert kept(workdir) == {2, 3}
 
 

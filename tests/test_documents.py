@@ -179,7 +179,7 @@ def test_whatever_changes_the_rows_makes_another_store(tmp_path):
     names = set()
     for options in [*ways, {"pairs": "neighbours"}]:  # of the sentences that `dropout` takes
         corpus = open_corpus(DataConfig(train_file=name, **options))
-        names.add(tokens._store_name(corpus, word_tokenizer().backend_tokenizer))
+        names.add(tokens._store_name(corpus.fingerprint(), corpus, word_tokenizer().backend_tokenizer))
     assert len(names) == len(ways)
 
 

@@ -64,7 +64,9 @@ def chosen(tmp_path, monkeypatch):
         with Checkpoints(tmp_path, config, dev_metric="mrr", text="text") as checkpoints:
             for step in steps:
                 params = {name: jnp.full_like(array, step) for name, array in constant.items()}
-                state = TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), {}, {"count": jnp.int32(0)})
+                state = TrainState(
+                    jnp.int32(step), parameters.prefixed(params, "encoder"), {}, {"count": jnp.int32(0)}, jnp.int32(0)
+                )
                 checkpoints.save(state, {}, MEASURED[step])
         verdict = select(tmp_path, config, Evaluation(), start, BASELINE).verdict
         assert read_selection(tmp_path).verdict == verdict

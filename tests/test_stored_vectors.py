@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.data.batches import BatchSource, Shards
-from diffcse_jax.data.documents import Neighbours
+from diffcse_jax.data.examples import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import SETTINGS_FILE, VectorStore, find_store, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer

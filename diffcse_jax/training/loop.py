@@ -18,6 +18,7 @@ import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
