@@ -17,7 +17,7 @@ from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.training import loop
+from diffcse_jax.training import train
 
 PAD, CLS, SEP, UNK = 0, 1, 2, 3
 NAMES = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "run", "##ning", "##s", "fast", "quick", "##ly", "very", "dog", "."]
@@ -200,4 +200,4 @@ def test_augmented_batches(tmp_path):
 def test_a_text_that_has_second_views_is_not_augmented(tmp_path):
     config = Config.from_dict({"data": {"augmentation": "crop"}})
     with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
-        loop._examples(config, store_of(tmp_path, ("sentence", "positive")))
+        train._examples(config, store_of(tmp_path, ("sentence", "positive")))

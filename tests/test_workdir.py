@@ -187,7 +187,7 @@ def test_errors_of_the_system_that_libraries_quote_are_recognised():
 def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monkeypatch):
     """Before the first step, as after the last one: the lock is freed, the handler as before."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(loop, "train", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("diffcse_jax.training.train.train", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.runtime.compilation.keep_compiled", lambda: None)
     with pytest.raises(loop.Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
         run(config_of(SIMCSE), tmp_path)

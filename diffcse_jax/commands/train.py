@@ -109,7 +109,8 @@ def run(config: Config, workdir: Path) -> None:
     from diffcse_jax.runtime.stopping import terminated_like_interrupted
     from diffcse_jax.storage.files import writing
     from diffcse_jax.storage.workdir import held
-    from diffcse_jax.training.loop import Interrupted, train
+    from diffcse_jax.training.loop import Interrupted
+    from diffcse_jax.training.train import train
 
     keep_compiled()
     try:

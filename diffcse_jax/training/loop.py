@@ -1,57 +1,37 @@
-"""The training loop: from a configuration to a trained, evaluated, checkpointed workdir."""
+"""The training loop: steps, and between them logs, dev evaluations and checkpoints."""
 
 import dataclasses
 import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import grain
 import jax
 import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
-from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.augmentation import Augmentation, open_augmentation
-from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_epoch, make_batches
-from diffcse_jax.data.examples import Crops, Neighbours, examples_of
-from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
-from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, UserError
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.errors import UserError
+from diffcse_jax.models import parameters
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.environment import record_start
-from diffcse_jax.storage.selection import NOTHING, Measured, Record, read_baseline, write_baseline
-from diffcse_jax.storage.workdir import start_workdir
-from diffcse_jax.training import networks
+from diffcse_jax.storage.selection import NOTHING, Measured, Record
 from diffcse_jax.training.bad_steps import BadSteps
-from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.metrics import MetricsWriter, no_bar, read_metrics, report, shown
-from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from diffcse_jax.training.programs import Programs
-from diffcse_jax.training.selection import Evaluation, check_interpolation, select
-from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
-from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.optimizer import learning_rate_schedule
+from diffcse_jax.training.selection import Evaluation
+from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 
-BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]], Callable[[], SentenceEncoder]], Evaluation]
 Write = Callable[[int, Mapping[str, float]], None]  # step, named values
 
 
@@ -59,101 +39,6 @@ class Interrupted(UserError):
     """Training was asked to stop and has saved its state."""
 
     exit_code = 130  # as of a program ended by Ctrl-C
-
-
-def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> str:
-    """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
-
-    `eval.patience` and `eval.max_drop` end it earlier.
-
-    Args:
-        config: the run.
-        workdir: where it lives.
-        build_evaluation: makes the dev evaluation from the configuration, a pass over the training sentences and a
-            function that gives the encoder which training starts from.
-
-    Returns:
-        How the model that the run gives, which the workdir now holds, compares with the start, in words.
-
-    Raises:
-        UserError: a configuration, checkpoint or text that cannot be used; too many losses that are no numbers; or
-            `Interrupted`, after SIGINT or SIGTERM, with everything saved.
-    """
-    # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
-    mesh = make_mesh(config)
-    config = resolved(config, mesh)
-    hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
-    encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
-    tokenizer = load_tokenizer(encoder.folder)
-    asked = config.model.pooler
-    start = Start(config.model.name_or_path, encoder, tokenizer, recorded_pooler(encoder, asked))
-    config = with_own_pooler(config, start.recorded)
-    if about := start.about_pooler(asked, config):
-        report(about)
-    check_interpolation(config, start)
-    networks.for_run(encoder.config, config)
-    vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
-    named_generator = config.needs("generator") and not config.trains_generator_head
-    generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
-    teachers = networks.load_teachers(config, tokenizer)
-    networks.check_max_length(config, encoder.config, config.model.name_or_path)
-    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
-
-    # 2. Text to tokens, once.
-    corpus = open_corpus(config.data)
-    max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
-    vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
-    examples = _examples(config, store)
-    augmentation = open_augmentation(config.data, tokenizer)
-    total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
-    source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
-    batches = make_batches(source)
-    evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
-
-    # 3. The networks from their checkpoints; a generator of one's own is trained first.
-    if config.trains_generator_head:
-        text = examples if isinstance(examples, Crops) else store
-        generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=start.head)
-    optimizer = make_optimizer(config.optim, total_steps)
-    state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
-    frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
-
-    # 4. From where an earlier run of this workdir stopped, if there was one.
-    with Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name) as checkpoints:
-        if checkpoints.latest_step is not None:
-            state, data_state = checkpoints.restore(state)
-            batches.set_state(data_state)
-            report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
-        baseline = _baseline(start, config, workdir, evaluation, store.name, resumed=int(state.step) > 0)
-        if jax.process_index() == 0:
-            record_start(workdir, config, text=store.name, step=int(state.step))
-        sentences = partial(_sentences, source, tokenizer)
-        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences)
-        # 5. The step, compiled for the shapes of the batches to come.
-        if not run.ends_at(int(state.step)):
-            step = make_train_step(built.networks, config, optimizer, mesh)
-            with Programs(step, state, frozen, _foreseen(source, int(state.step), mesh)) as programs:
-                loop(run, lambda state, views: programs(state, shard_batch(views, mesh)), state, batches)
-    # 6. The model that all this gives, chosen by the first process among what was saved.
-    return hosts.decided_by_first(lambda: select(workdir, config, evaluation, start, baseline).verdict)
-
-
-def _baseline(
-    start: Start, config: Config, workdir: Path, evaluation: Evaluation, text: str, *, resumed: bool
-) -> Record:
-    """The start with its dev scores: those that the run began with, else measured now."""
-
-    def measured() -> dict[str, Any]:
-        record = read_baseline(workdir) if resumed else None
-        if record is None:
-            scores, outcomes = evaluation.measure(start.encoder(config))
-            record = Record(0, start.pooler(config), scores, evaluation.metric, text, outcomes)
-            write_baseline(workdir, record)
-        return dataclasses.asdict(record)
-
-    return Record(**hosts.decided_by_first(measured))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,69 +245,11 @@ class _Clock:
         self._since += time.perf_counter() - start
 
 
-def _sentences(source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int) -> list[str]:
-    """The sentences of a step's batch, as far as their tokens tell them."""
-    return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
-
-
 def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
     """True if any host was asked to stop. They ask one another at logged steps only, so that all stop at the same."""
     if jax.process_count() == 1:
         return stop()
     return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
-
-
-def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Crops:
-    """The examples that batches are made of.
-
-    Raises:
-        ConfigError: columns that an objective or the augmentation has no form for.
-        DataError: no pair in any document.
-    """
-    beside_views = config.needs("next_sentence")
-    examples = examples_of(store, config.data, next_sentence=beside_views)
-    if isinstance(examples, Neighbours):
-        report(f"{examples.left_out:,} of {len(store):,} sentences are the last of a document: no next one, left out")
-    columns = len(examples.columns) - beside_views
-    for objective in config.objectives.values():
-        objective.check_columns(columns)
-    if config.data.augmentation != "none" and columns > 1:
-        raise ConfigError(
-            f"data.augmentation={config.data.augmentation!r} makes second views of single sentences, and the text has "
-            f"{columns} columns; use data.augmentation='none', or name one of them in data.columns"
-        )
-    return examples
-
-
-def _batch_source(
-    config: Config,
-    examples: TokenStore | Neighbours | Crops,
-    augmentation: Augmentation | None,
-    vectors: Mapping[str, SentenceVectors],
-    steps: int,
-    pad_token_id: int,
-    mesh: Mesh,
-) -> BatchSource:
-    options = config.train
-    packing = Packing(options.batch_size // (options.chunk_size or options.batch_size), config.needs("off_dropout"))
-    return BatchSource(
-        examples,
-        batch_size=options.batch_size,
-        steps=steps,
-        seed=options.seed,
-        pad_token_id=pad_token_id,
-        shards=shards_of(mesh),
-        packing=packing if options.packing == "on" else None,
-        next_sentence=config.needs("next_sentence"),
-        augmentation=augmentation,
-        vectors=vectors,
-    )
-
-
-def _foreseen(source: BatchSource, step: int, mesh: Mesh) -> Iterator[Views]:
-    """A batch of each shape that is to come in the next steps, the first one needed first."""
-    shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
-    return (shard_batch(source[index], mesh) for index in shapes.values())
 
 
 @contextmanager
