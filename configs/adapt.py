@@ -2,7 +2,9 @@
 
 Command:  python train.py --config configs/adapt.py --config.data.train_file=documents.txt
 Start:    MiniLM, 6 blocks of 384, as it is commonly used (mean pooling); any other with --config.model.name_or_path.
-Settings: those of configs/base/sentence_encoder.py; contrast alone, 60 steps of 48 texts of 64 tokens.
+Pairs:    title or first sentence, and the rest of the document; a tenth of the documents is held out, and retrieval on
+          them, from the first to the second, chooses.
+Settings: those of configs/base/sentence_encoder.py; contrast alone, 60 steps of 48 pairs of 64 tokens.
 More:     docs/adaptation.md
 """
 
@@ -14,7 +16,10 @@ from diffcse_jax.config import shipped_config
 def get_config() -> ConfigDict:
     config = shipped_config("base/sentence_encoder")
     config.data.train_file = "documents.txt"
+    config.data.pairs = "lead"
+    config.data.held_out = 0.1
     config.data.max_length = 64
     config.train.batch_size = 48
     config.train.steps = 60
+    config.eval.metric = "lead_retrieval"
     return config

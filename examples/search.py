@@ -1,53 +1,69 @@
-"""Five searches through Python documentation, with an encoder before and after training.
+"""Search through Python documentation, with an encoder before and after training.
 
-python examples/search.py --before minilm --after runs/quickstart/export
+python examples/search.py --before minilm --after runs/quickstart/export [--query "wait until a thread has finished"]
 
-The documents are docstrings of functions that `docstrings` (diffcse_jax/data/docstrings.py) holds out from training.
+The documents are docstrings of functions that `docstrings` (diffcse_jax/data/docstrings.py) holds out from training,
+without their first sentences. These are the queries, so it is known which document each of them should find.
 """
 
 import argparse
 import textwrap
-import warnings
+from collections.abc import Sequence
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.data.docstrings import docstring_pairs
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.evaluation.retrieval import retrieval_scores
 
-QUERIES = (
-    "How can I find the eigenvalues of a matrix?",
-    "read the contents of a compressed archive",
-    "random numbers from a given distribution",
-    "Which function draws lines and markers on a plot?",
-    "wait until another thread has finished",
-)
-WIDTH = 46
+SHOWN = 4  # queries, evenly spaced among all: none is picked by its outcome
+TOP = 3
+WIDTH = 56
 
 
 def main() -> None:
-    """Prints each query's best hit by both encoders."""
+    """Prints how well both encoders find the documents, and the best hits of some queries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default="minilm", help="folder or hub id (default: minilm)")
     parser.add_argument("--after", default="runs/quickstart/export", help="folder or hub id of the trained encoder")
+    parser.add_argument("--query", action="append", help="shown instead of the held-out ones; may be given repeatedly")
     options = parser.parse_args()
     with reported_to_user():
-        after = SentenceEncoder.from_pretrained(options.after)
-        with warnings.catch_warnings(action="ignore"):  # another pooler than its own, on purpose
-            before = SentenceEncoder.from_pretrained(options.before, pooler=after.pooler)
-    documents = [" ".join(pair) for pair in docstring_pairs()]
-    print(f"\nbest of {len(documents)} held-out docstrings, sentence vector `{after.pooler}`\n")
-    hits = {}
-    for name, encoder in (("before training", before), ("after training", after)):
+        encoders = {
+            "before": SentenceEncoder.from_pretrained(options.before),
+            "after": SentenceEncoder.from_pretrained(options.after),
+        }
+    pairs = docstring_pairs()
+    queries, documents = ([*texts] for texts in zip(*pairs, strict=True))
+    print(f"\n{len(documents)} held-out functions: find a docstring by its first sentence\n")
+    print(f"{'':24}" + "".join(f"{name:>10}" for name in encoders))
+    scores = {
+        name: retrieval_scores(encoder.encode(queries), encoder.encode(documents)) for name, encoder in encoders.items()
+    }
+    labels = {"mrr": "mean reciprocal rank", "recall@1": "found first, %", "recall@5": "among five, %"}
+    for measure, label in labels.items():
+        print(f"{label:24}" + "".join(f"{scores[name][measure]:10.2f}" for name in encoders))
+    for encoder in encoders.values():
         encoder.build_index(documents)
-        hits[name] = [best for (best, *_) in encoder.search(QUERIES, top_k=1)]
-    print("   " + "   ".join(name.ljust(WIDTH) for name in hits))
-    for query, *answers in zip(QUERIES, *hits.values(), strict=True):
-        print(f"\n{query}")
-        print_columns([f"{score:.2f} {text}" for text, score in answers])
+    shown = range(0, len(pairs), -(-len(pairs) // SHOWN))
+    for query in options.query or [queries[index] for index in shown]:
+        show(query, dict(pairs).get(query, ""), encoders)
 
 
-def print_columns(texts: list[str]) -> None:
-    """Texts side by side, at most three lines each."""
-    columns = [textwrap.wrap(text, WIDTH, max_lines=3, placeholder=" ...") for text in texts]
+def show(query: str, wanted: str, encoders: dict[str, SentenceEncoder]) -> None:
+    """Prints the best hits of a query; an arrow is at the document that it should find."""
+    print(f"\n{query}")
+    print("   " + "   ".join(name.ljust(WIDTH) for name in encoders).rstrip())
+    hits = [encoder.search([query], top_k=TOP)[0] for encoder in encoders.values()]
+    for row in zip(*hits, strict=True):
+        print_columns([f"{'->' if text == wanted else '  '} {score:.2f} {text}" for text, score in row])
+
+
+def print_columns(texts: Sequence[str]) -> None:
+    """Texts side by side, at most two lines each."""
+    columns = [
+        textwrap.wrap(text, WIDTH, max_lines=2, placeholder=" ...", subsequent_indent=" " * 8, drop_whitespace=True)
+        for text in texts
+    ]
     for row in range(max(map(len, columns))):
         print("   " + "   ".join((lines[row] if row < len(lines) else "").ljust(WIDTH) for lines in columns).rstrip())
 

@@ -12,6 +12,7 @@ from diffcse_jax.__main__ import COMMANDS
 ROOT = Path(__file__).parents[1]
 NO_DEVICE = "Unable to initialize backend 'none'"
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+DIFFCSE = str(ROOT / "configs" / "diffcse_minilm.py")
 
 
 def train(folder: Path, *arguments: str, script: tuple[str, ...] = (str(ROOT / "train.py"),)):
@@ -33,7 +34,7 @@ def train(folder: Path, *arguments: str, script: tuple[str, ...] = (str(ROOT / "
             "flag --config.optim.learning_rate=fast: could not convert string to float: 'fast'",
         ),
         (
-            ("--config", QUICKSTART, "--config.generator.head_steps=0"),
+            ("--config", DIFFCSE, "--config.generator.head_steps=0"),
             "difference.weight > 0 needs a generator: name a masked LM in generator.name_or_path, train an own head "
             "with generator.head_steps > 0, or set the weight to 0",
         ),
