@@ -66,6 +66,7 @@ def test_training_the_head_makes_it_guess_better(store):
     assert {name: array.shape for name, array in head.items()} == {name: s.shape for name, s in shapes.items()}
 
 
+@pytest.mark.slow
 def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     config = config_with(2)
     first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
@@ -138,6 +139,7 @@ def test_a_head_killed_before_its_report_is_trained_again(store, tmp_path, monke
     assert len(trained) == 2
 
 
+@pytest.mark.slow
 def test_the_loss_at_gathered_positions_is_the_masked_mean():
     modules = {"transformer": Transformer, "head": MaskedLMHead}
     definitions = {

@@ -113,7 +113,8 @@ def outputs_and_gradients(family, params, rows, *, dropped=True, last_positions=
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        *((family, {}) for family in FAMILIES),
+        ("bert", {}),
+        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES if family != "bert"),
         pytest.param("bert", {"dropped": False}, marks=pytest.mark.slow),
         pytest.param("bert", {"last_positions": 1}, marks=pytest.mark.slow),
     ],
