@@ -15,13 +15,13 @@ set -euo pipefail
 
 config=$1
 shift
-srun --kill-on-bad-exit=1 python train.py --config "$config" --config.distributed=True "$@" &
-training=$!
 
 # Five minutes before the limit Slurm sends this script SIGUSR1. Training then saves and ends, and the job is queued
 # again, to go on from there. (`--requeue` by itself does so for a lost node or a preemption only.)
 time_is_up=
-trap 'time_is_up=1; kill -TERM "$training"' USR1
+trap 'time_is_up=1; kill -TERM "$!"' USR1
+srun --kill-on-bad-exit=1 python train.py --config "$config" --config.distributed=True "$@" &
+training=$!
 status=0
 wait "$training" || status=$?
 if [[ $time_is_up ]]; then

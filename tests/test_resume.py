@@ -119,7 +119,9 @@ def test_another_text_is_refused_in_the_same_workdir(
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[str], tmp_path: Path):
-    endless = overrides({"optim.learning_rate": 1e30, "optim.clip_norm": 0.0, "train.log_every": 1000})
+    endless = overrides(
+        {"optim.learning_rate": 1e30, "optim.clip_norm": 0.0, "train.log_every": 1000, "train.max_bad_steps": 2}
+    )
     process = start([*command, *endless], tmp_path)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2
