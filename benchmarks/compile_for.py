@@ -354,7 +354,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--batch", type=int, help="train.batch_size, in place of the configuration's")
     parser.add_argument("--views", type=int, default=2, help="per example; 3 with hard negatives (default: 2)")
     parser.add_argument(
-        "--real_tokens", type=float, default=14 / 16, help="share of positions, read with train.packing=on"
+        "--real_tokens",
+        type=float,
+        default=1.0,
+        help="share of positions, read where train.packing is on (default: all, as in the fullest batches)",
     )
     parser.add_argument("--largest", action="store_true", help="search the largest batch that fits, too")
     parser.add_argument("--text", type=Path, help="a file for the compiled program")

@@ -154,7 +154,8 @@ class TrainConfig:
     packing: str = option(
         "auto",
         "leave padding out of the networks, which changes no result: `on`, `off`, or `auto`: on for CPUs, where it is "
-        "measured to pay",
+        "measured to pay, and for TPUs, where the compiler's estimate says so. Batches with so little padding that it "
+        "would not pay are left as they are",
         choices=("auto", "on", "off"),
     )
     recompute: str = option(

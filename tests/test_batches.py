@@ -115,6 +115,16 @@ def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
     assert len(slots) > 1
 
 
+def test_batches_with_little_padding_are_left_as_they_are(store):
+    def shares(packing: Packing) -> set[int]:
+        return {shape.sixteenths for shape in source_of(store, packing=packing).shapes_of(range(40))} - {16}
+
+    emptiest, *_, fullest = sorted(shares(Packing()))
+    assert emptiest < fullest
+    assert max(shares(Packing(fullest=fullest - 1)), default=0) < fullest
+    assert not shares(Packing(fullest=1))
+
+
 def test_the_shapes_to_come_are_foreseen(store):
     source = source_of(store, packing=Packing())
     foreseen = source.shapes_of(range(3, 40))

@@ -109,8 +109,12 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_devices():
 def test_what_is_left_to_the_machine_is_decided_by_the_mesh():
     config = Config.from_dict({})
     assert (config.precision, config.train.packing, config.train.recompute) == ("auto", "auto", "auto")
-    tpu = mock.Mock(spec=Mesh, devices=np.array([mock.Mock(platform="tpu")]))
-    for mesh, expected in ((make_mesh(config), ("float32", "on", "on")), (tpu, ("bfloat16", "off", "off"))):
+    tpu, gpu = (mock.Mock(spec=Mesh, devices=np.array([mock.Mock(platform=name)])) for name in ("tpu", "gpu"))
+    for mesh, expected in (
+        (make_mesh(config), ("float32", "on", "on")),
+        (tpu, ("bfloat16", "on", "off")),
+        (gpu, ("bfloat16", "off", "off")),
+    ):
         decided = resolved(config, mesh)
         assert (decided.precision, decided.train.packing, decided.train.recompute) == expected
     chosen = Config.from_dict({"precision": "bfloat16", "train": {"packing": "off", "recompute": "off"}})

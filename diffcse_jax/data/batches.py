@@ -17,7 +17,7 @@ from jaxtyping import Int
 from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.examples import Crops, Neighbours
 from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
-from diffcse_jax.data.shapes import BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
+from diffcse_jax.data.shapes import STEPS_OF_SHARE, BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
 from diffcse_jax.data.stored_vectors import SentenceVectors
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
@@ -44,6 +44,7 @@ class Packing(NamedTuple):
 
     chunks: int = 1  # parts that the networks take one after the other
     anchors: bool = False  # the anchors alone have a layout, too
+    fullest: int = STEPS_OF_SHARE - 1  # sixteenths of positions that are real: batches with more are left as they are
 
 
 def batches_per_epoch(examples: int, batch_size: int) -> int:
@@ -163,7 +164,8 @@ class BatchSource:
         if self._packing.anchors:
             parts.append(lengths[:, 0])
         fullest = max(in_blocks(part, self._shards.total, self._packing.chunks).mean(axis=1).max() for part in parts)
-        return BatchShape.of(length, fullest / length)
+        shape = BatchShape.of(length, fullest / length)
+        return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
 
     def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Views:
         attention_mask = (np.arange(shape.length) < lengths[..., None]).astype(np.int32)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, Packing, make_batches
+from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.examples import Crops
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import sha256
@@ -39,7 +39,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.storage.files import write_json, write_tensors, writing
 from diffcse_jax.training.metrics import no_bar, report
-from diffcse_jax.training.sharding import replicated, shard_batch, shards_of
+from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
 HELD_OUT_BATCHES = 8
 
@@ -101,7 +101,7 @@ def train_head(
         seed=config.train.seed,
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=Packing(anchors=True) if config.train.packing == "on" else None,
+        packing=packing_of(config, mesh, anchors=True),
     )
     batches = make_batches(source)
     head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()

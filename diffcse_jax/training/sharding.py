@@ -17,11 +17,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import Shards
+from diffcse_jax.data.batches import Packing, Shards
 from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.parameters import Params
 
+# Sixteenths of positions that are real, up to which leaving padding out pays: measured on CPUs, by the compiler's
+# estimate for TPUs (docs/scaling.md).
+PACKED = {"cpu": 15, "tpu": 14}
 # The axes over which each dimension of a parameter may be split: the first rule that matches a name counts. Along
 # `model`, heads and intermediate units are split, and the vocabulary; `data` takes the other dimension.
 RULES = (
@@ -66,18 +69,32 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
     """The configuration with every `auto` that depends on the devices decided, by those of the mesh."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
 
-    def decided(value: str, on_cpus: str, elsewhere: str) -> str:
-        return value if value != "auto" else on_cpus if on_cpu else elsewhere
+    def decided(value: str, auto: str) -> str:
+        return auto if value == "auto" else value
 
     train = dataclasses.replace(
         config.train,
-        packing=decided(config.train.packing, "on", "off"),
-        recompute=decided(config.train.recompute, "on", "off"),
+        packing=decided(config.train.packing, "on" if platform in PACKED else "off"),
+        recompute=decided(config.train.recompute, "on" if platform == "cpu" else "off"),
     )
-    precision = decided(config.precision, "float32", "bfloat16")
+    precision = decided(config.precision, "float32" if platform == "cpu" else "bfloat16")
     return dataclasses.replace(config, train=train, precision=precision)
+
+
+def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False) -> Packing | None:
+    """How batches are laid out for the devices of a mesh; None where `train.packing` is off.
+
+    Args:
+        config: the run, with `auto` decided.
+        mesh: the devices.
+        chunks: parts of a batch that the networks take one after the other.
+        anchors: the networks take the anchors alone, too.
+    """
+    if config.train.packing != "on":
+        return None
+    return Packing(chunks, anchors, PACKED.get(mesh.devices.flat[0].platform, max(PACKED.values())))
 
 
 def shards_of(mesh: Mesh) -> Shards:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
-from diffcse_jax.data.batches import SAMPLE, BatchSource, Packing, batches_per_epoch, make_batches
+from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
@@ -35,7 +35,7 @@ from diffcse_jax.training.metrics import report
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.programs import Programs
 from diffcse_jax.training.selection import Evaluation, check_interpolation, select
-from diffcse_jax.training.sharding import by_rules, make_mesh, resolved, shard_batch, shards_of
+from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
 from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
 from diffcse_jax.training.step import initial_state, make_train_step
 
@@ -174,7 +174,7 @@ def _batch_source(
     mesh: Mesh,
 ) -> BatchSource:
     options = config.train
-    packing = Packing(options.batch_size // (options.chunk_size or options.batch_size), config.needs("off_dropout"))
+    chunks = options.batch_size // (options.chunk_size or options.batch_size)
     return BatchSource(
         examples,
         batch_size=options.batch_size,
@@ -182,7 +182,7 @@ def _batch_source(
         seed=options.seed,
         pad_token_id=pad_token_id,
         shards=shards_of(mesh),
-        packing=packing if options.packing == "on" else None,
+        packing=packing_of(config, mesh, chunks=chunks, anchors=config.needs("off_dropout")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         vectors=vectors,
