@@ -2,8 +2,9 @@
 
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 
-Each program is compiled in a process of its own. Started again with the same file it goes on where it stopped, and
-`--again PATTERN` compiles anew what matches. `--table` prints the record as Markdown.
+Each program is compiled in a process of its own. Started again with the same file it goes on where it stopped: each
+program has the revision that it was compiled of. `--again PATTERN` compiles anew what matches. `--table` prints the
+record as Markdown.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from typing import Any
 from benchmarks import measure
 from diffcse_jax.config import SHIPPED
 from diffcse_jax.errors import ConfigError, reported_to_user
+from diffcse_jax.storage.environment import commit
 
+REVISION = (commit(Path(__file__).parent) or {}).get("commit")
 LARGE = "--config.model.name_or_path=bert-large-uncased"
 SUPERVISED = "supervised_simcse_base"
 
@@ -29,6 +32,8 @@ def programs() -> Iterator[list[str]]:
     yield ["v5e:2x2", "simcse_base", "--batch", "512"]
     for share in ("0.875", "0.75", "0.5"):
         yield ["v5e:2x2", "simcse_base", "--batch", "512", "--config.train.packing=on", "--real_tokens", share]
+    for share in ("0.875", "0.75"):
+        yield ["v5e:2x2", "simcse_base", "--config.train.packing=on", "--real_tokens", share]
     yield ["v5e:2x2", "diffcse_base", "--batch", "512"]
     yield ["v5e:2x2", "diffcse_base", "--batch", "512", "--what", "chunked"]
     yield ["v5e:2x2", "simcse_base", "--batch", "4096"]
@@ -63,7 +68,7 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
         if arguments in known:
             continue
         print(f"{number} of {len(wanted)}: {arguments}", flush=True)
-        known[arguments] = {"arguments": arguments} | _compiled(arguments.split())
+        known[arguments] = {"arguments": arguments, "revision": REVISION} | _compiled(arguments.split())
         measure.write_record(path, "benchmarks.compile_all", ["--output", str(path)], {"programs": [*known.values()]})
     return [*known.values()]
 
