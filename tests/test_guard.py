@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from test_sts import TableEncoder, write_stsb
 
+from diffcse_jax.evaluation import suite
 from diffcse_jax.evaluation.guard import AGREEMENT, STSB, build_guard, general_sentences
 from diffcse_jax.groups import EvalConfig
 
@@ -17,7 +18,8 @@ def test_general_sentences_are_few_and_different():
 
 
 def test_agreement_is_that_of_similarities(monkeypatch):
-    monkeypatch.setenv("DIFFCSE_DATA_DIR", "nowhere")
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+    monkeypatch.setattr(suite, "hub_folder", lambda: pytest.fail("a guard fetches nothing"))
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(len(general_sentences()), 8))
     rotation, _ = np.linalg.qr(rng.normal(size=(8, 8)))

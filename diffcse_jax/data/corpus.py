@@ -98,7 +98,7 @@ class Corpus:
             raise NoSentencesError(f"{self.name}: no usable line{f' ({summary})' if summary else ''}")
 
     def summary(self) -> str:
-        """What the latest pass counted and skipped; empty if nothing."""
+        """Counts of the latest pass, and of the lines that it skipped; empty if there are none."""
         counted = ", ".join(f"{count:,} {what}" for what, count in self.counted.items() if count)
         return "; ".join(filter(None, [counted, self.skipped_summary()]))
 

@@ -56,7 +56,7 @@ class DevEvaluation:
 
     @property
     def resampled(self) -> str:
-        """What intervals of the metric are over, as `1,000 queries`."""
+        """The units that intervals of the metric are over, as `1,000 queries`."""
         return self.evidence.describe()
 
     def __call__(self, encoder: Encoder) -> Scores:

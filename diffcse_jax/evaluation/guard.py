@@ -12,7 +12,7 @@ from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, sts
 from diffcse_jax.evaluation.protocols import Encoder
-from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.evaluation.suite import is_local, senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.runtime import hosts
 
@@ -62,7 +62,9 @@ class _Agreement:
 
 
 def _stsb_dev(data_dir: str) -> list[list] | None:
-    """First sentences, second sentences and scores; None where they are not found."""
+    """First sentences, second sentences and scores; None where they are not found: a guard fetches nothing."""
+    if not is_local(data_dir):
+        return None
     try:
         task = sts.STSBenchmark(senteval_folder(data_dir))
     except DataError:

@@ -1,4 +1,4 @@
-"""What a dev metric summarises, one value per query or pair, and how sure a difference between two models is."""
+"""Outcomes that a dev metric summarises, one per query or pair, and how sure a difference between two models is."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Evidence(Protocol):
         """A 95 % interval for the metric of the model less that of the start."""
 
     def describe(self) -> str:
-        """What was resampled, as "1,000 queries"."""
+        """The units that are resampled, as "1,000 queries"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Pairs:
 
 
 def paired_interval(
-    start: Outcomes, model: Outcomes, golds: Sequence[Float[np.ndarray, " pairs"] | None], seed: int = 0
+    start: Outcomes, model: Outcomes, golds: Sequence[Float[np.ndarray, " _"] | None], seed: int = 0
 ) -> tuple[float, float]:
     """A 95 % interval of the difference between two models on the same data, by the paired bootstrap.
 

@@ -19,12 +19,17 @@ def senteval_folder(data_dir: str) -> Path:
     Raises:
         DataError: there is no such folder, or the hub cannot be reached.
     """
-    if not data_dir and "DIFFCSE_DATA_DIR" not in os.environ:
+    if not is_local(data_dir):
         return hub_folder()
     folder = expanded(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
     if not os.path.isdir(folder):
         raise DataError(f"no evaluation data: there is no folder {folder}")
     return folder
+
+
+def is_local(data_dir: str) -> bool:
+    """True if the suite is looked for on this machine, not on the hub."""
+    return bool(data_dir) or "DIFFCSE_DATA_DIR" in os.environ
 
 
 def hub_folder() -> Path:

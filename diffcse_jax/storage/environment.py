@@ -1,4 +1,4 @@
-"""What a run was made with: a line of `WORKDIR/starts.jsonl` for every start of its training."""
+"""Versions, devices and settings of a run: a line of `WORKDIR/starts.jsonl` for every start of its training."""
 
 import datetime
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says about pooling: written by the export, read by the encoder.
+"""Pooling as a sentence-transformers folder records it: written by the export, read by the encoder.
 
 A folder's `modules.json` lists its modules: the transformer, a weighted mean of its layers (for the poolers that take
 two), pooling over tokens, and a dense + tanh head (for the pooler `cls`). `config_sentence_transformers.json` may have

@@ -70,7 +70,7 @@ class BadSteps:
             self._recent.popleft()
 
     def _described(self, step: int, metrics: Metrics) -> str:
-        """What is known of a bad step; its sentences are written to a file."""
+        """A bad step in words, as far as it is known; its sentences are written to a file."""
         values = {name: float(value) for name, value in metrics.items()}
         names = [name for name, value in values.items() if name.startswith("loss_") and not math.isfinite(value)]
         index = int(values.get("bad_gradient", 0))

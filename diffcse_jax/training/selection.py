@@ -44,7 +44,7 @@ class Evaluation(Protocol):
 
     @property
     def resampled(self) -> str:
-        """What the interval is over, as `1,000 queries`."""
+        """The units that the interval is over, as `1,000 queries`."""
 
 
 def check_interpolation(config: Config, start: Start) -> None:

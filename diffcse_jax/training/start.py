@@ -63,7 +63,7 @@ class Start:
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
     def about_pooler(self, asked: str, config: Config) -> str:
-        """What the checkpoint is, and how the run pools it; empty where there is nothing to say.
+        """A sentence on the kind of checkpoint and how the run pools it; empty where there is nothing to say.
 
         Args:
             asked: the pooler as the user gave it.
