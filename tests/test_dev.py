@@ -110,7 +110,7 @@ def test_what_editors_add_to_pairs_changes_nothing(metric, content, tmp_path):
     [
         ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated sentences, found 1"),
         ("pairs_retrieval", "a\tb\n\nc\td\n", "pairs.tsv, line 2: expected two tab-separated sentences"),
-        ("pairs_retrieval", "", "pairs.tsv: eval.metric=pairs_retrieval needs at least two sentence pairs"),
+        ("pairs_retrieval", "", "pairs.tsv: pairs_retrieval needs at least two sentence pairs"),
         ("pairs_retrieval", "a\tb\n", "pairs.tsv: .* needs at least two sentence pairs"),
         ("pairs_spearman", "", "pairs.tsv: no sentence pairs"),
         ("pairs_spearman", "1\ta\tb\n", "pairs.tsv: .* at least two pairs with different scores"),

@@ -275,3 +275,14 @@ def test_as_a_command():
     finished = subprocess.run([sys.executable, EVAL, "--help"], capture_output=True, text=True, check=False)
     assert finished.returncode == 0
     assert "--data_dir" in finished.stdout
+
+
+def test_files_of_ones_own_need_no_senteval(run, tmp_path):
+    pairs = tmp_path / "own/test.tsv"
+    pairs.parent.mkdir()
+    pairs.write_text("a dog runs\ta dog is running\na cat\tthe market fell\n")
+    tasks = f"pairs_retrieval:{pairs}"
+    code, results, printed = run("--tasks", tasks, "--pooler", "avg", "--data_dir", str(tmp_path / "none"))
+    assert code == 0
+    assert set(results["tasks"][tasks]) == {"mrr", "recall@1", "recall@5", "recall@10", "n"}
+    assert f"pairs_retrieval own/test   mrr {results['tasks'][tasks]['mrr']:.2f}" in printed.out

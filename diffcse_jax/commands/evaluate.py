@@ -46,7 +46,11 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     models = "workdirs, checkpoints of them, Hugging Face or sentence-transformers folders, hub ids, `minilm`"
     add("--model", required=True, nargs="+", action="extend", help=models)
-    add("--tasks", default="sts", help="sts, transfer, full, geometry, retrieval, STS12, MR, ..., separated by commas")
+    tasks = (
+        "sts, transfer, full, geometry, retrieval, STS12, MR, ..., and for tab-separated files of your own "
+        "pairs_retrieval:FILE (two texts) and duplicates:FILE (two texts and 0 or 1), separated by commas"
+    )
+    add("--tasks", default="sts", help=tasks)
     data = "SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval, else the suite of the hub)"
     add("--data_dir", default="", help=data)
     modes = "dev: scores of the dev splits; fasttest: cheaper classifiers for the transfer tasks (default: test)"

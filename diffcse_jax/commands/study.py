@@ -31,6 +31,8 @@ def main() -> int:
         name, study = read_study(options.study)
         if options.start and OWN_POOLER not in study.start:
             study = dataclasses.replace(study, start=(OWN_POOLER, *study.start))
+        if options.tasks is not None:
+            study = dataclasses.replace(study, tasks=tuple(filter(None, options.tasks.split(","))))
         workdir = options.workdir or Path("runs") / "studies" / name
         plan = make_plan(name, study, overrides, workdir)
         chosen = plan.selected(options.variants or [], options.seeds or [])
@@ -67,6 +69,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     add("--variants", nargs="+", action="extend", metavar="NAME", help="only these variants, as the table names them")
     add("--seeds", nargs="+", action="extend", type=int, metavar="SEED", help="only these seeds")
+    add("--tasks", help="in place of the study's: tasks as `eval.py --tasks` takes them, separated by commas")
     add("--start", action="store_true", help="score the untrained start, too, with the pooler that it records")
     add("--report", action="store_true", help="run nothing: write and print the table of what is done")
     add("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table (default: text)")

@@ -9,6 +9,7 @@ from typing import Any
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import regression, sts, transfer
 from diffcse_jax.evaluation.geometry import Geometry, Retrieval
+from diffcse_jax.evaluation.own_pairs import KINDS, own_task
 from diffcse_jax.evaluation.protocols import Task
 
 STS_TASKS = (sts.STS12, sts.STS13, sts.STS14, sts.STS15, sts.STS16, sts.STSBenchmark, sts.SICKRelatedness)
@@ -41,13 +42,21 @@ GROUPS = {
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
     """Task names, each once, with groups replaced by their tasks that have a split for the mode.
 
+    Args:
+        names: of tasks, groups, or `KIND:FILE` for a file of one's own.
+        mode: `test`, `fasttest` or `dev`.
+
     Raises:
         ConfigError: a name that is neither task nor group, or a task without such a split.
     """
     tasks = []
     for name in names:
+        if own_task(name):
+            tasks.append(name)
+            continue
         if name not in GROUPS and name not in TASKS:
-            raise ConfigError(f"unknown task {name!r}; known: {', '.join([*GROUPS, *TASKS])}")
+            known = [*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in KINDS)]
+            raise ConfigError(f"unknown task {name!r}; known: {', '.join(known)}")
         if name in TASKS and mode not in TASKS[name].modes:
             raise ConfigError(f"{name} has no {mode} split")
         tasks += [task for task in GROUPS.get(name, (name,)) if mode in TASKS[task].modes]
@@ -58,13 +67,20 @@ def build_task(name: str, folder: Path, **options: Any) -> Task:
     """The task on its data.
 
     Args:
-        name: one of `TASKS`.
+        name: one of `TASKS`, or `KIND:FILE`.
         folder: SentEval's `downstream` folder.
         options: fields of tasks, such as `similarity`; a task takes those that it has.
     """
+    if own := own_task(name):
+        return own
     task = TASKS[name]
     fields = {field.name for field in dataclasses.fields(task)}
     return task(folder, **{option: value for option, value in options.items() if option in fields})
+
+
+def needs_folder(names: Iterable[str]) -> bool:
+    """True if a task reads SentEval's folder."""
+    return not all(map(own_task, names))
 
 
 def missing_files(task: Task, mode: str) -> list[Path]:

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.data.lines import expanded
-from diffcse_jax.evaluation import GROUPS, published, report
+from diffcse_jax.evaluation import GROUPS, own_pairs, published, report
 from diffcse_jax.evaluation.report import Results
 from diffcse_jax.storage.files import read_json
 from diffcse_jax.storage.workdir import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
-SCORES = ("spearman", "acc", "devacc")  # a task's column shows the first of these that it has
+SCORES = (
+    "spearman",
+    "acc",
+    "devacc",
+    "mrr",
+    "average_precision",
+)  # a task's column shows the first of these that it has
 PROBES = {
     "alignment": ("geometry", "alignment"),
     "uniformity": ("geometry", "uniformity"),
@@ -77,8 +83,12 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
 
 def _label(results: Results) -> str:
     """The model, and of which tasks its scores are not to be compared with published ones."""
-    tasks = ", ".join(SHORT_NAMES.get(name, name) for name in results.get("not_official", {}))
+    tasks = ", ".join(_title(name) for name in results.get("not_official", {}))
     return report.label(results) + (f" (not the official data: {tasks})" if tasks else "")
+
+
+def _title(column: str) -> str:
+    return SHORT_NAMES.get(column, own_pairs.title(column))
 
 
 def document(models: Sequence[Results]) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def scores_by_column(results: Results) -> dict[str, float]:
 
 def table(columns: Sequence[str], rows: Iterable[Row], style: str) -> str:
     """The rows, with one line of titles, as text, Markdown or LaTeX (package booktabs)."""
-    titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
+    titles = ["model", *(_title(column) for column in columns)]
     body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
     if style == "latex":
         return _latex(titles, body)

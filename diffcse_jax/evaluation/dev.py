@@ -7,7 +7,6 @@ process alone decides on the metric and reads the data; the others get both from
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from diffcse_jax.evaluation import missing_files, official, retrieval, sts
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.guard import Guard, build_guard
 from diffcse_jax.evaluation.outcomes import Evidence, Pairs, Queries
+from diffcse_jax.evaluation.own_pairs import retrieval_pairs
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.remembering import Remembering
 from diffcse_jax.evaluation.suite import senteval_folder
@@ -117,7 +117,7 @@ def _choice(config: Config, training_sentences: Callable[[], Iterable[str]]) -> 
     if metric == "halves_retrieval":
         return {"metric": metric, "pairs": _halves(config, training_sentences)}
     if metric == "pairs_retrieval":
-        return {"metric": metric, "pairs": _unscored_pairs(options)}
+        return {"metric": metric, "pairs": list(retrieval_pairs(options.pairs_file))}
     return {"metric": metric, "scored_pairs": {metric: _own_scored_pairs(options)}}
 
 
@@ -204,28 +204,6 @@ HELD_OUT_PAIRS = {
     "neighbours_retrieval": _neighbours,
     "halves_retrieval": _halves_of_sentences,
 }
-
-
-def _unscored_pairs(options: EvalConfig) -> list[list[str]]:
-    """Queries and targets of `eval.pairs_file`."""
-    if options.pairs_file == "docstrings":
-        from diffcse_jax.data.docstrings import docstring_pairs
-
-        rows = docstring_pairs(RETRIEVAL_PAIRS)
-    else:
-        rows = _read_unscored_pairs(expanded(options.pairs_file))
-    return [[query for query, _ in rows], [target for _, target in rows]]
-
-
-def _read_unscored_pairs(path: Path) -> list[tuple[str, str]]:
-    rows = []
-    for number, fields in sts.pair_rows(path):
-        if len(fields) != 2:
-            raise DataError(f"{path}, line {number}: expected two tab-separated sentences, found {len(fields)} columns")
-        rows.append((fields[0], fields[1]))
-    if len(rows) < 2:
-        raise DataError(f"{path}: eval.metric=pairs_retrieval needs at least two sentence pairs")
-    return rows
 
 
 def _scored_sets(scored_pairs: dict[str, list[list]]) -> dict[str, sts.ScoredPairs]:

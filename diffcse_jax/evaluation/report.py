@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation import expand_groups
+from diffcse_jax.evaluation import expand_groups, own_pairs
 
 Results = dict[str, Any]
 
@@ -84,7 +84,7 @@ def table(results: Results) -> str:
     for keys, draw_section in ((("spearman",), _sts_section), (("acc", "devacc"), _transfer_section)):
         section = {name: scores for name, scores in results["tasks"].items() if any(key in scores for key in keys)}
         lines += draw_section(section) if section else []
-    lines += _probe_lines(results["tasks"])
+    lines += _probe_lines(results["tasks"]) + _own_lines(results["tasks"])
     not_official = results.get("not_official", {})
     mark = "   not of the official data" if not_official else ""
     lines += [
@@ -145,4 +145,14 @@ def _probe_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for example in retrieval["examples"]:
             lines.append(f"  {example['query']}")
             lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
+    return lines
+
+
+def _own_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The scores on files of one's own."""
+    lines = []
+    for name, scores in tasks.items():
+        if own_pairs.own_task(name):
+            numbers = "   ".join(f"{key} {value:.2f}" for key, value in scores.items() if key != "n")
+            lines.append(f"{own_pairs.title(name):<{LABEL}} {numbers}   ({scores['n']} pairs)")
     return lines

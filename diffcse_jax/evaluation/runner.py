@@ -11,7 +11,15 @@ import tqdm
 
 from diffcse_jax.data.lines import expanded, text_lines
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import REGRESSION_TASKS, build_task, expand_groups, missing_files, official, report
+from diffcse_jax.evaluation import (
+    REGRESSION_TASKS,
+    build_task,
+    expand_groups,
+    missing_files,
+    needs_folder,
+    official,
+    report,
+)
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.postprocessing import post_process
 from diffcse_jax.evaluation.protocols import Encoder, Task
@@ -54,7 +62,7 @@ def build_tasks(settings: Settings) -> dict[str, Task]:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
     if settings.queries and "retrieval" not in names:
         raise ConfigError("--queries are searched by the task retrieval: add it to --tasks")
-    folder = senteval_folder(settings.data_dir)
+    folder = senteval_folder(settings.data_dir) if needs_folder(names) else Path()
     queries = _read_queries(settings.queries) if settings.queries else ()
     return {
         name: build_task(name, folder, similarity=settings.similarity, queries=queries, top_k=settings.top_k)
