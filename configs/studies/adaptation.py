@@ -1,0 +1,39 @@
+"""What helps a sentence encoder on one's own documents, and what it costs elsewhere: pairs, objectives, anchor.
+
+Command:   python -m diffcse_jax.study configs/studies/adaptation.py --config.data.train_file=documents.txt
+           or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
+Encoder:   MiniLM as `configs/adapt.py` trains it, 60 steps of 48; the start with its own mean pooling is the first row.
+Chosen by: `lead_retrieval` on a tenth of the documents, which all rows hold out.
+
+`DiffCSE` and `SimCSE++` are their objectives on single sentences, with the pooler and without the projector of the
+others. A weight is that of the paper, or 1. `interpolated` scores models between the start and the best checkpoint.
+"""
+
+from diffcse_jax.study import Settings, Study
+
+SENTENCES = {"data.pairs": "dropout"}
+DIFFERENCE = {"difference.weight": 0.005}
+SIMCSEPP = {
+    "contrast.negatives": "off_dropout",
+    "contrast.negative_ratio": 0.9,
+    "dcl.weight": 0.1,
+    "dcl.temperature": 5.0,
+}
+ANCHOR = {"anchor.weight": 1.0}
+INTERPOLATION = {"eval.interpolate": 5}
+VARIANTS: dict[str, Settings] = {
+    "lead": {},
+    "SimCSE": SENTENCES,
+    "DiffCSE": SENTENCES | DIFFERENCE,
+    "SimCSE++": SENTENCES | SIMCSEPP,
+    "neighbours": {"data.pairs": "neighbours"},
+    "crops": {"data.pairs": "crops"},
+    "lead + difference": DIFFERENCE,
+    "lead + anchor": ANCHOR,
+    "lead, interpolated": INTERPOLATION,
+    "lead + difference + anchor, interpolated": DIFFERENCE | ANCHOR | INTERPOLATION,
+}
+
+
+def get_study() -> Study:
+    return Study(base="adapt", variants=VARIANTS, seeds=(1,), tasks=("STSBenchmark",), start=("own",))
