@@ -32,7 +32,7 @@ NOISE_AND_MEANS = {
     "contrast": {"positives": "mean", "samples": 3, "negatives": "noise", "similarity": "dot", "temperature": 1.0}
 }
 NEAR_DUPLICATES = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.8}}
-TWO_ENCODERS = {"contrast": {"second_encoder": True}}
+TWO_ENCODERS = {"contrast": {"second_encoder": True, "symmetric": True}}
 BARLOW_TWINS = {"barlow_twins": {"weight": 0.1, "artificial_rows": 8}}
 RANKING = {
     "consistency": {"weight": 1.0},

@@ -209,6 +209,7 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},
             "contrast.negatives='mean' compares vectors of one encoder",
         ),
+        ({"contrast.symmetric": True, "contrast.positives": "noise"}, "contrast.symmetric=True has no form with"),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
         ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped then"),

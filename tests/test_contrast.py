@@ -133,6 +133,22 @@ def test_what_is_left_out_leaves_the_denominator():
     np.testing.assert_array_equal(jax.grad(loss_of_first)(z2), 0.0)  # an anchor without negatives teaches nothing
 
 
+@pytest.mark.parametrize("columns", [2, 3])
+def test_both_directions_are_the_mean_of_rows_and_columns(columns):
+    views = random_vectors(columns)
+    logits = np.exp(cosines(views[0], views[1]) / 0.2)
+    left_out = np.random.default_rng(1).random((7, 7 * (columns - 1))) < 0.3
+    left_out[np.arange(7), np.arange(7)] = False
+    hard = [np.exp(cosines(views[0], view) / 0.2) for view in views[2:]]
+    rows = np.where(left_out, 0.0, np.concatenate([logits, *hard], axis=1)).sum(axis=1)
+    of_columns = np.where(left_out[:, :7], 0.0, logits).sum(axis=0)
+    expected = np.log(rows * of_columns).mean() / 2 - np.log(np.diag(logits)).mean()
+    loss, _ = contrast_of(temperature=0.2, symmetric=True).loss(
+        forward_of(*views), jnp.array(left_out), jax.random.key(0)
+    )
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
 def test_text_with_hard_negatives_has_no_form_with_other_vectors():
     contrast_of().check_columns(4)
     contrast_of(negatives="mean").check_columns(2)

@@ -28,6 +28,7 @@ VARIANTS: dict[str, Settings] = {
     "SimCSE++": SENTENCES | SIMCSEPP,
     "neighbours": {"data.pairs": "neighbours"},
     "crops": {"data.pairs": "crops"},
+    "lead, both directions": {"contrast.symmetric": True},
     "lead + difference": DIFFERENCE,
     "lead + anchor": ANCHOR,
     "lead, interpolated": INTERPOLATION,

@@ -1,6 +1,6 @@
 """Contrast between sentence vectors: InfoNCE and its variants.
 
-All of them contrast rows only (view 1 against the others), as SimCSE, DiffCSE and SimCSE++ do.
+They contrast rows only (view 1 against the others), as SimCSE, DiffCSE and SimCSE++ do, unless `symmetric` is set.
 """
 
 import dataclasses
@@ -68,6 +68,11 @@ class Options:
         1.0,
         "alpha of supervised SimCSE (Eq. 8), of an anchor's own hard negatives; data of three columns or more",
         low=1e-6,
+    )
+    symmetric: bool = option(
+        False,
+        "the mean of both directions: from view 1 find view 2 among the batch's, and from view 2 view 1 (CLIP, "
+        "Radford et al. 2021); hard negatives are those of view 1",
     )
     second_encoder: bool = option(
         False,
@@ -148,6 +153,9 @@ class Contrast(Objective):
                 hard_negative_weight=options.hard_negative_weight,
                 left_out=duplicates,
             )
+            if options.symmetric:
+                swapped = None if duplicates is None else duplicates[:, : len(z1)].T
+                per_example = (per_example + self._backwards(z1, z2, swapped)) / 2
         else:
             per_example = separate_info_nce(
                 *self._pairs(forward, key),
@@ -158,6 +166,13 @@ class Contrast(Objective):
                 left_out=duplicates,
             )
         return per_example.mean(), {} if duplicates is None else {"negatives_masked": share(duplicates)}
+
+    def _backwards(
+        self, z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], left_out: Bool[Array, "batch batch"] | None
+    ) -> Float[Array, " batch"]:
+        """The contrast from view 2 to view 1."""
+        options = self.options
+        return info_nce(z2, z1, temperature=options.temperature, similarity=options.similarity, left_out=left_out)
 
     @property
     def _both_are_views(self) -> bool:
@@ -271,8 +286,14 @@ def objective(options: Options, config: RunConfig) -> Contrast:
     """The contrast.
 
     Raises:
-        ConfigError: two encoders, and negatives that take one vector of each sentence.
+        ConfigError: two encoders, and negatives that take one vector of each sentence; two directions of a contrast
+            whose positives and negatives are not the two views.
     """
+    if options.weight and options.symmetric and not options.positives == options.negatives == "dropout":
+        raise ConfigError(
+            f"contrast.symmetric=True has no form with contrast.positives={options.positives!r} and "
+            f"contrast.negatives={options.negatives!r}; use 'dropout' for both"
+        )
     if options.weight and options.second_encoder and options.negatives in ("off_dropout", "mean"):
         raise ConfigError(
             f"contrast.negatives={options.negatives!r} compares vectors of one encoder, and with "
