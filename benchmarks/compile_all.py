@@ -3,8 +3,8 @@
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 
 Each program is compiled in a process of its own. Started again with the same file it goes on where it stopped: each
-program has the revision that it was compiled of. `--again PATTERN` compiles anew what matches. `--table` prints the
-record as Markdown.
+program has the revision that it was compiled of, and the version of the compiler. One that fails is recorded with its
+error. `--again PATTERN` compiles anew what matches. `--table` prints the record as Markdown.
 """
 
 import argparse
@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
 from diffcse_jax.config import SHIPPED
-from diffcse_jax.errors import ConfigError, reported_to_user
+from diffcse_jax.errors import reported_to_user
 from diffcse_jax.storage.environment import commit
 
 REVISION = (commit(Path(__file__).parent) or {}).get("commit")
@@ -68,19 +69,20 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
         if arguments in known:
             continue
         print(f"{number} of {len(wanted)}: {arguments}", flush=True)
-        known[arguments] = {"arguments": arguments, "revision": REVISION} | _compiled(arguments.split())
+        compiler = {"revision": REVISION, "libtpu": version("libtpu")}
+        known[arguments] = {"arguments": arguments} | compiler | _compiled(arguments.split())
         measure.write_record(path, "benchmarks.compile_all", ["--output", str(path)], {"programs": [*known.values()]})
     return [*known.values()]
 
 
 def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
-    """The record of one program, without what is the same for all."""
+    """The record of one program, without what is the same for all; of one that fails, its `error`."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "record.json"
         command = [sys.executable, "-m", "benchmarks.compile_for", *arguments, "--output", str(output)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise ConfigError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
+            return {"error": done.stderr.strip().splitlines()[-1]}
         record = json.loads(output.read_text())
     return {key: value for key, value in record.items() if key not in ("command", "machine", "versions")}
 
@@ -89,6 +91,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: what was compiled for what, fits where, moves what."""
     lines = ["| program | for | memory a chip | fits | moved a step |", "|---|---|---:|---|---|"]
     for record in records:
+        if "error" in record:
+            lines.append(f"| {record['arguments']} | | | | {record['error']} |")
+            continue
         words = re.sub(r"--target \S+ --config ", "", record["arguments"]).replace("--config.", "").replace("--", "")
         memory = record["memory_per_chip"]
         size = f"{memory['total'] / 2**30:.2f} of {memory['available'] / 2**30:.2f} GiB"
