@@ -15,7 +15,7 @@ from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.models import pretrained
 from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:

@@ -13,7 +13,7 @@ from diffcse_jax.data.lines import expanded
 from diffcse_jax.evaluation import GROUPS, published, report
 from diffcse_jax.evaluation.report import Results
 from diffcse_jax.storage.files import read_json
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
 SCORES = ("spearman", "acc", "devacc")  # a task's column shows the first of these that it has

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 
 class MtebEncoder(AbsEncoder):

@@ -29,6 +29,7 @@ from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.storage.files import read_json_object
+from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # of a checkpoint that an error tells
@@ -157,8 +158,6 @@ def find_folder(name_or_path: str) -> Path:
 
 def _model_folder(folder: Path) -> Path:
     """The folder; of a run's workdir its export."""
-    from diffcse_jax.storage.workdir import workdir_of  # here, since that module knows what a checkpoint is
-
     workdir = workdir_of(folder)
     if workdir is None:
         return folder
