@@ -113,7 +113,7 @@ class SentenceEncoder:
         if workdir_of(path):
             return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim)
         model = pretrained.load(str(path_or_id))
-        record = sentence_transformers_folder.read(model.folder)
+        record = sentence_transformers_folder.recorded(model)
         return cls(
             model.config,
             model.transformer,

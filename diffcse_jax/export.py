@@ -26,6 +26,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, checked_truncation
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.models import families, pretrained
+from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.files import give_name, partial_folder, write_json, write_tensors, writing
@@ -78,6 +79,11 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
         (folder / "README.md").write_text(model_card(saved, check, truncate_dim), encoding="utf-8")
     weights = origin(saved.share, saved.step)
     print(f"exported to {output}: {weights}; maximal absolute difference of embeddings: {_differences(check)}")
+    if families.find(saved.transformer_config.family).pooler and not saved.pooler_head:
+        print(
+            "(transformers will report pooler.dense as missing there: the start has none, and the pooler "
+            f"{saved.pooler} needs none. Only its `pooler_output` is of no use.)"
+        )
     return check
 
 
@@ -172,10 +178,9 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
         readers["transformers"] = TorchEncoder(str(folder)).encode
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()  # of loading weights
-        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        with quiet_transformers():
+            model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
         readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
     return readers
 

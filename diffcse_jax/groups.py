@@ -81,20 +81,25 @@ class GeneratorConfig:
 class DataConfig:
     train_file: str = option(
         "wiki1m",
-        "txt / csv / tsv / jsonl (also .gz, .xz), a folder of txt and markdown files or ArrayRecord shards, `wiki1m` "
-        "(10^6 Wikipedia sentences of the hub) or `docstrings` (English of the installed Python packages)",
+        "a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a pattern such as `shards/*.txt.gz` or a "
+        "folder, for all such files of one kind in the order of their names; a folder of ArrayRecord shards; for "
+        "documents also markdown; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (English of the "
+        "installed Python packages). What separates the fields of a table (comma, semicolon, tab, vertical bar) is "
+        "found out; the first row is shown as it is read",
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns (csv, tsv) or keys (jsonl) to read: sentence [, positive [, hard negatives]]; empty: the only one, or "
-        "those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, hard_neg, ...",
+        "columns (csv, tsv, Parquet) or keys (jsonl, json) to read: sentence [, positive [, hard negatives]]; empty: "
+        "the only one (of Parquet, of strings), or those named sentence, positive, hard_negative, hard_negative_2, ... "
+        "or sent0, sent1, hard_neg, ...",
     )
     documents: str = option(
         "auto",
         "what a document is: `blank_lines`, the lines of a txt file between blank (or skipped) ones, each a sentence "
         "as it stands; `none`; `auto`: none with data.pairs='columns', else what the source tells: text between blank "
-        "lines of a txt file, or, where there are none, each line; an object of a jsonl file, with title and text; a "
-        "txt or markdown file of a folder; a docstring of `docstrings`; all of it split where sentences end",
+        "lines of a txt file, or, where there are none, each line; an object of a jsonl or json file or a row of "
+        "Parquet, with title and text; a txt or markdown file of a folder or pattern; a docstring of `docstrings`; "
+        "all of it split where sentences end",
         choices=("auto", "none", "blank_lines"),
     )
     pairs: str = option(

@@ -100,11 +100,40 @@ def test_seeds_of_one_configuration_are_summarised(workdir):
     models = [results_of(path, STS12=score) for path, score in zip(seeds, (70.0, 71.0, 72.0), strict=True)]
     models += [results_of(workdir("other", 1, learning_rate=1e-4), STS12=10.0), results_of("minilm", STS12=72.37)]
     table = comparison.compare(models, with_published=False, style="text").splitlines()
-    assert table[-1].split() == ["mean", "of", "3", "seeds", "71.00", "±", "1.00"]
+    together = seeds[0].removesuffix("one") + "{one,two/export,three}"
+    assert table[-1].split() == ["mean", "of", "3", "seeds:", together, "71.00", "±", "1.00"]
     document = comparison.document(models)
     assert document["models"] == models
     assert document["seeds"] == [{"models": seeds, "mean": {"STS12": 71.0}, "std": {"STS12": 1.0}}]
-    assert r"71.00 $\pm$ 1.00" in comparison.compare(models, with_published=False, style="latex")
+    latex = comparison.compare(models, with_published=False, style="latex")
+    assert r"71.00 $\pm$ 1.00" in latex
+    assert r"\{one,two/export,three\}" in latex
+
+
+def test_a_run_is_one_seed_however_often_it_is_named(workdir):
+    run, other = workdir("base_1", 1), workdir("base_2", 2)
+    names = [run, f"{run}/export", f"{run}/", f"{run}/checkpoints/5"]
+    models = [results_of(path, STS12=score) for path, score in zip(names, (70.0, 90.0, 90.0, 60.0), strict=True)]
+    assert "seeds" not in comparison.compare(models, with_published=False, style="text")
+    assert comparison.document(models)["seeds"] == []
+    models.append(results_of(other, STS12=71.0))
+    (seeds,) = comparison.document(models)["seeds"]
+    assert seeds["models"] == [run, other]
+    assert seeds["mean"] == {"STS12": 70.5}
+    last = comparison.compare(models, with_published=False, style="text").splitlines()[-1]
+    assert last.startswith(f"mean of 2 seeds: {run.removesuffix('1')}{{1,2}}  70.50 ± 0.71")
+
+
+def test_poolers_are_told_where_they_differ(workdir):
+    seeds = [workdir("one", 1), workdir("two", 2)]
+    models = [results_of(path, STS12=70.0, SST5=1.0) for path in seeds]
+    assert comparison.compare(models, with_published=True, style="text").splitlines()[0].split() == ["model", "STS12"]
+    models[1]["pooler"] = "cls"
+    for table in comparison.compare(models, with_published=True, style="markdown").split("\n\n"):
+        head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+        assert head[2] == "pooler"
+        assert [row[2] for row in rows[-3:]] == ["avg", "cls", "avg, cls"]
+        assert {row[2] for row in rows[:-3]} <= {"-"}
 
 
 def test_one_model_keeps_the_document_that_scripts_rely_on():

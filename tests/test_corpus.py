@@ -3,6 +3,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import os
@@ -11,11 +12,13 @@ import tracemalloc
 from pathlib import Path
 
 import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax.data import lines
+from diffcse_jax.data import json_files, lines
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.data.sources import open_corpus
@@ -32,8 +35,15 @@ def written(extension: str, rows: list[tuple[str, ...]], columns: tuple[str, ...
     """The rows in a file format, as Python's own writers write it."""
     if extension == ".txt":
         return "".join(f"{row[0]}\n" for row in rows).encode()
+    objects = [dict(zip(columns, row, strict=True)) for row in rows]
     if extension == ".jsonl":
-        return "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows).encode()
+        return "".join(json.dumps(entry) + "\n" for entry in objects).encode()
+    if extension == ".json":
+        return json.dumps(objects, indent=1).encode()
+    if extension == ".parquet":
+        binary = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(objects), binary)
+        return binary.getvalue()
     file = io.StringIO()
     csv.writer(file, delimiter="\t" if extension == ".tsv" else ",").writerows([columns, *rows])
     return file.getvalue().encode()
@@ -43,8 +53,10 @@ def written(extension: str, rows: list[tuple[str, ...]], columns: tuple[str, ...
 sentences = st.text(st.characters(codec="utf-8", exclude_characters="\n\0\ufeff"), min_size=1).filter(str.strip)
 
 
-@pytest.mark.parametrize("compression", ["", ".gz", ".xz"])
-@pytest.mark.parametrize("extension", [".txt", ".csv", ".tsv", ".jsonl"])
+FORMATS = [*itertools.product([".txt", ".csv", ".tsv", ".jsonl", ".json"], ["", ".gz", ".xz"]), (".parquet", "")]
+
+
+@pytest.mark.parametrize(("extension", "compression"), FORMATS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_written_is_read(tmp_path, extension, compression, data):
@@ -212,6 +224,174 @@ def test_hard_negatives_are_the_columns_that_are_named(tmp_path, data_dir, polic
     assert list(corpus) == [tuple(row[column] for column in wanted) for row in rows]
 
 
+# --- tables whose fields are separated by something else, and what looks like no table ---
+
+
+@pytest.mark.parametrize("extension", [".csv", ".tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_found(tmp_path, extension, delimiter):
+    """Fields hold the other delimiters, in quotes where they must be."""
+    rows = [("sent0", "sent1"), ("The onset, of: 1,5; then", "a|b"), ('say "no"', "two\nlines\t"), ("9;8;7", "x, y")]
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter).writerows(rows)
+    corpus = corpus_of(tmp_path / f"a{extension}", file.getvalue().encode(), on_bad_line="error")
+    assert list(corpus) == [tuple(text.strip() for text in row) for row in rows[1:]]
+    assert corpus.first_row() == "sent0 'The onset, of: 1,5; then', sent1 'a|b'"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "rows"),
+    [
+        (
+            "id;text;org\n9;The onset, it seems;ACME\n8;No, not now;\n",
+            ("text",),
+            ["The onset, it seems", "No, not now"],
+        ),
+        ("a,b;text\nx,y;one\n", ("text",), ["one"]),  # both fit; the one that has the column is meant
+        ("text\none; two\nthree; four\n", (), ["one; two", "three; four"]),
+        ('sentence\n"one, two"\nthree | four\n', (), ["one, two", "three | four"]),
+        ("question, or not?\nIs it\n", ("question, or not?",), ["Is it"]),
+        ("What do you think of it?\nGood\n", ("What do you think of it?",), ["Good"]),
+    ],
+)
+def test_what_a_single_column_or_a_named_one_tells(tmp_path, content, columns, rows):
+    assert [text for (text,) in corpus_of(tmp_path / "a.csv", content.encode(), columns=columns)] == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "sentence\nHello, world.\nOne, two, three.\nfour\n",
+            r"by commas are 1 in the first line \(sentence\) .*, first in \['Hello', ' world\.'\].* quotes; .*\.txt$",
+        ),
+        (
+            "A man plays the guitar.\nSomeone sings.\n",
+            r"names of the columns, and 'A man plays the guitar\.' looks like",
+        ),
+        ("id;text\none\ntwo\nthree;four\n", r"'id;text' looks like text.* or name this column in data\.columns"),
+        ("we do not end this sentence\nbut go on\n", r"looks like text"),
+    ],
+)
+def test_what_looks_like_no_table_is_refused(tmp_path, content, message):
+    with pytest.raises(DataError, match=message) as raised:
+        corpus_of(tmp_path / "a.csv", content.encode())
+    assert "\n" not in str(raised.value)
+
+
+# --- json, Parquet, several files ---
+
+
+def test_json_may_be_a_list_or_an_object_a_line(tmp_path):
+    path = tmp_path / "a.json"
+    assert list(corpus_of(path, b'\xef\xbb\xbf ["one", "two\\nlines"]')) == [("one",), ("two\nlines",)]
+    assert list(corpus_of(path, b'\n{"x": "one"}\n{"x": "two"}\n')) == [("one",), ("two",)]
+    long = json.dumps([{"x": "one"}, {"x": "y" * LONGEST_LINE * 5}, {"x": 2}, "three"]).encode()
+    corpus = corpus_of(path, long)
+    assert list(corpus) == [("one",)]
+    assert corpus.skipped_summary() == (
+        "skipped 3 items: 1 longer than 131,072 characters, 1 value not a string, 1 missing key"
+    )
+    with pytest.raises(DataError, match=r"a\.json, item 2: longer than"):
+        list(corpus_of(path, long, on_bad_line="error"))
+    for content, message in [
+        (b'{\n "x": "one"\n}', "neither a list of strings or objects nor an object a line"),
+        (b"[1, 2]", "neither a list of strings"),
+        (b"[]", "neither a list of strings"),
+        (b'["one"', "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            list(corpus_of(path, content))
+
+
+def test_a_list_that_is_too_large_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "MOST_BYTES", 10)
+    with pytest.raises(DataError, match=r"a\.json\.gz: more than 10 bytes.* write one object a line and .*\.jsonl"):
+        corpus_of(tmp_path / "a.json.gz", b'["one", "two"]')
+
+
+def test_parquet_has_columns_of_strings(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts = pa.array(["one", None, " ", "two"])
+    columns = {"id": pa.array([1, 2, 3, 4]), "text": texts, "vector": pa.array([[1.0]] * 4)}
+    pq.write_table(pa.table(columns), path)
+    corpus = open_corpus(DataConfig(train_file=str(path)))
+    assert list(corpus) == [("one",), ("two",)]
+    assert corpus.skipped_summary() == "skipped 2 rows: 2 empty"
+    with pytest.raises(DataError, match=r"no column 'id' \(data\.columns\); it has: text"):
+        open_corpus(DataConfig(train_file=str(path), columns=("id",)))
+    kinds = {"large": pa.large_string(), "view": pa.string_view(), "dictionary": pa.dictionary(pa.int8(), pa.string())}
+    table = pa.table({name: pa.array(["one", "two"]).cast(kind) for name, kind in kinds.items()})
+    pq.write_table(table, path, row_group_size=1)
+    for wanted in (("view", "large"), ("dictionary",)):
+        corpus = open_corpus(DataConfig(train_file=str(path), columns=wanted))
+        assert list(corpus) == [("one",) * len(wanted), ("two",) * len(wanted)]
+    pq.write_table(pa.table({"id": [1]}), path)
+    with pytest.raises(DataError, match="no column of strings; it has: id"):
+        open_corpus(DataConfig(train_file=str(path)))
+    path.write_bytes(b"one\n")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        open_corpus(DataConfig(train_file=str(path)))
+
+
+def write_shards(folder: Path) -> None:
+    """Rows of two columns in three files of a folder, one of them empty, among files of other kinds."""
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'))
+    (folder / "b.jsonl").write_text("")
+    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": 4}\n{"text": "five"}\n')
+    for name in ("README.md", "LICENSE", "_meta.json", ".hidden.jsonl"):
+        (folder / name).write_text('{"text": "not this"}\n')
+
+
+@pytest.mark.parametrize("name", ["", "/", "/**/*.jsonl*", "/**/[ab].json*"])
+def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
+    write_shards(tmp_path / "shards")
+    corpus = open_corpus(DataConfig(train_file=str(tmp_path / "shards") + name, columns=("text",)))
+    rows = [("one",), ("two",), ("three",), ("five",)]
+    for _ in range(2):
+        assert list(corpus) == rows
+        assert corpus.skipped_summary() == "skipped 2 lines: 1 empty, 1 value not a string"
+    assert [number for number, _ in corpus.numbered()] == [1, 3, 4, 6]
+    strict = open_corpus(
+        DataConfig(train_file=str(tmp_path / "shards/more*/*"), columns=("text",), on_bad_line="error")
+    )
+    with pytest.raises(DataError, match=r"more/a\.jsonl, line 2: value not a string"):
+        list(strict)
+    before = corpus.fingerprint()
+    (tmp_path / "shards/b.jsonl").write_text('{"text": "new"}')
+    changed = open_corpus(DataConfig(train_file=str(tmp_path / "shards") + name, columns=("text",)))
+    assert changed.fingerprint() != before
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.csv").write_text("text\none\n")
+    with pytest.raises(DataError, match=r"files of several kinds \(1 \.txt, 1 \.csv\); name those of one by a pattern"):
+        open_corpus(DataConfig(train_file=str(tmp_path)))
+    assert list(open_corpus(DataConfig(train_file=f"{tmp_path}/*.txt"))) == [("one",)]
+    (tmp_path / "c.csv").write_text("body\ttitle\none\ttwo\n")
+    with pytest.raises(DataError, match=r"c\.csv: no column 'text', which b\.csv has; it has: body, title"):
+        open_corpus(DataConfig(train_file=f"{tmp_path}/*.csv"))
+    (tmp_path / "d.sh").write_text("one\n")
+    for pattern, message in [("*.pdf", "no file matches .*known names: wiki1m"), ("*.sh", "unknown extension")]:
+        with pytest.raises(DataError, match=message):
+            open_corpus(DataConfig(train_file=f"{tmp_path}/{pattern}"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no ArrayRecord data set"):
+        open_corpus(DataConfig(train_file=str(tmp_path / "empty")))
+    os.mkfifo(tmp_path / "e.txt")
+    with pytest.raises(DataError, match=r"e\.txt: it is a pipe or a device"):
+        open_corpus(DataConfig(train_file=f"{tmp_path}/*.txt"))
+
+
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
+    (tmp_path / "a[1].txt").write_text("one\n")
+    (tmp_path / "a1.txt").write_text("two\n")
+    assert list(open_corpus(DataConfig(train_file=f"{tmp_path}/a[1].txt"))) == [("one",)]
+
+
 def test_text_has_no_columns_to_choose(tmp_path):
     with pytest.raises(DataError, match=r"a\.txt.*leave data.columns empty"):
         corpus_of(tmp_path / "a.txt", b"one\n", columns=("x",))
@@ -226,7 +406,7 @@ def test_text_has_no_columns_to_choose(tmp_path):
         ("a.csv", b"x\n", "no usable line"),
         ("a.csv", b"x\ry\n", "line 1: new-line character"),
         ("a.jsonl", b"", "no line holds a JSON object"),
-        ("a.pdf", b"one\n", "unknown extension; known: .txt, .csv, .tsv, .jsonl"),
+        ("a.pdf", b"one\n", "unknown extension; known: .txt, .csv, .tsv, .jsonl, .json, .parquet, each"),
         ("gz", b"one\n", "unknown extension"),
     ],
 )

@@ -6,6 +6,8 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,6 +41,22 @@ def write(folder: Path, form: str) -> str:
             rows = [{"title": title, "text": " ".join(text), "n": 1} for title, text in DOCUMENTS]
             (folder / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
             return str(folder / "a.jsonl.gz")
+        case "json list" | "parquet":
+            rows = [{"title": title, "text": " ".join(text), "n": 1} for title, text in DOCUMENTS]
+            if form == "parquet":
+                pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
+                return str(folder / "a.parquet")
+            (folder / "a.json").write_text(json.dumps(rows, indent=2))
+            return str(folder / "a.json")
+        case "json shards" | "json pattern":
+            (folder / "shards").mkdir()
+            for number, (title, text) in enumerate(DOCUMENTS):
+                row = json.dumps({"title": title, "text": " ".join(text)})
+                (folder / f"shards/{number}.jsonl").write_text(row)
+            (folder / "shards/_state.json").write_text("{}")
+            return str(folder / "shards") + "/[0-9].jsonl" * (form == "json pattern")
+        case "pattern":
+            return f"{Path(write(folder, 'files'))}/**/*.md"
         case "files":
             (folder / "docs/more").mkdir(parents=True)
             (folder / "docs/.git").mkdir()
@@ -54,10 +72,13 @@ def opened(train_file: str | Path, pairs: str, **options) -> Corpus:
     return open_corpus(DataConfig(train_file=str(train_file), pairs=pairs, **options))
 
 
-@pytest.mark.parametrize("form", ["blank lines", "paragraphs", "lines", "json", "files"])
+TITLED = ["json", "json list", "json shards", "json pattern", "parquet", "files", "pattern"]
+
+
+@pytest.mark.parametrize("form", ["blank lines", "paragraphs", "lines", *TITLED])
 def test_every_form_gives_the_same_rows(tmp_path, form):
     name = write(tmp_path, form)
-    titled = form in ("json", "files")
+    titled = form in TITLED
     expected = [
         [*([] if titled else [f"{title} is what this is about."]), *sentences] for title, sentences in DOCUMENTS
     ]
@@ -207,9 +228,9 @@ def test_docstrings_are_documents(monkeypatch):
         ("a.txt", "one\n", {"pairs": "lead", "columns": ("a",)}, r"have no columns; leave data\.columns empty"),
         ("a.txt", "one\ntwo\n", {"pairs": "lead"}, r"no usable line \(2 documents, 2 sections without"),
         ("a.txt", "one two\nthree\n", {"documents": "blank_lines"}, r"a\.txt, line 2: a document of more than 10"),
-        ("folder/a.csv", "one\n", {"pairs": "crops"}, r"without txt and markdown files"),
-        ("folder/a.md", "# One\n", {}, r"folder of txt and markdown files is read as documents; set data\.pairs"),
-        ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"a folder has no blank lines"),
+        ("folder/a.csv", "one\n", {"pairs": "crops"}, r"or no files of txt, markdown, jsonl"),
+        ("folder/a.md", "# One\n", {}, r"folder: markdown files are read as documents; set data\.pairs"),
+        ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"or a folder, have no blank lines"),
     ],
 )
 def test_what_has_no_documents_is_refused(tmp_path, monkeypatch, name, content, options, reason):
@@ -231,6 +252,15 @@ def test_named_corpora_without_blank_lines(name, reason):
 def test_sentences_without_documents_are_their_own_positives(tmp_path):
     (tmp_path / "a.csv").write_text("sentence\none\ntwo\n")
     assert list(opened(tmp_path / "a.csv", "dropout")) == [("one",), ("two",)]
+
+
+def test_a_markdown_file_is_a_document_and_places_of_several_files_are_told(tmp_path):
+    (tmp_path / "a.md").write_text("# A title\n\nThis is the text of it all.\n")
+    assert list(opened(tmp_path / "a.md", "lead")) == [("A title", "This is the text of it all.")]
+    for name, key in (("a", "text"), ("b", "body")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({key: "This is one text. This is another text."}))
+    with pytest.raises(DataError, match=r"b\.jsonl, line 1: missing key"):
+        list(opened(tmp_path / "*.jsonl", "lead", on_bad_line="error"))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -207,7 +207,10 @@ def test_dev_mode_needs_no_test_data(run, senteval):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "STSB", "--pooler", "avg"], "error: unknown task 'STSB'; known: sts, transfer, full, STS12"),
+        (
+            ["--tasks", "STS17", "--pooler", "avg"],
+            "unknown task 'STS17'; did you mean STS16? known: sts, transfer, full",
+        ),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
+from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
@@ -89,9 +90,16 @@ def test_plain_transformers_sees_the_trained_pooler(saved, tmp_path):
     np.testing.assert_array_equal(tensors["pooler.dense.weight"], trained.pooler_head["dense.kernel"].T)
 
 
-def test_a_model_without_pooler_weights_exports(saved, tmp_path):
+def test_a_model_without_pooler_weights_exports(saved, tmp_path, capfd):
     saved(pooler="avg", with_head=False)
     assert export.export(tmp_path / "workdir", tmp_path / "out")["maximal_absolute_difference"]["transformers"] < 1e-5
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert "MISSING" not in printed.out
+    assert "report pooler.dense as missing there: the start has none, and the pooler avg needs none" in printed.out
+    (tmp_path / "out/modules.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no weights of its pooler \(pooler.dense.bias, pooler.dense.weight\)"):
+        TorchEncoder(str(tmp_path / "out"), "cls")
 
 
 def test_sentence_transformers_cuts_where_the_positions_end(saved, tmp_path):

@@ -4,6 +4,7 @@
 """
 
 import gzip
+import io
 import json
 import lzma
 import os
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
@@ -126,11 +129,19 @@ def write(path: Path, content: bytes | object) -> Path:
     return path
 
 
+def parquet_of(rows: list[dict[str, str]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
 CORPORA = {
     ".txt": b"one sentence\nand another\n\n\xc3\xa9t\xc3\xa9\n",
     ".csv": b'sent0,sent1\na,"b ""c"" d"\n"two\nlines",e\n',
     ".tsv": b"sentence\na b\nc d\n",
     ".jsonl": b'{"sentence": "a", "positive": "b"}\n{"sentence": "\\u00e9", "positive": "d"}\n',
+    ".json": b'[{"sentence": "a", "positive": "b"},\n {"sentence": "\\u00e9", "positive": "d"}]\n',
+    ".parquet": parquet_of([{"sentence": "a", "positive": "b"}, {"sentence": "\u00e9", "positive": "d"}]),
 }
 
 

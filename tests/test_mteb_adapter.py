@@ -1,3 +1,5 @@
+import json
+
 import datasets
 import mteb
 import numpy as np
@@ -7,6 +9,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from tiny_model import write_tiny_model
 
 from diffcse_jax import SentenceEncoder
+from diffcse_jax.config import Config
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.mteb_adapter import MtebEncoder
 
@@ -40,11 +43,18 @@ class TinySTS(AbsTaskSTS):
         self.data_loaded = True
 
 
-@pytest.mark.filterwarnings("ignore")  # of mteb and its dependencies
+pytestmark = pytest.mark.filterwarnings("ignore")  # of mteb and its dependencies
+
+
+def scores_of(encoder, cache):
+    results = mteb.evaluate(encoder, [TinySTS()], cache=cache, co2_tracker=False)
+    (scores,) = results.task_results[0].scores["test"]
+    return scores
+
+
 def test_mteb_gives_the_correlations_of_our_own_evaluation(tmp_path, minilm_dir):
     model = str(write_tiny_model(tmp_path / "model", minilm_dir))
-    results = mteb.evaluate(MtebEncoder(model, pooler="avg"), [TinySTS()], cache=None, co2_tracker=False)
-    (scores,) = results.task_results[0].scores["test"]
+    scores = scores_of(MtebEncoder(model, pooler="avg"), cache=None)
     first, second, gold = zip(*PAIRS, strict=True)
     encoder = SentenceEncoder.from_pretrained(model, pooler="avg")
     similarity = sts.cosine(encoder.encode(first), encoder.encode(second))
@@ -52,3 +62,23 @@ def test_mteb_gives_the_correlations_of_our_own_evaluation(tmp_path, minilm_dir)
     assert 100 * scores["cosine_spearman"] == pytest.approx(expected["spearman"], abs=1e-4)
     assert 100 * scores["cosine_pearson"] == pytest.approx(expected["pearson"], abs=1e-3)
     assert scores["main_score"] == scores["cosine_spearman"]
+
+
+def test_no_model_gets_the_scores_that_mteb_keeps_of_another(tmp_path, minilm_dir):
+    """Two exports have folders of one name; a cut and a pooler change the vectors of one folder."""
+    models = [
+        write_tiny_model(tmp_path / run / "export", minilm_dir, blocks=blocks) for run, blocks in (("a", 1), ("b", 2))
+    ]
+    (tmp_path / "a/config.json").write_text(json.dumps(Config().to_dict()))
+    encoders = [MtebEncoder(str(model), pooler="avg") for model in models]
+    encoders.append(MtebEncoder(str(models[0]), pooler="cls_before_pooler"))
+    cache = mteb.ResultCache(tmp_path / "cache")
+    kept = [scores_of(encoder, cache)["cosine_pearson"] for encoder in encoders]
+    assert kept == [scores_of(encoder, None)["cosine_pearson"] for encoder in encoders]
+    names = [encoder.mteb_model_meta.name for encoder in encoders]
+    assert [name.rpartition("-")[0] for name in names] == ["diffcse_jax/a", "diffcse_jax/export", "diffcse_jax/a"]
+    assert len(set(names)) == 3
+    again, renamed = MtebEncoder(str(models[0]), pooler="avg"), MtebEncoder(str(models[0]), "1", pooler="avg")
+    assert again.mteb_model_meta.revision == encoders[0].mteb_model_meta.revision
+    assert renamed.mteb_model_meta.revision == "1"
+    assert renamed.mteb_model_meta.name == names[0]

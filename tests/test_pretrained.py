@@ -16,13 +16,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_model import hf_config_of
 
+from diffcse_jax.config import Config
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models import families, parameters, pretrained
+from diffcse_jax.models import families, parameters, pretrained, training_code
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.pretrained import Pretrained, load, to_hf, write_tensors
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler, recorded
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
 MODELS = {
@@ -386,6 +388,128 @@ def test_minilm_is_the_encoder_of_the_package(minilm_dir):
     assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size) == (6, 384)
     assert checkpoint.hf_config["vocab_size"] == 30522
     assert checkpoint.mlm_head is None
+
+
+# --- checkpoints of the training code of SimCSE and DiffCSE ---
+
+
+def training_model(family: str, projector: torch.nn.Module, *, difference: bool) -> torch.nn.Module:
+    """The modules that the training code saves as one, by its names."""
+    model = torch.nn.Module()
+    encoder, model.aux_bert, generator = small_model(family), small_model(family), small_model("distilbert", mlm=True)
+    encoder.pooler = model.aux_bert.pooler = None
+    setattr(model, family, encoder)
+    model.lm_head = small_model("bert", mlm=True).cls.predictions
+    if family == "roberta":
+        model.lm_head = small_model("roberta", mlm=True).lm_head
+    model.mlp = projector
+    if difference:
+        model.generator, model.electra_head = generator, torch.nn.Linear(HIDDEN, 2)
+    else:
+        del model.aux_bert, model.lm_head
+    return model
+
+
+def saved_by_training_code(model: torch.nn.Module, encoder: transformers.PreTrainedModel, folder: Path) -> Path:
+    folder.mkdir()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    config = encoder.config.to_dict() | {"architectures": ["BertForCL"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class DenseTanh(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(HIDDEN, HIDDEN)
+
+
+def batchnorm_projector() -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.net = torch.nn.Sequential(
+        torch.nn.Linear(HIDDEN, 2 * HIDDEN, bias=False),
+        torch.nn.BatchNorm1d(2 * HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.Linear(2 * HIDDEN, HIDDEN, bias=False),
+        torch.nn.BatchNorm1d(HIDDEN, affine=False),
+    )
+    return module
+
+
+@pytest.mark.parametrize(("family", "lm_head"), [("bert", ", lm_head (a masked-LM head)"), ("roberta", "")])
+def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, family, lm_head):
+    model = training_model(family, batchnorm_projector(), difference=True)
+    encoder = getattr(model, family)
+    folder = saved_by_training_code(model, encoder, tmp_path / "mine")
+    checkpoint = load(str(folder))
+    assert capsys.readouterr().err == (
+        f"notice: {folder} was saved by the training code of SimCSE or DiffCSE, and its encoder is read; left out: mlp "
+        f"(the projector){lm_head}, aux_bert (the discriminator), electra_head (its head), generator (the generator). "
+        "Its authors evaluate it with the pooler cls_before_pooler\n"
+    )
+    assert recorded(checkpoint) == RecordedPooler("cls_before_pooler", None)
+    assert checkpoint.pooler is None
+    assert (checkpoint.mlm_head is None) == (family == "bert")
+    ids, mask = tokens(encoder.config.pad_token_id)
+    assert_close_on_tokens(forward(checkpoint, ids, mask), torch_forward(encoder, ids, mask), mask)
+
+
+def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
+    model = training_model("bert", DenseTanh(), difference=False)
+    folder = saved_by_training_code(model, model.bert, tmp_path / "mine")
+    checkpoint = load(str(folder))
+    assert recorded(checkpoint) is None
+    printed = capsys.readouterr().err
+    assert "and its encoder and its dense + tanh head are read. They evaluate unsupervised" in printed
+    head = parameters.bind(parameters.definition(partial(MlpProjector, checkpoint.config)), checkpoint.pooler)
+    vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
+    with torch.no_grad():
+        expected = torch.tanh(model.mlp.dense(torch.tensor(vectors))).numpy()
+    np.testing.assert_allclose(head(jnp.asarray(vectors)), expected, atol=1e-6)
+    supervised = load(str(folder.rename(tmp_path / "sup-simcse-bert-base-uncased")))
+    assert recorded(supervised).pooler == "cls"
+    assert recorded(supervised).head is supervised.pooler
+
+
+@pytest.mark.parametrize(
+    ("name", "pooler"),
+    [
+        ("princeton-nlp/unsup-simcse-bert-large-uncased", "cls_before_pooler"),
+        ("princeton-nlp/sup-simcse-roberta-base", "cls"),
+        ("/models/unsup-simcse-roberta-large/", "cls_before_pooler"),
+        ("voidism/diffcse-roberta-base-trans", "cls_before_pooler"),
+        ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", None),
+        ("runs/diffcse_base", None),
+        ("minilm", None),
+    ],
+)
+def test_published_checkpoints_are_pooled_as_their_authors_do(name, pooler):
+    assert training_code.evaluated_with(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
+
+
+def test_what_no_training_code_saves_is_unknown(folder):
+    rewrite(folder, lambda tensors: tensors | {"generator.weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"unknown: generator\.weight"):
+        load(str(folder))
+    rewrite(folder, lambda tensors: tensors | {f"mlp.dense.{name}": torch.zeros(1) for name in ("weight", "bias", "x")})
+    with pytest.raises(CheckpointError, match=r"wrong shape: pooler\.dense\.weight(?s:.*)unknown: pooler\.dense\.x"):
+        load(str(folder))
+
+
+def test_a_run_as_a_start_is_its_export(bert, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints/7").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(Config().to_dict()))
+    for name, kind in (
+        (run, "the workdir of a run that has no export yet"),
+        (run / "checkpoints/7", "a checkpoint of"),
+    ):
+        command = f"python -m diffcse_jax.export --workdir {name} --output DIR"
+        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.*: write it .* `{command}`, and name DIR"):
+            load(str(name))
+    shutil.copytree(bert, run / "export")
+    assert load(str(run)).folder == run / "export"
+    assert_same(load(str(run)), load(str(bert)))
 
 
 # --- checkpoints that cannot be used ---

@@ -150,8 +150,28 @@ def test_groups_expand_once():
     assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
     with pytest.raises(ConfigError, match="STS14 has no dev split"):
         expand_groups(["STS14"], "dev")
-    with pytest.raises(ConfigError, match="unknown task 'STSB'; known: sts, transfer, full, STS12, "):
-        expand_groups(["STSB"], "test")
+
+
+@pytest.mark.parametrize(
+    ("names", "task"),
+    [
+        ("STSB,STS-B,stsbenchmark,STSBenchmark,sts_benchmark, stsb", "STSBenchmark"),
+        ("SICK-R,sickr,SICKRelatedness,SICK Relatedness", "SICKRelatedness"),
+        ("SST-2,sst2", "SST2"),
+        ("Geometry", "geometry"),
+    ],
+)
+def test_names_in_use_are_understood(names, task):
+    assert expand_groups(names.split(","), "test") == [task]
+    assert expand_groups(["STS", "ALL"], "test") == expand_groups(["full"], "test")
+
+
+@pytest.mark.parametrize(("name", "near"), [("STS17", "STS16"), ("SICK", "SICKRelatedness"), ("tranfer", "transfer")])
+def test_an_unknown_task_is_refused_with_the_nearest_one(name, near):
+    with pytest.raises(ConfigError, match=f"unknown task '{name}'; did you mean {near}.+ known: sts, transfer, full, "):
+        expand_groups([name], "test")
+    with pytest.raises(ConfigError, match="unknown task ''; known: sts, "):
+        expand_groups([""], "test")
 
 
 def test_missing_files_are_those_of_the_mode(tmp_path):

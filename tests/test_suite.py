@@ -60,6 +60,16 @@ def test_the_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeyp
     assert suite.senteval_folder(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.parametrize("inner", ["senteval", "SentEval/data/downstream", "senteval/downstream"])
+def test_a_folder_that_holds_the_suite_is_taken_for_it(tmp_path, monkeypatch, inner):
+    (tmp_path / inner / "SICK").mkdir(parents=True)
+    assert suite.senteval_folder(str(tmp_path)) == tmp_path / inner
+    monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
+    assert suite.senteval_folder(str(tmp_path / inner)) == tmp_path / inner
+    (tmp_path / "STS").mkdir()
+    assert suite.senteval_folder(str(tmp_path)) == tmp_path
+
+
 @pytest.mark.parametrize("prefix", ["", "./", "SentEval/data/downstream/"])
 def test_without_a_folder_the_hubs_suite_is_extracted_once(prefix, hub, tmp_path):
     hub({f"{prefix}STS/STSBenchmark/sts-dev.csv": ROW, f"{prefix}MR/rt-polarity.pos": b"good\n"})

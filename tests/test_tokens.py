@@ -133,7 +133,9 @@ def test_arrays_are_mapped_not_loaded(tmp_path):
 def test_a_second_start_finds_the_store_and_says_so(tmp_path, capsys, monkeypatch):
     corpus = corpus_of(tmp_path / "a.jsonl", [("one two", "three"), ("", "six")])
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert "token store built" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "token store built" in message
+    assert message.endswith("first row: sentence 'one two', positive 'three'\n")
     monkeypatch.setattr(Corpus, "numbered", lambda self: pytest.fail("the corpus was read again"))
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     message = capsys.readouterr().err
@@ -152,6 +154,28 @@ def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
     build_or_open(corpus_of(path, rows, on_bad_line="error"), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
     assert len(list(cache.iterdir())) == 7
+
+
+def test_the_same_bytes_read_in_other_ways_make_other_stores(tmp_path):
+    """A table of one column and the lines of its bytes; other ends of files; a column found by another delimiter."""
+    readings = []
+    for names, content in [
+        (["a.txt"], "sentence\none, two\nthree\nfour\n"),
+        (["a.csv"], "sentence\none, two\nthree\nfour\n"),
+        (["b1.txt", "b2.txt"], "one\ntwo\n"),
+        (["b.txt"], "one\ntwo\n"),
+    ]:
+        folder = tmp_path / str(len(readings))
+        folder.mkdir()
+        cut = len(content) // len(names) + len(names) - 1  # within a line
+        for name, part in zip(names, (content[:cut], content[cut:]), strict=False):
+            (folder / name).write_text(part if len(names) > 1 else content)
+        corpus = open_corpus(DataConfig(train_file=str(folder / names[0] if len(names) == 1 else folder)))
+        readings.append([text for (text,) in corpus])
+        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache", quiet=True)
+    assert readings[2:] == [["one", "t", "wo"], ["one", "two"]]
+    assert readings[:2] == [["sentence", "one, two", "three", "four"], ["three", "four"]]
+    assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):

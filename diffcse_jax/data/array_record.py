@@ -74,7 +74,7 @@ def prepare(corpus: Corpus, output: Path, shards: int | None = None) -> Path:
 def main() -> None:
     """Prepares a data set from the command line."""
     parser = argparse.ArgumentParser(prog="python -m diffcse_jax.data.array_record", description=main.__doc__)
-    parser.add_argument("--input", required=True, help="what data.train_file takes: a file, wiki1m, docstrings")
+    parser.add_argument("--input", required=True, help="what data.train_file takes: a file, a folder, wiki1m, ...")
     parser.add_argument("--output", required=True, type=Path, help="folder to write the data set under")
     parser.add_argument("--shards", type=int, help="number of files; default: by size")
     parser.add_argument("--columns", default="", help="columns to keep, separated by commas")
@@ -88,6 +88,7 @@ def main() -> None:
         print(f"{folder} is ready: data.train_file={arguments.output}")
         if corpus.skipped:
             print(corpus.skipped_summary())
+        print(f"first row: {corpus.first_row()}")
 
 
 if __name__ == "__main__":

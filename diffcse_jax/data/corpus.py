@@ -13,6 +13,7 @@ from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.errors import DataError, NoSentencesError
 
 Row = tuple[str, ...]
+SHOWN = 60  # characters of a sentence
 ROLES = ("sentence", "positive", "hard_negative")
 
 
@@ -48,6 +49,8 @@ class Corpus:
             nothing is left of a place is no fault.
         skipped: lines left out by the latest pass, by kind.
         counted: what `records` tells of the latest pass, such as documents that are held out.
+        unit: what places count, where they are numbers.
+        file_of: of a number that counts over several files, the file and the number in it, as messages have them.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Corpus:
     reading: tuple[str, ...] = ()
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)
     counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    unit: str = "line"
+    file_of: Callable[[int], tuple[str, int]] | None = None
 
     def __iter__(self) -> Iterator[Row]:
         """Yields the usable rows; raises like `numbered`."""
@@ -90,12 +95,23 @@ class Corpus:
             if row is Fault.EMPTY and self.reading:
                 continue
             if self.on_bad_line == "error":
-                where = f"line {place}" if isinstance(place, int) else place
-                raise DataError(f"{self.name}, {where}: {row}; correct it, or set data.on_bad_line=skip")
+                raise DataError(f"{self._where(place)}: {row}; correct it, or set data.on_bad_line=skip")
             self.skipped[row] += 1
         if not found:
             summary = self.summary()
             raise NoSentencesError(f"{self.name}: no usable line{f' ({summary})' if summary else ''}")
+
+    def _where(self, place: Place) -> str:
+        if not isinstance(place, int):
+            return f"{self.name}, {place}"
+        file, number = self.file_of(place) if self.file_of else (self.name, place)
+        return f"{file}, {self.unit} {number}"
+
+    def first_row(self) -> str:
+        """The first usable row, for a person who checks how the text is read; raises like `numbered`."""
+        row = next(iter(self))
+        shown = (text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..." for text in row)
+        return ", ".join(f"{column} {text!r}" for column, text in zip(self.columns, shown, strict=True))
 
     def summary(self) -> str:
         """Counts of the latest pass, and of the lines that it skipped; empty if there are none."""
@@ -108,7 +124,7 @@ class Corpus:
             return ""
         total = self.skipped.total()
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
-        return f"skipped {total:,} line{'s' if total > 1 else ''}: {kinds}"
+        return f"skipped {total:,} {self.unit}{'s' if total > 1 else ''}: {kinds}"
 
 
 def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:

@@ -8,20 +8,19 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.data import markdown, text_files
 from diffcse_jax.data.corpus import Fault, Place
+from diffcse_jax.data.formats import extension
 from diffcse_jax.data.sentences import sentences_of
 from diffcse_jax.errors import DataError
 
 MOST_CHARACTERS = 100_000_000  # of a document: a file without blank lines is a document as large as itself
 LOOKED_AT = 10_000  # lines; a blank one among them tells that blank lines separate documents
 TITLE_AND_TEXT = ("title", "text")
-FOLDER_FILES = (".txt", ".md", ".markdown")
 
 
 class Section(NamedTuple):
@@ -85,11 +84,19 @@ def of_text_file(path: Path, fingerprint: Callable[[], str], *, sentence_a_line:
     return Documents(str(path), functools.partial(read, path), fingerprint)
 
 
-def of_json_lines(path: Path, columns: Sequence[str], fingerprint: Callable[[], str]) -> Documents:
-    """Documents of a jsonl file, one object each.
+def of_objects(
+    name: str,
+    available: Sequence[str],
+    objects: Callable[[], Iterable[tuple[Place, dict[str, Any] | Fault]]],
+    columns: Sequence[str],
+    fingerprint: Callable[[], str],
+) -> Documents:
+    """Documents of jsonl, json and Parquet files, one object (or row) each.
 
     Args:
-        path: the file.
+        name: of the source, in messages.
+        available: the keys of the first object.
+        objects: starts a pass over the objects.
         columns: the keys of title and text, or of the text alone; none: `title`, where the first object has one, and
             `text`. An object without a title, or with an empty one, is a document all the same.
         fingerprint: of the source.
@@ -97,31 +104,36 @@ def of_json_lines(path: Path, columns: Sequence[str], fingerprint: Callable[[], 
     Raises:
         DataError: more than two keys, or the first object lacks one of them.
     """
-    available = text_files.first_keys(path)
     wanted = tuple(columns) or tuple(key for key in TITLE_AND_TEXT if key in available or key == "text")
     if len(wanted) > 2:
-        raise DataError(f"{path}: a document has a title and a text, and data.columns names {len(wanted)} keys")
+        raise DataError(f"{name}: a document has a title and a text, and data.columns names {len(wanted)} keys")
     missing = [key for key in wanted if key not in available]
     if missing:
         raise DataError(
-            f"{path}: no key {missing[0]!r}; it has: {', '.join(available)}; name those of title and text, or of the "
+            f"{name}: no key {missing[0]!r}; it has: {', '.join(available)}; name those of title and text, or of the "
             "text alone, in data.columns"
         )
-    return Documents(str(path), functools.partial(_json_documents, path, wanted), fingerprint)
+    return Documents(name, lambda: _object_documents(objects(), wanted), fingerprint)
 
 
-def of_folder(folder: Path) -> Documents:
-    """Documents of a folder: its txt and markdown files, those of its subfolders, too, in the order of their names."""
+def of_files(name: str, root: Path, files: Sequence[Path]) -> Documents:
+    """Documents of txt and markdown files, one each.
+
+    Args:
+        name: of the source, in messages.
+        root: the folder that they lie in or below.
+        files: what they are.
+    """
 
     def fingerprint() -> str:
         digest = hashlib.sha256()
-        for file in files_of(folder):
+        for file in files:
             content = file.read_bytes()
-            digest.update(f"{file.relative_to(folder).as_posix()}\n{len(content)}\n".encode(errors="surrogateescape"))
+            digest.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)
         return digest.hexdigest()
 
-    return Documents(str(folder), functools.partial(_file_documents, folder), fingerprint)
+    return Documents(name, functools.partial(_file_documents, root, files), fingerprint)
 
 
 def of_docstrings() -> Documents:
@@ -139,15 +151,6 @@ def of_docstrings() -> Documents:
         return digest.hexdigest()
 
     return Documents("docstrings", read, fingerprint)
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The txt and markdown files of a folder, without hidden ones."""
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(root, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in found if path.suffix.lower() in FOLDER_FILES and path.is_file())
 
 
 def _has_blank_lines(path: Path) -> bool:
@@ -190,17 +193,19 @@ def _line_documents(path: Path) -> Iterator[tuple[Place, Document | Fault]]:
         yield number, _kind(line) or (Section(number, "", [line]),)
 
 
-def _json_documents(path: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Document | Fault]]:
+def _object_documents(
+    objects: Iterable[tuple[Place, dict[str, Any] | Fault]], columns: Sequence[str]
+) -> Iterator[tuple[Place, Document | Fault]]:
     *of_title, of_text = columns
-    for number, entry in text_files.json_objects(path):
+    for place, entry in objects:
         if isinstance(entry, Fault):
-            yield number, entry
+            yield place, entry
         elif of_text not in entry:
-            yield number, Fault.MISSING_KEY
+            yield place, Fault.MISSING_KEY
         else:
             texts = [*(entry.get(key) or "" for key in of_title), entry[of_text]]
             is_text = all(isinstance(text, str) for text in texts)
-            yield number, _titled(number, *texts) if is_text else Fault.NOT_STRING
+            yield place, _titled(place, *texts) if is_text else Fault.NOT_STRING
 
 
 def _titled(place: Place, *texts: str) -> Document:
@@ -209,16 +214,16 @@ def _titled(place: Place, *texts: str) -> Document:
     return (Section(place, " ".join(" ".join(title).split()), text.split("\n")),)
 
 
-def _file_documents(folder: Path) -> Iterator[tuple[Place, Document | Fault]]:
-    for path in files_of(folder):
-        place = path.relative_to(folder).as_posix()
+def _file_documents(root: Path, files: Sequence[Path]) -> Iterator[tuple[Place, Document | Fault]]:
+    for path in files:
+        place = path.relative_to(root).as_posix()
         lines = [line for _, line in _of_bounded_size(path, enumerate(text_files.lines(path), 1))]
         text = "".join(lines).replace("\r\n", "\n")
         if any(isinstance(line, Fault) for line in lines):
             yield place, Fault.TOO_LONG
         elif not text.strip():
             yield place, Fault.EMPTY
-        elif path.suffix.lower() == ".txt":
+        elif extension(path) == ".txt":
             yield place, (Section(place, "", text.split("\n")),)
         else:
             yield place, tuple(Section(place, title, lines) for title, lines in markdown.sections(text))

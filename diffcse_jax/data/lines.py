@@ -58,6 +58,24 @@ def byte_lines(path: Path) -> Iterator[bytes | None]:
             yield None
 
 
+def whole(path: Path, most: int, *, instead: str) -> bytes:
+    """The content of a file, decompressed (.gz, .xz).
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        instead: what to do with a larger one.
+
+    Raises:
+        DataError: it cannot be read, is a damaged archive, or too large.
+    """
+    with _opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"{path}: more than {most:,} bytes, which are too many to be held at once; {instead}")
+    return content
+
+
 def text_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
     """Line numbers, from 1, and lines of a text file, whose ends may be those of any platform.
 

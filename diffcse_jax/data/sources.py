@@ -1,30 +1,40 @@
-"""The sources of text that `data.train_file` names: a file, a folder, `wiki1m`, `docstrings`."""
+"""The sources of text that `data.train_file` names: files, a folder, `wiki1m`, `docstrings`."""
 
 import difflib
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from diffcse_jax.data import documents, text_files
+from diffcse_jax.data import documents
 from diffcse_jax.data.cache import hub_file
-from diffcse_jax.data.corpus import ROLES, Corpus, column_names
+from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Documents
-from diffcse_jax.data.lines import expanded, unreadable
+from diffcse_jax.data.file_corpus import (
+    choose_columns,
+    corpus_of_files,
+    fingerprint_of,
+    objects_of_all,
+    open_all,
+    sha256,
+)
+from diffcse_jax.data.file_sets import MARKDOWN, PROSE, FileSet, files_named
+from diffcse_jax.data.formats import EXTENSIONS, OBJECTS
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
-KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
 def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
     """The corpus that `data.train_file` names: its lines as rows, or, for pairs of documents, the rows made of these.
 
-    Text is one sentence a line; csv and tsv have a header and the csv module's quoting; jsonl has one object a line.
-    Each may be compressed (.gz, .xz). A folder is a prepared ArrayRecord data set.
+    Text is one sentence a line; csv and tsv have a header and the csv module's quoting, and what separates their fields
+    is found out; jsonl has one object a line, json that or a list, Parquet columns of strings. Each but Parquet may be
+    compressed (.gz, .xz). A pattern or a folder stands for files of one of these kinds, in the order of their names; a
+    folder may also be a prepared ArrayRecord data set.
 
     Args:
         data: the options.
@@ -36,26 +46,28 @@ def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
             source that has none.
     """
     if data.reads_documents:
-        reason = _without_documents(data)
+        reason = _without_documents(data, option)
         if not reason:
             return corpus_of(open_documents(data), data)
         if data.documents == "blank_lines":
             raise DataError(
-                f"{data.train_file}: {reason}; data.documents='blank_lines' is for txt files with one sentence a "
+                f"{data.train_file}: {reason}; data.documents='blank_lines' is for a txt file with one sentence a "
                 "line: use one, or set data.documents='auto'"
             )
         if data.pairs != "dropout" or data.held_out:
             asks = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
             raise DataError(
-                f"{data.train_file}: {reason}; {asks} is for documents: of a txt or jsonl file, of a folder of txt and "
-                "markdown files, or docstrings"
+                f"{data.train_file}: {reason}; {asks} is for documents: of a txt, jsonl, json or Parquet file, of a "
+                "folder or pattern of these or of markdown files, or docstrings"
             )
     if data.train_file == "docstrings":
         return _docstring_corpus(data)
-    path = _path_of(data, option)
-    if path.is_dir():
-        return _array_record_corpus(path, data)
-    return _file_corpus("wiki1m" if data.train_file == "wiki1m" else str(path), path, data)
+    found = _files(data, option)
+    if not found.files:
+        return _array_record_corpus(found.root, data)
+    if {*found.kinds} <= {*MARKDOWN}:
+        raise DataError(f"{found.name}: markdown files are read as documents; set data.pairs, to 'lead' for example")
+    return corpus_of_files(_of_sentences(found).of_one_kind(), data.columns, data.on_bad_line)
 
 
 def open_documents(data: DataConfig) -> Documents:
@@ -67,84 +79,63 @@ def open_documents(data: DataConfig) -> Documents:
     reason = _without_documents(data)
     if reason:
         raise DataError(f"{data.train_file}: {reason}")
-    if data.columns and _extension(Path(data.train_file)) != ".jsonl":
+    files = None if data.train_file == "docstrings" else _files(data)
+    if files and _is_of_objects(files):
+        files = _of_sentences(files).of_one_kind()
+        opened = open_all(files, data.columns)
+        objects = functools.partial(objects_of_all, opened)
+        return documents.of_objects(files.name, opened[0].columns, objects, data.columns, fingerprint_of(opened))
+    if data.columns:
         raise DataError(f"{data.train_file}: these documents have no columns; leave data.columns empty")
-    if data.train_file == "docstrings":
+    if not files:
         return documents.of_docstrings()
-    path = _path_of(data)
-    if path.is_dir():
-        return documents.of_folder(path)
+    if not files.is_file or files.kinds != (".txt",):
+        return documents.of_files(files.name, files.root, files.of_kinds(PROSE).files)
+    (path,) = files.files
     fingerprint = functools.partial(sha256, [path])
-    if _extension(path) == ".jsonl":
-        return documents.of_json_lines(path, data.columns, fingerprint)
     return documents.of_text_file(path, fingerprint, sentence_a_line=data.documents == "blank_lines")
 
 
-def _without_documents(data: DataConfig) -> str:
+def _without_documents(data: DataConfig, option: str = "data.train_file") -> str:
     """The reason for which `data.train_file` has no documents in the form of `data.documents`; empty if it has."""
     if data.train_file == "wiki1m":
         return "its sentences are in no order"
     blank_lines = data.documents == "blank_lines"
     if data.train_file == "docstrings":
         return "docstrings are no lines of sentences" if blank_lines else ""
-    path = _path_of(data)
-    if path.is_dir():
-        if blank_lines:
-            return "a folder has no blank lines between documents"
-        found = documents.files_of(path) and not _is_prepared(path)
-        return "" if found else "a folder of ArrayRecord shards, or without txt and markdown files"
-    extension = _extension(path)
-    if extension == ".txt" or (extension == ".jsonl" and not blank_lines):
+    files = _files(data, option)
+    if not files.is_file and blank_lines:
+        return "several files, or a folder, have no blank lines between documents"
+    if files.kinds == (".txt",) or (not blank_lines and (files.of_kinds(PROSE).files or _is_of_objects(files))):
         return ""
-    return f"a {extension} file has no {'blank lines between ' * blank_lines}documents"
+    if not files.is_file:
+        return "ArrayRecord shards, or no files of txt, markdown, jsonl, json or Parquet"
+    return f"a {files.kinds[0]} file has no {'blank lines between ' * blank_lines}documents"
 
 
-def _path_of(data: DataConfig, option: str = "data.train_file") -> Path:
-    """The file or folder of `data.train_file`, which can be read."""
+def _is_of_objects(files: FileSet) -> bool:
+    """True if documents are objects of these files, and not the files themselves."""
+    return bool(files.of_kinds(OBJECTS).files) and not files.of_kinds(PROSE).files
+
+
+def _of_sentences(files: FileSet) -> FileSet:
+    """Those that hold sentences, without those that other programs keep beside a data set (`_metadata.json`)."""
+    kept = tuple(file for file in files.of_kinds(EXTENSIONS).files if not file.name.startswith("_"))
+    return files._replace(files=kept) if kept and not files.is_file else files
+
+
+def _files(data: DataConfig, option: str = "data.train_file") -> FileSet:
+    """The files that `data.train_file` stands for."""
     if data.train_file == "wiki1m":
-        return hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
+        path = hub_file(WIKI1M_FILE, f"fetch it and set data.train_file=/path/{WIKI1M_FILE}")
+        return FileSet("wiki1m", path.parent, (path,), is_file=True)
     if not data.train_file:
         raise DataError(f"{option} is empty; it must name a file, a folder, wiki1m or docstrings")
-    path = expanded(data.train_file)
-    if not os.path.isdir(path) and (problem := unreadable(path)):
-        raise DataError(f"{option}: {problem}{_nearest_name(path)}; known names: wiki1m, docstrings")
-    return path
-
-
-def _extension(path: Path) -> str:
-    """The extension, without the one of a compressed file."""
-    return (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
-
-
-def sha256(paths: Sequence[Path]) -> str:
-    """The SHA-256 of the files' bytes, one file after the other, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _file_corpus(name: str, path: Path, data: DataConfig) -> Corpus:
-    columns: tuple[str, ...] = ("sentence",)
-    match extension := _extension(path):
-        case ".txt":
-            records = functools.partial(text_files.text_records, path)
-            if data.columns:
-                raise DataError(f"{name}: a text file has no columns; leave data.columns empty")
-        case ".csv" | ".tsv":
-            delimiter = "\t" if extension == ".tsv" else ","
-            header = text_files.table_header(path, delimiter)
-            columns = _choose_columns(name, header, data.columns)
-            wanted = [header.index(column) for column in columns]
-            records = functools.partial(text_files.table_records, path, delimiter, len(header), wanted)
-        case ".jsonl":
-            columns = _choose_columns(name, text_files.first_keys(path), data.columns)
-            records = functools.partial(text_files.json_records, path, columns)
-        case _:
-            raise DataError(f"{name}: unknown extension; known: .txt, .csv, .tsv, .jsonl, each also .gz or .xz")
-    return Corpus(name, columns, records, functools.partial(sha256, [path]), data.on_bad_line)
+    try:
+        return files_named(data.train_file)
+    except DataError as error:
+        near = _nearest_name(expanded(data.train_file))
+        raise DataError(f"{option}: {error}{near}; known names: wiki1m, docstrings") from error
 
 
 def _docstring_corpus(data: DataConfig) -> Corpus:
@@ -162,15 +153,11 @@ def _docstring_corpus(data: DataConfig) -> Corpus:
 
 
 def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
-    if documents.files_of(folder) and not _is_prepared(folder):
-        raise DataError(
-            f"{folder}: a folder of txt and markdown files is read as documents; set data.pairs, to 'lead' for example"
-        )
     # Here, as it loads tensorflow_datasets, which other sources do not need.
     from diffcse_jax.data.array_record_reader import open_prepared
 
     prepared = open_prepared(folder)
-    columns = _choose_columns(str(folder), prepared.columns, data.columns)
+    columns = choose_columns(str(folder), prepared.columns, data.columns)
     return Corpus(
         str(folder),
         columns,
@@ -178,30 +165,6 @@ def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
         functools.partial(sha256, prepared.files),
         data.on_bad_line,
     )
-
-
-def _is_prepared(folder: Path) -> bool:
-    """True if an ArrayRecord data set is somewhere in the folder."""
-    return any(folder.rglob("dataset_info.json"))
-
-
-def _choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns to read: `wanted`; where none is, the only one or those whose names tell their roles."""
-    missing = [column for column in wanted if column not in available]
-    if missing:
-        raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
-    chosen = tuple(wanted or _columns_by_name(available))
-    if chosen:
-        return chosen
-    raise DataError(f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)}")
-
-
-def _columns_by_name(available: Sequence[str]) -> Sequence[str]:
-    """All columns, in the order of their roles; none where the names do not tell the roles."""
-    if len(available) == 1:
-        return available
-    known = (column_names(len(available), roles) for roles in KNOWN_ROLES)
-    return next((names for names in known if {*available} == {*names}), ())
 
 
 def _nearest_name(path: Path) -> str:

@@ -7,7 +7,7 @@ table, that is longer than `LONGEST_LINE` is a fault, too, and is not held in me
 import codecs
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,12 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
 
 def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The values of these keys, line by line."""
-    for number, entry in json_objects(path):
+    return rows_of(json_objects(path), columns)
+
+
+def rows_of(objects: Iterable[tuple[int, dict[str, Any] | Fault]], columns: Sequence[str]) -> Iterator[Record]:
+    """The values of these keys, object by object."""
+    for number, entry in objects:
         if isinstance(entry, Fault):
             yield number, entry
         elif any(column not in entry for column in columns):

@@ -132,6 +132,8 @@ def build_or_open(
     if not quiet:
         outcome = "built" if problem else "found"
         print(f"token store {outcome}: {_describe(corpus, store)} in {folder}", file=sys.stderr)
+        if problem and not corpus.reading:  # rows of documents need further passes
+            print(f"first row: {corpus.first_row()}", file=sys.stderr)
     return store
 
 

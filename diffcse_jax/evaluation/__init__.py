@@ -1,7 +1,9 @@
 """Evaluation tasks."""
 
 import dataclasses
+import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,36 @@ GROUPS = {
     "transfer": tuple(task.name for task in TRANSFER_TASKS),
     "full": tuple(task.name for task in (*STS_TASKS, *TRANSFER_TASKS)),
 }
+ALIASES = {  # other names in use, without case and punctuation
+    "stsb": "STSBenchmark",
+    "stsbench": "STSBenchmark",
+    "sickr": "SICKRelatedness",
+    "sicke": "SICKEntailment",
+    "all": "full",
+}
+
+
+def task_name(name: str) -> str:
+    """The task or group of this name, or of one that differs in case or punctuation, such as `STS-B` and `sst-2`.
+
+    `KIND:FILE`, a task on a file of one's own, is its own name.
+
+    Raises:
+        ConfigError: there is none; the message has the nearest one.
+    """
+    if own_task(name):
+        return name
+    known = {_plain(each): each for each in (*GROUPS, *TASKS)} | ALIASES
+    if found := known.get(_plain(name)):
+        return found
+    near = difflib.get_close_matches(_plain(name), known, n=1)
+    hint = f"did you mean {known[near[0]]}? " if near else ""
+    all_names = [*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in KINDS)]
+    raise ConfigError(f"unknown task {name!r}; {hint}known: {', '.join(all_names)}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
@@ -50,13 +82,10 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
         ConfigError: a name that is neither task nor group, or a task without such a split.
     """
     tasks = []
-    for name in names:
+    for name in map(task_name, names):
         if own_task(name):
             tasks.append(name)
             continue
-        if name not in GROUPS and name not in TASKS:
-            known = [*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in KINDS)]
-            raise ConfigError(f"unknown task {name!r}; known: {', '.join(known)}")
         if name in TASKS and mode not in TASKS[name].modes:
             raise ConfigError(f"{name} has no {mode} split")
         tasks += [task for task in GROUPS.get(name, (name,)) if mode in TASKS[task].modes]

@@ -13,8 +13,9 @@ from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pool
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.models import pretrained
+from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
@@ -62,7 +63,7 @@ class TorchEncoder:
         # Refuses what the JAX encoder refuses, before transformers reads the same files less strictly.
         checkpoint = pretrained.load(path_or_id)
         folder = checkpoint.folder
-        record = sentence_transformers_folder.read(folder)
+        record = sentence_transformers_folder.recorded(checkpoint)
         self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(folder)
@@ -70,12 +71,10 @@ class TorchEncoder:
         self._max_length = sizes.max_length
         recorded = record.truncate_dim if record else None
         self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, sizes.hidden_size)
-        self._model = _torch_model(folder, checkpoint.hf_config).to(self._device).eval()
-        if self.pooler == "cls" and getattr(self._model, "pooler", None) is None:
-            raise CheckpointError(
-                f"{folder}: a {self._model.config.model_type} model has no pooler in transformers; "
-                "use the jax backend or another pooler"
-            )
+        model, missing = _torch_model(folder, checkpoint.hf_config)
+        self._model = model.to(self._device).eval()
+        if self.pooler == "cls":
+            _check_torch_pooler(model, missing, folder)
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
         """Vectors of sentences, (sentences, dimension); longer ones than the model has positions are cut."""
@@ -112,21 +111,45 @@ class TorchEncoder:
         return pooled[:, : self.truncate_dim].cpu().numpy()
 
 
-def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> Any:
+def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """The folder's model as transformers computes it, in float32. Code that comes with the folder is never run.
 
+    Returns:
+        The model, and the weights of its pooler that the folder lacks: these are random.
+
     Raises:
-        CheckpointError: transformers cannot read it.
+        CheckpointError: transformers cannot read it, or finds other weights missing.
     """
     import torch
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # of loading weights
     try:
         # The configuration that was checked, whatever other files it names for this release of transformers.
         config = transformers.CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
-        return transformers.AutoModel.from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
+        with quiet_transformers():
+            model, loaded = transformers.AutoModel.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except Exception as error:  # transformers raises a dozen types
         raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error
+    missing = sorted(loaded["missing_keys"])
+    of_pooler = [name for name in missing if name.startswith("pooler.")]
+    if missing != of_pooler:
+        raise CheckpointError(f"{folder}: transformers finds no weights of {', '.join(missing)[:500]}")
+    return model, of_pooler
+
+
+def _check_torch_pooler(model: Any, missing: Sequence[str], folder: Path) -> None:
+    instead = "use the jax backend or another pooler"
+    if getattr(model, "pooler", None) is None:
+        raise CheckpointError(f"{folder}: a {model.config.model_type} model has no pooler in transformers; {instead}")
+    if missing:
+        raise CheckpointError(
+            f"{folder}: transformers finds no weights of its pooler ({', '.join(missing)}) and would take random ones; "
+            f"{instead}"
+        )

@@ -1,7 +1,9 @@
 """Several models in one table: a row a model, a column a task; seeds of one configuration as mean and deviation."""
 
 import dataclasses
+import itertools
 import json
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,16 +13,12 @@ from diffcse_jax.data.lines import expanded
 from diffcse_jax.evaluation import GROUPS, own_pairs, published, report
 from diffcse_jax.evaluation.report import Results
 from diffcse_jax.storage.files import read_json
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
-SCORES = (
-    "spearman",
-    "acc",
-    "devacc",
-    "mrr",
-    "average_precision",
-)  # a task's column shows the first of these that it has
+# A task's column shows the first of these that it has.
+SCORES = ("spearman", "acc", "devacc", "mrr", "average_precision")
+POOLER = "pooler"  # a column where the models of a table have several
 PROBES = {
     "alignment": ("geometry", "alignment"),
     "uniformity": ("geometry", "uniformity"),
@@ -66,12 +64,16 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
     """
     scores = [scores_by_column(results) for results in models]
     measured = [Row(_label(results), formatted(columns)) for results, columns in zip(models, scores, strict=True)]
-    measured += [
-        Row(f"mean of {len(group)} seeds", summarised([scores[index] for index in group]))
-        for group in seed_groups([results["model"] for results in models])
-    ]
+    poolers = [[results["pooler"]] for results in models]
+    for group in seed_groups([results["model"] for results in models]):
+        label = f"mean of {len(group)} seeds: {_in_braces([models[index]['model'] for index in group])}"
+        measured.append(Row(label, summarised([scores[index] for index in group])))
+        poolers.append([models[index]["pooler"] for index in group])
+    told = [POOLER] if len({pooler for row in poolers for pooler in row}) > 1 else []
+    for row, names in zip(measured, poolers, strict=True):
+        row.cells[POOLER] = ", ".join(dict.fromkeys(names))
     tables = []
-    for columns in sections(scores):
+    for columns in ([*told, *section] for section in sections(scores)):
         rows = [
             Row(f"{row.label} (published)", formatted(row.scores))
             for row in published.ROWS
@@ -111,12 +113,17 @@ def seeds_of(models: Sequence[Results]) -> list[dict[str, Any]]:
 
 
 def seed_groups(models: Sequence[str]) -> list[list[int]]:
-    """Positions of workdirs (or exports in them) whose configurations are the same but for `train.seed`."""
-    groups: dict[str, list[int]] = {}
+    """Positions of models whose runs have the same configuration but for `train.seed`.
+
+    Models are workdirs, checkpoints or exports in them. Of several that have the same seed, such as a workdir and its
+    export, the first is taken.
+    """
+    groups: dict[str, dict[str, int]] = {}
     for index, model in enumerate(models):
-        if configuration := _configuration_but_seed(expanded(model)):
-            groups.setdefault(configuration, []).append(index)
-    return [group for group in groups.values() if len(group) > 1]
+        if run := _configuration_and_seed(expanded(model)):
+            configuration, seed = run
+            groups.setdefault(configuration, {}).setdefault(seed, index)
+    return [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
 
 
 def scores_by_column(results: Results) -> dict[str, float]:
@@ -150,7 +157,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str) -> str:
 
 def _latex(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
-        escaped = (cell.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&") for cell in cells)
+        escaped = (re.sub(r"[_%&{}]", r"\\\g<0>", cell) for cell in cells)
         return " & ".join(cell.replace("±", r"$\pm$").replace("<", "$<$") for cell in escaped) + r" \\"
 
     return "\n".join(
@@ -200,12 +207,25 @@ def _decimals(column: str) -> int:
     return 3 if column in ("alignment", "uniformity") else 2
 
 
-def _configuration_but_seed(path: Path) -> str | None:
-    """The configuration of the run that the path belongs to, as text; None if it belongs to none."""
+def _configuration_and_seed(path: Path) -> tuple[str, str] | None:
+    """The configuration and the seed of the run that the path belongs to, as text; None if it belongs to none."""
     workdir = workdir_of(path) or workdir_of(path.parent)
     if workdir is None:
         return None
     config = read_json(workdir / "config.json")
-    if isinstance(config.get("train"), dict):
-        config["train"].pop("seed", None)
-    return json.dumps(config, sort_keys=True)
+    seed = config["train"].pop("seed", None) if isinstance(config.get("train"), dict) else None
+    return json.dumps(config, sort_keys=True), json.dumps(seed)
+
+
+def _in_braces(names: Sequence[str]) -> str:
+    """Names as a shell writes them together: `runs/base_{1,2,3}/export`."""
+    start = _shared(names)
+    rest = [name[len(start) :] for name in names]
+    end = _shared([name[::-1] for name in rest])[::-1]
+    return f"{start}{{{','.join(name.removesuffix(end) for name in rest)}}}{end}"
+
+
+def _shared(names: Sequence[str]) -> str:
+    """The beginning that all names have, up to a separator."""
+    pieces = zip(*(re.split(r"(?<=[/_.-])", name) for name in names), strict=False)
+    return "".join(each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, pieces))

@@ -8,7 +8,6 @@
 MTEB's scores are not SentEval's: its data sets have a casing and tokenisation of their own. Report them apart.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,20 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.types import BatchedInput, PromptType
 from torch.utils.data import DataLoader
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.storage.run_folder import workdir_of
 
 
 class MtebEncoder(AbsEncoder):
     """A `SentenceEncoder` with mteb's encoder protocol; similarities are cosines, prompts are not used.
 
+    mteb keeps scores by name and revision of a model, and takes them from there: both hold a hash of all that
+    determines the vectors, so that no model gets the scores of another one that is in a folder of the same name.
+
     Args:
         model_name: as `SentenceEncoder.from_pretrained` takes it.
-        revision: for mteb's records only.
+        revision: for mteb's records, in place of that hash.
         device: ignored; JAX takes the accelerator that it finds.
         pooler: overrides the recorded pooler, with a warning.
     """
@@ -36,10 +40,11 @@ class MtebEncoder(AbsEncoder):
         self, model_name: str, revision: str | None = None, device: str | None = None, *, pooler: str | None = None
     ):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
+        fingerprint = self.encoder.fingerprint()
         self.mteb_model_meta = ModelMeta.create_empty(
             {
-                "name": f"diffcse_jax/{Path(model_name).name}",
-                "revision": revision,
+                "name": f"diffcse_jax/{_folder_name(model_name)}-{fingerprint[:8]}",
+                "revision": revision or fingerprint,
                 "embed_dim": self.encoder.dimension,
                 "max_tokens": self.encoder.config.max_length,
                 "similarity_fn_name": ScoringFunction.COSINE,
@@ -52,3 +57,9 @@ class MtebEncoder(AbsEncoder):
         """Vectors of all sentences of the batches; of mteb's options `batch_size` counts."""
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64))
+
+
+def _folder_name(model_name: str) -> str:
+    """The name of a model's folder; of a run's checkpoint or export, that of the run."""
+    path = expanded(model_name).resolve()
+    return (workdir_of(path) or workdir_of(path.parent) or path).name

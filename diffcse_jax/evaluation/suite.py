@@ -11,10 +11,14 @@ from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import DataError
 
 HUB_FILE = "senteval.tar"
+DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of the suite
+PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
 
 
 def senteval_folder(data_dir: str) -> Path:
     """SentEval's `downstream` folder: the one named, else `$DIFFCSE_DATA_DIR/senteval`, else the hub's.
+
+    Where the folder named is one that usually holds it, it is the one in there (`PLACES`).
 
     Raises:
         DataError: there is no such folder, or the hub cannot be reached.
@@ -24,7 +28,11 @@ def senteval_folder(data_dir: str) -> Path:
     folder = expanded(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
     if not os.path.isdir(folder):
         raise DataError(f"no evaluation data: there is no folder {folder}")
-    return folder
+    return next((place for place in (folder, *(folder / inner for inner in PLACES)) if _holds_data(place)), folder)
+
+
+def _holds_data(folder: Path) -> bool:
+    return any(os.path.isdir(folder / name) for name in DATA_SETS)
 
 
 def is_local(data_dir: str) -> bool:

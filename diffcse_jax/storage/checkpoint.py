@@ -31,8 +31,9 @@ from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import digests
 from diffcse_jax.storage.files import disk_error, system_error, writing
+from diffcse_jax.storage.run_folder import CHECKPOINTS, workdir_of
 from diffcse_jax.storage.selection import Measured, Outcomes, Record, read_baseline, read_selection, read_weights
-from diffcse_jax.storage.workdir import CHECKPOINTS, encoder_folder, read_config, read_pooler, set_aside, workdir_of
+from diffcse_jax.storage.workdir import encoder_folder, read_config, read_pooler, set_aside
 
 # Orbax warns about what is as it should be, and prints every error that it raises as well, several times.
 logging.getLogger("absl").setLevel(logging.CRITICAL)

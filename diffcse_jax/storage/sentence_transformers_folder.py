@@ -19,7 +19,7 @@ from diffcse_jax.data.lines import unreadable
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
-from diffcse_jax.models.pretrained import FLOATS
+from diffcse_jax.models.pretrained import FLOATS, Pretrained
 from diffcse_jax.storage.files import read_json, read_json_object, write_json, write_tensors
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
@@ -83,6 +83,20 @@ def write(
         for index, name in enumerate(modules)
     ]
     write_json(folder / "modules.json", listed)
+
+
+def recorded(checkpoint: Pretrained) -> RecordedPooler | None:
+    """The pooler that a checkpoint's folder records or else that its authors evaluate it with; None: neither is known.
+
+    Raises:
+        CheckpointError: as `read`.
+    """
+    if record := read(checkpoint.folder):
+        return record
+    pooler = checkpoint.evaluated_with
+    if pooler is None:
+        return None
+    return RecordedPooler(pooler, checkpoint.pooler if pooler == "cls" else None)
 
 
 def read(folder: Path) -> RecordedPooler | None:

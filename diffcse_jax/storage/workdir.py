@@ -28,15 +28,15 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.files import disk_error, read_json, read_json_object, write_json, write_tensors, writing
+from diffcse_jax.storage.files import disk_error, read_json_object, write_json, write_tensors, writing
+from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
+from diffcse_jax.storage.run_folder import workdir_of as workdir_of
 
 if sys.platform != "win32":
     import fcntl
 
-CHECKPOINTS = "checkpoints"
 START = "start.json"
 
-_CONFIG = "config.json"
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _LOCK = "lock"
@@ -148,7 +148,7 @@ def start_workdir(
     def start() -> None:
         with writing(workdir, safe=_SAFE, instead=_INSTEAD):
             digests = _digests(encoder, generator) | dict(teachers)
-            if not (workdir / _CONFIG).is_file():
+            if not (workdir / CONFIG).is_file():
                 _write_run(workdir, config, encoder, tokenizer, digests)
             else:
                 _check_same_config(workdir, config)
@@ -156,29 +156,11 @@ def start_workdir(
 
     hosts.decided_by_first(start)
     if jax.process_count() > 1:
-        seen = multihost_utils.process_allgather(np.int32((workdir / _CONFIG).is_file()))
+        seen = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
         if not seen.all():
             raise CheckpointError(
                 f"{workdir} is not the same folder for all processes: give a --workdir on a file system that they share"
             )
-
-
-def workdir_of(path: Path) -> Path | None:
-    """The training workdir that the path is, or that holds it as `checkpoints/STEP`; None if it is neither."""
-    if _is_workdir(path):
-        return path
-    is_step = path.parent.name == CHECKPOINTS and path.name.isdecimal()
-    return path.parent.parent if is_step and _is_workdir(path.parent.parent) else None
-
-
-def _is_workdir(folder: Path) -> bool:
-    """True if its `config.json` is a run's: models of Hugging Face have a file of this name as well."""
-    try:
-        config = read_json(folder / _CONFIG)
-    except CheckpointError:
-        return False
-    model = config.get("model") if isinstance(config, dict) else None
-    return isinstance(model, dict) and "name_or_path" in model
 
 
 def read_config(workdir: Path) -> Config:
@@ -187,9 +169,9 @@ def read_config(workdir: Path) -> Config:
     Raises:
         CheckpointError: no workdir of ours.
     """
-    path = workdir / _CONFIG
+    path = workdir / CONFIG
     if not (workdir / CHECKPOINTS).is_dir() or not path.is_file():
-        raise CheckpointError(f"{workdir} is no training workdir: it needs {_CONFIG} and {CHECKPOINTS}/")
+        raise CheckpointError(f"{workdir} is no training workdir: it needs {CONFIG} and {CHECKPOINTS}/")
     return Config.from_dict(read_json_object(path))
 
 
@@ -232,7 +214,7 @@ def _write_run(
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
     write_json(workdir / START, digests)
-    write_json(workdir / _CONFIG, config.to_dict())  # last: its presence says that the others are whole
+    write_json(workdir / CONFIG, config.to_dict())  # last: its presence says that the others are whole
 
 
 def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str]:
@@ -256,7 +238,7 @@ def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> N
 
 
 def _check_same_config(workdir: Path, config: Config) -> None:
-    then, now = flat(Config.from_dict(read_json_object(workdir / _CONFIG)).to_dict()), flat(config.to_dict())
+    then, now = flat(Config.from_dict(read_json_object(workdir / CONFIG)).to_dict()), flat(config.to_dict())
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}

@@ -25,7 +25,8 @@ from typing import Any, TextIO
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
 from diffcse_jax.storage.files import read_json, write_json, write_text
-from diffcse_jax.storage.workdir import CHECKPOINTS, FREE_ON_RESUME, lock
+from diffcse_jax.storage.run_folder import CHECKPOINTS
+from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
 from diffcse_jax.study.plan import Plan, Run
 
 RUN = "run.json"

@@ -14,7 +14,7 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import comparison, report, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
-from diffcse_jax.models.pretrained import find_folder
+from diffcse_jax.models import pretrained
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import read_encoder
@@ -88,7 +88,7 @@ def pooler_of_start(pooler: str, config: Config) -> str:
     """The pooler; for `own` the one that the model records, or else that of its training."""
     if pooler != OWN_POOLER:
         return pooler
-    record = sentence_transformers_folder.read(find_folder(config.model.name_or_path))
+    record = sentence_transformers_folder.recorded(pretrained.load(config.model.name_or_path))
     return record.pooler if record else with_own_pooler(config, None).encoding_pooler
 
 

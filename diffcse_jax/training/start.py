@@ -88,13 +88,13 @@ class Start:
 
 
 def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None:
-    """The pooler that a checkpoint's folder records; None where it records none.
+    """The pooler that a checkpoint records (`sentence_transformers_folder.recorded`); None where it records none.
 
     Raises:
         CheckpointError: one that cannot be followed, where it is asked for. Where it is not, a notice says so.
     """
     try:
-        return sentence_transformers_folder.read(checkpoint.folder)
+        return sentence_transformers_folder.recorded(checkpoint)
     except CheckpointError as error:
         if asked == OWN_POOLER:
             raise
