@@ -32,8 +32,9 @@ import tqdm
 from jaxtyping import Float
 
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import unreadable
-from diffcse_jax.data.sources import open_corpus, sha256
+from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, NoSentencesError, reported_to_user

@@ -33,6 +33,7 @@ class Fault(enum.StrEnum):
 
 Place = int | str  # a line, from 1; of a folder, a file
 Record = tuple[Place, Row | Fault]
+Numbered = tuple[int, Row | Fault]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,10 +53,11 @@ def find_delimiter(path: Path, usual: str, wanted: Sequence[str]) -> str:
     best = max(named or split or readings[:1], key=lambda reading: reading.fit)  # the usual one among equals
     if best.fit < 0.5:
         what = NAMES[best.delimiter]
+        count = f"{len(best.header)} field{'s' * (len(best.header) > 1)}"
         raise DataError(
-            f"{path}: fields separated by {what} are {len(best.header)} in the first line ("
-            f"{', '.join(best.header):.200}) and another number in most others, first in {best.misfits[0]!r:.200}. "
-            f"Text that holds {what} must be in quotes; a file of one sentence a line needs the extension .txt"
+            f"{path}: separated by {what}, the first line has {count} ({', '.join(best.header):.200}), and most others "
+            f"have more or fewer, such as {best.misfits[0]!r:.200}. Text that holds {what} must be in quotes; a file "
+            "of one sentence a line needs the extension .txt"
         )
     if not named and len(best.header) == 1 and _looks_like_text(best.header[0]):
         raise DataError(

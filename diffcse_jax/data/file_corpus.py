@@ -95,7 +95,10 @@ def choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -
     chosen = tuple(wanted or _columns_by_name(available))
     if chosen:
         return chosen
-    raise DataError(f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)}")
+    raise DataError(
+        f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)} (as in "
+        f"--config.data.columns=\"('{available[-1]}',)\")"
+    )
 
 
 class _Rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.data import json_files, parquet_files, text_files
-from diffcse_jax.data.corpus import Fault, Record
+from diffcse_jax.data.corpus import Fault, Numbered
 from diffcse_jax.data.delimiters import find_delimiter
 from diffcse_jax.errors import DataError, NoSentencesError
 
@@ -31,7 +31,7 @@ class SentenceFile:
 
     path: Path
     columns: Sequence[str]
-    rows: Callable[[Sequence[str]], Iterable[Record]]
+    rows: Callable[[Sequence[str]], Iterable[Numbered]]
     unit: str = "line"
     reading: str = ""
 
@@ -83,7 +83,7 @@ def _open_table(path: Path, usual: str, wanted: Sequence[str]) -> SentenceFile:
     delimiter = find_delimiter(path, usual, wanted)
     header = text_files.table_header(path, delimiter)
 
-    def rows(columns: Sequence[str]) -> Iterable[Record]:
+    def rows(columns: Sequence[str]) -> Iterable[Numbered]:
         positions = [header.index(column) for column in columns]
         return text_files.table_records(path, delimiter, len(header), positions)
 

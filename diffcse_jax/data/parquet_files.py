@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.data.corpus import Fault, Record
+from diffcse_jax.data.corpus import Fault, Numbered
 from diffcse_jax.errors import DataError
 
 BLOCK_ROWS = 1000
@@ -28,7 +28,7 @@ def text_columns(path: Path) -> list[str]:
     return names
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+def rows(path: Path, columns: Sequence[str]) -> Iterator[Numbered]:
     """The values of these columns of strings, row by row.
 
     Raises:

@@ -21,8 +21,8 @@ import tqdm
 from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import expanded
-from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.files import made_whole, writing

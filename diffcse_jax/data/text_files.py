@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data.corpus import Fault, Record
+from diffcse_jax.data.corpus import Fault, Numbered
 from diffcse_jax.data.lines import LONGEST_LINE, byte_lines
 from diffcse_jax.errors import DataError, NoSentencesError
 
 
-def text_records(path: Path) -> Iterator[Record]:
+def text_records(path: Path) -> Iterator[Numbered]:
     """Each line as a row of one sentence."""
     return ((number, line if isinstance(line, Fault) else (line,)) for number, line in enumerate(lines(path), 1))
 
@@ -36,7 +36,7 @@ def table_header(path: Path, delimiter: str) -> list[str]:
     return [name.strip() for name in header]
 
 
-def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int]) -> Iterator[Record]:
+def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int]) -> Iterator[Numbered]:
     """Rows after the header, with the number of their first line: quoted fields may hold line feeds.
 
     Args:
@@ -66,12 +66,12 @@ def table_records(path: Path, delimiter: str, width: int, wanted: Sequence[int])
             yield line, Fault.WRONG_WIDTH if fields else Fault.EMPTY
 
 
-def json_records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+def json_records(path: Path, columns: Sequence[str]) -> Iterator[Numbered]:
     """The values of these keys, line by line."""
     return rows_of(json_objects(path), columns)
 
 
-def rows_of(objects: Iterable[tuple[int, dict[str, Any] | Fault]], columns: Sequence[str]) -> Iterator[Record]:
+def rows_of(objects: Iterable[tuple[int, dict[str, Any] | Fault]], columns: Sequence[str]) -> Iterator[Numbered]:
     """The values of these keys, object by object."""
     for number, entry in objects:
         if isinstance(entry, Fault):

@@ -23,8 +23,8 @@ from jaxtyping import Int, Integer
 
 from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
+from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import expanded
-from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.files import made_whole, partial_folder, writing

@@ -24,8 +24,8 @@ from safetensors.numpy import load_file
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.examples import Crops
+from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.rows import Views
-from diffcse_jax.data.sources import sha256
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import mask_tokens
