@@ -1,17 +1,39 @@
 """DiffCSE, SimCSE and SimCSE++ sentence embeddings in JAX and Flax NNX."""
 
+import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffcse_jax.api import Trained, train
+    from diffcse_jax.config import Config
+    from diffcse_jax.encoder import SentenceEncoder
+    from diffcse_jax.errors import Interrupted, UserError
+    from diffcse_jax.training.callbacks import Callback, WandB
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it found no PyTorch is no news here
 
 __version__ = "0.1.0"
+__all__ = ["Callback", "Config", "Interrupted", "SentenceEncoder", "Trained", "UserError", "WandB", "train"]
+
+_MODULES = {
+    "Callback": "diffcse_jax.training.callbacks",
+    "Config": "diffcse_jax.config",
+    "Interrupted": "diffcse_jax.errors",
+    "SentenceEncoder": "diffcse_jax.encoder",
+    "Trained": "diffcse_jax.api",
+    "UserError": "diffcse_jax.errors",
+    "WandB": "diffcse_jax.training.callbacks",
+    "train": "diffcse_jax.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `SentenceEncoder` when it is first asked for, so that reading a configuration does not start JAX."""
-    if name == "SentenceEncoder":
-        from diffcse_jax.encoder import SentenceEncoder
-
-        return SentenceEncoder
+    """Imports a member when it is first asked for, so that reading a configuration does not start JAX."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -8,13 +8,14 @@ refuses unknown keys, wrong types and impossible combinations.
 
 import dataclasses
 import difflib
+import os
 import runpy
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from diffcse_jax import objectives
+from diffcse_jax import objectives, original_names
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import OWN_POOLER, START, RunConfig
 from diffcse_jax.objectives import Objective
@@ -38,13 +39,16 @@ class _Config(RunConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "_Config":
-        """Builds a checked configuration from nested mappings.
+        """Builds a checked configuration from what differs from the defaults.
+
+        Args:
+            values: groups of keys, `{"train": {"steps": 60}}`, or keys as users write them, `{"train.steps": 60}`.
 
         Raises:
             ConfigError: an unknown key (with the nearest known one), a wrong type, a value outside its choices or
                 range, or an impossible combination.
         """
-        config = build_options(cls, values, unknown_key_message)
+        config = build_options(cls, nested(values), unknown_key_message)
         _check_combinations(config)
         return config
 
@@ -112,8 +116,21 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's values under their keys as users write them: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+        group = isinstance(value, Mapping)
+        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if group else {name: value}
     return leaves
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with groups of keys: `{"model": {"pooler": "cls"}, ...}`. Paths become strings, as keys have them."""
+    groups: dict[str, Any] = {}
+    for key, value in flat(values).items():
+        group, _, name = key.rpartition(".")
+        members = groups.setdefault(group, {}) if group else groups
+        if not isinstance(members, dict):
+            raise ConfigError(f"{group}: expected a group of keys, got {members!r}")
+        members[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return groups
 
 
 def known_keys() -> dict[str, dataclasses.Field]:
@@ -130,9 +147,53 @@ def known_keys() -> dict[str, dataclasses.Field]:
 def unknown_key_message(key: str) -> str:
     """`unknown key K; did you mean L?`, with the nearest known key where one is near."""
     leaf = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
+    meant = original_names.key_for(key)
+    if meant not in known_keys():
+        meant = original_names.key_for(leaf)
+    near = [meant] if meant else difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
     near = near or [known for known in known_keys() if known.rpartition(".")[2] == leaf][:1]
     return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+@runtime_checkable
+class ConvertsToDict(Protocol):
+    """A `Config` or a ConfigDict of ml_collections."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its values by key, groups nested."""
+
+
+def configuration(
+    given: str | os.PathLike[str] | Mapping[str, Any] | ConvertsToDict, changes: Mapping[str, Any]
+) -> tuple[str, Config]:
+    """A checked configuration from whatever form it is given in, and its name.
+
+    Args:
+        given: the name of a file in configs/, a path of such a file, what differs from the defaults as `from_dict`
+            takes it, a `Config` or a ConfigDict.
+        changes: values that override those, by key or in groups.
+
+    Raises:
+        ConfigError: there is no such file, it defines no `get_config`, or as `Config.from_dict`.
+    """
+    if isinstance(given, Mapping | ConvertsToDict):
+        name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
+    else:
+        path = Path(given)
+        path = path if path.suffix == ".py" else SHIPPED / f"{path}.py"
+        name, values = path.stem, _read(path, str(given))
+    return name, Config.from_dict(nested(flat(values) | flat(changes)))
+
+
+def _read(path: Path, given: str) -> dict[str, Any]:
+    """What the file of a configuration gives."""
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.py")))
+        raise ConfigError(f"config: there is no {given!r}: give the path of a file NAME.py, or one of {known}")
+    functions = runpy.run_path(str(path))
+    if "get_config" not in functions:
+        raise ConfigError(f"config: {path} defines no get_config(), which gives the configuration")
+    return functions["get_config"]().to_dict()
 
 
 def check_override_names(argv: list[str]) -> None:

@@ -29,7 +29,7 @@ from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 SHORTEST_BUCKET = 16
 CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer

@@ -35,14 +35,26 @@ class DiskError(CheckpointError):
     """A file or folder that cannot be written: no room, no permission, a device that fails."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Work was asked to stop, and what it had done is saved.
+
+    As `KeyboardInterrupt` it passes `except Exception`, so that a loop over several runs ends, too.
+    """
+
+    exit_code = 130  # as of a program ended by Ctrl-C
+
+
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
-    """Prints a `UserError` raised inside the block without a traceback and exits with its code."""
+    """Prints a `UserError` or `Interrupted` raised inside the block without a traceback and exits with its code."""
     try:
         yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffcse_jax import original_names
 from diffcse_jax.config import Config, check_override_names, default_config, known_keys, unknown_key_message
 from diffcse_jax.errors import ConfigError
 
@@ -104,6 +105,12 @@ def test_configuration_survives_json(rates, columns):
         ("seed", "unknown key seed; did you mean train.seed?"),
         ("precison", "unknown key precison; did you mean precision?"),
         ("optimizer.learning_rate", "unknown key optimizer.learning_rate; did you mean optim.learning_rate?"),
+        ("difference.lambda", "unknown key difference.lambda; did you mean difference.weight?"),
+        ("lambda_weight", "unknown key lambda_weight; did you mean difference.weight?"),
+        ("dcl.temp", "unknown key dcl.temp; did you mean dcl.temperature?"),
+        ("train.temp", "unknown key train.temp; did you mean contrast.temperature?"),
+        ("mlm.masking_ratio", "unknown key mlm.masking_ratio; did you mean mlm.mask_ratio?"),
+        ("pooler_type", "unknown key pooler_type; did you mean model.pooler?"),
         ("zzz", "unknown key zzz"),
     ],
 )
@@ -125,6 +132,11 @@ def test_unknown_key_names_the_nearest_known_one(key, message):
 def test_unknown_key_is_refused_at_each_level(values, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         Config.from_dict(values)
+
+
+def test_names_of_the_originals_are_no_keys_and_stand_for_some():
+    assert {*original_names.KEYS.values()} <= {*KEYS}
+    assert not {*original_names.KEYS} & {*KEYS}
 
 
 def test_override_names_ignore_other_arguments():

@@ -18,7 +18,7 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage.checkpoint import SavedEncoder
-from diffcse_jax.storage.workdir import workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
 
 SENTENCES = [
     "a dog runs in the park",

@@ -36,7 +36,8 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.workdir import read_config, workdir_of
+from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.workdir import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
 SECONDS, MEGABYTES = 10, 500  # of an example, and of all of them

@@ -16,6 +16,7 @@ from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
 from diffcse_jax.storage.selection import Measured, Record
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.loop import Run, loop
+from diffcse_jax.training.metrics import MetricsWriter
 from diffcse_jax.training.start import Start
 
 
@@ -23,14 +24,12 @@ from diffcse_jax.training.start import Start
 def events(monkeypatch) -> list[str]:
     """The events, in order."""
     events = []
-    monkeypatch.setattr(
-        loop_module, "show_baseline", lambda run, state, write: events.append(f"evaluated {state.step}")
-    )
+    monkeypatch.setattr(loop_module, "show_baseline", lambda run, state, tell: events.append(f"evaluated {state.step}"))
     monkeypatch.setattr(
         loop_module, "_encoder", lambda run, state: events.append(f"evaluated {state.step}") or int(state.step)
     )
-    write = loop_module.MetricsWriter.write
-    monkeypatch.setattr(loop_module.MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
+    write = MetricsWriter.write
+    monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
     return events
 
 

@@ -8,8 +8,10 @@ from unittest import mock
 
 import pytest
 
+from diffcse_jax.config import Config
 from diffcse_jax.errors import DiskError
 from diffcse_jax.training import metrics
+from diffcse_jax.training.callbacks import TensorBoard, Training
 from diffcse_jax.training.metrics import MetricsWriter, read_metrics
 
 
@@ -31,11 +33,11 @@ def test_unreadable_lines_are_named_and_kept_aside(tmp_path, capsys):
     before = path.read_bytes()
     assert read_metrics(tmp_path) == [row(1), row(3)]
     assert f"{path}: left out what cannot be read, 8 lines: 2, 3, 4, 5, 6 ..." in capsys.readouterr().err
-    MetricsWriter(tmp_path, resumed_at=3).close()
+    MetricsWriter(tmp_path, resumed_at=3)
     assert f"the file as it was is kept as {tmp_path}/damaged/metrics.jsonl" in capsys.readouterr().err
     assert (tmp_path / "damaged/metrics.jsonl").read_bytes() == before
     assert path.read_text() == "".join(json.dumps(each) + "\n" for each in (row(1), row(3)))
-    MetricsWriter(tmp_path, resumed_at=3).close()
+    MetricsWriter(tmp_path, resumed_at=3)
     assert not capsys.readouterr().err
 
 
@@ -44,7 +46,6 @@ def test_a_file_that_is_as_it_should_be_is_not_written_again(tmp_path, monkeypat
     monkeypatch.setattr(metrics, "write_text", None)  # not called
     writer = MetricsWriter(tmp_path, resumed_at=2)
     writer.write(3, {"loss": 3.0})
-    writer.close()
     assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
 
 
@@ -65,7 +66,6 @@ def test_half_a_row_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
         with pytest.raises(DiskError, match=r"No space left on device.* The rows written before and the checkpoints"):
             writer.write(2, {"loss": 2.0})
     writer.write(2, {"loss": 2.0})
-    writer.close()
     assert read_metrics(tmp_path) == [row(1), row(2)]
 
 
@@ -74,9 +74,12 @@ def test_tensorboard_reads_the_rows(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     for resumed_at in (0, 1):
-        writer = MetricsWriter(tmp_path, resumed_at=resumed_at)
-        writer.write(resumed_at + 1, {"loss": 5.0, "dev/stsb": 81.0})
-        writer.close()
+        writer = TensorBoard()
+        writer.on_start(Training(Config(), tmp_path, resumed_at, 9, {}, lambda: None))
+        writer.on_step(resumed_at + 1, {"loss": 5.0})
+        writer.on_step(resumed_at + 2, {})  # is not logged
+        writer.on_evaluation(resumed_at + 1, {"stsb": 81.0})
+        writer.on_end()
         file = max((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
         events, content = [], file.read_bytes()
         while content:
@@ -84,6 +87,7 @@ def test_tensorboard_reads_the_rows(tmp_path):
             events.append(Event.FromString(content[12 : 12 + size]))
             content = content[16 + size :]
         assert events[0].file_version == "brain.Event:2"
-        assert [event.step for event in events[1:]] == ([1] if resumed_at == 0 else [2, 2])
-        assert {value.tag: value.simple_value for value in events[-1].summary.value} == {"loss": 5.0, "dev/stsb": 81.0}
+        assert [event.step for event in events[1:]] == ([1, 1] if resumed_at == 0 else [2, 2, 2])
+        values = [value for event in events for value in event.summary.value]
+        assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
         file.unlink()

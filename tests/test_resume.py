@@ -140,7 +140,6 @@ def test_metrics_after_the_checkpoint_and_a_cut_off_row_are_dropped(tmp_path: Pa
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 6, "lo')
     writer = MetricsWriter(tmp_path, resumed_at=3)
     writer.write(4, {"loss": 40.0})
-    writer.close()
     assert read_metrics(tmp_path) == [*rows[:3], {"step": 4, "loss": 40.0}]
 
 

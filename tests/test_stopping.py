@@ -1,6 +1,11 @@
+import concurrent.futures
+import signal
+
 import pytest
 
+from diffcse_jax.errors import Interrupted, UserError, reported_to_user
 from diffcse_jax.groups import EvalConfig
+from diffcse_jax.runtime.stopping import stop_requested, terminated_like_interrupted
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 
 START = {"mrr": 60.0, "guard": 80.0}
@@ -33,3 +38,43 @@ def test_reasons_to_stop(options, evaluations, reason):
 
 def test_without_a_guard_everything_holds_it():
     assert holds_guard(EvalConfig(), "", START, {"mrr": 0.0})
+
+
+def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with stop_requested() as request:
+        assert not request.made
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert request.made
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert "stopping soon; saving first" in capsys.readouterr().err
+
+
+def test_other_threads_leave_signals_alone():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def work():
+        with terminated_like_interrupted(), stop_requested() as request:
+            assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+            request.make()
+            return request.made
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert thread.submit(work).result()
+
+
+@pytest.mark.parametrize(
+    ("error", "printed", "code"),
+    [
+        (Interrupted("stopped at step 3; everything is saved"), "stopped at step 3; everything is saved\n", 130),
+        (KeyboardInterrupt(), "interrupted\n", 130),
+        (UserError("no such file"), "error: no such file\n", 2),
+    ],
+)
+def test_being_stopped_is_no_error(error, printed, code, capsys):
+    with pytest.raises(SystemExit) as stopped, reported_to_user():
+        raise error
+    assert (capsys.readouterr().err, stopped.value.code) == (printed, code)

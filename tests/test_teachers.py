@@ -88,6 +88,7 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
         start_workdir(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
 
     start()
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
     start()
     with pytest.warns(UserWarning, match="trained for the pooler"), pytest.raises(ConfigError) as refused:
         start(poolers=("avg",))  # the digest is of all that determines the vectors

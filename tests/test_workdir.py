@@ -21,12 +21,11 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.commands.train import run
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.files import system_error
 from diffcse_jax.storage.workdir import held, read_config, start_workdir
-from diffcse_jax.training import loop
 
 REPOSITORY = Path(__file__).parents[1]
 HOLDER = """
@@ -49,7 +48,7 @@ def start(
     config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
     config = dataclasses.replace(config, precision=precision)
     start_workdir(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
-    (workdir / "checkpoints").mkdir(exist_ok=True)
+    (workdir / "checkpoints" / "1").mkdir(exist_ok=True, parents=True)
 
 
 def other(pretrained: Pretrained, part: str) -> Pretrained:
@@ -90,9 +89,23 @@ def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
 def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
     start(tmp_path)
     (tmp_path / "config.json").unlink()  # it is written last
+    (tmp_path / "checkpoints/1").rmdir()
     start(tmp_path, encoder=other(ENCODER, "transformer"))
     with pytest.raises(ConfigError, match=r"model\.name_or_path"):
         start(tmp_path)
+
+
+def test_a_run_without_a_checkpoint_gives_way_to_another(tmp_path):
+    start(tmp_path)
+    (tmp_path / "checkpoints/1").rmdir()
+    (tmp_path / "generator").mkdir()
+    start(tmp_path, {"mesh": {"data": 2}})
+    (tmp_path / "checkpoints/1").rmdir()
+    assert (tmp_path / "generator").is_dir()  # of the same run: it is not trained again
+    start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
+    assert read_config(tmp_path).train.seed == 1
+    assert not (tmp_path / "generator").exists()
+    start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +202,7 @@ def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monke
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("diffcse_jax.training.train.train", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.runtime.compilation.keep_compiled", lambda: None)
-    with pytest.raises(loop.Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
+    with pytest.raises(Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
         run(config_of(SIMCSE), tmp_path)
     assert stopped.value.exit_code == 130
     assert signal.getsignal(signal.SIGTERM) == before

@@ -15,11 +15,18 @@ from ml_collections import config_flags
 
 from diffcse_jax.config import SHIPPED, Config, check_override_names
 from diffcse_jax.errors import ConfigError, reported_to_user
+from diffcse_jax.original_names import key_for
+from diffcse_jax.run import named_workdir, run
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file such as those in configs/, or the name of one of them; --config.KEY=VALUE overrides a key."
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default: runs/NAME of the config file.")
+WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "Where the run lives, such as 'runs/{name}_{seed}', in which keys stand for their values, as {optim.learning_rate} "
+    "does; default: runs/NAME of the config file.",
+)
 
 
 def main() -> None:
@@ -56,6 +63,9 @@ def parsed(values: flags.FlagValues, config: flags.FlagHolder, argv: list[str]) 
         if config.value is None:
             raise ConfigError("--config is missing; for example --config configs/quickstart.py")
         config.value.to_dict()  # ml_collections keeps a failure to read the file for the first use
+    except flags.UnrecognizedFlagError as error:
+        key = key_for(error.flagname)
+        raise ConfigError(f"--{error.flagname} is --config.{key}=VALUE here" if key else str(error)) from error
     except OSError as error:
         raise ConfigError(f"--config: {str(error).splitlines()[-1].strip()}") from error
     except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -91,38 +101,4 @@ def train_and_export(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.FATAL)  # Orbax reports every step of every save, and errors several times
         name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-        run(config, Path(WORKDIR.value or Path("runs") / name))
-
-
-def run(config: Config, workdir: Path) -> None:
-    """Trains in `workdir` and exports."""
-    import jax  # after the configuration: a mistyped key stops before JAX starts
-
-    from diffcse_jax.runtime import hosts
-
-    if config.distributed:
-        hosts.join()  # before anything asks JAX for its devices
-    else:
-        hosts.require_alone()
-    from diffcse_jax.evaluation.dev import build_dev_evaluation
-    from diffcse_jax.runtime.compilation import keep_compiled
-    from diffcse_jax.runtime.stopping import terminated_like_interrupted
-    from diffcse_jax.storage.files import writing
-    from diffcse_jax.storage.workdir import held
-    from diffcse_jax.training.loop import Interrupted
-    from diffcse_jax.training.train import train
-
-    keep_compiled()
-    try:
-        with terminated_like_interrupted(), held(workdir):
-            verdict = train(config, workdir, build_dev_evaluation)
-            if jax.process_index() == 0:
-                from diffcse_jax.export import export
-                from diffcse_jax.training.curves import draw_curves
-
-                with writing(workdir / "report", safe="The checkpoints are whole."):
-                    print(f"curves drawn in {draw_curves(workdir, config)}")
-                export(workdir, workdir / "export")
-                print(verdict)
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped; what {workdir} holds is whole: the same command goes on from there") from None
+        run(config, named_workdir(WORKDIR.value, name, config))

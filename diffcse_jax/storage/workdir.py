@@ -10,6 +10,7 @@ weights that the run began from), `lock` (who trains here, or was the last to do
 import contextlib
 import datetime
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,13 +25,12 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config, flat
-from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.files import disk_error, read_json_object, write_json, write_tensors, writing
 from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
-from diffcse_jax.storage.run_folder import workdir_of as workdir_of
 
 if sys.platform != "win32":
     import fcntl
@@ -43,6 +43,7 @@ _LOCK = "lock"
 _DAMAGED = "damaged"
 _SAFE = "What is complete there stays as it is."
 _INSTEAD = "give another --workdir"
+_BEFORE_CHECKPOINTS = ("generator", "report", "tensorboard")  # folders of a run that may have none yet
 
 # Keys that may change between a run and its continuation: training does not depend on them.
 FREE_ON_RESUME = {
@@ -130,6 +131,8 @@ def start_workdir(
 ) -> None:
     """Writes what identifies a new run, or checks that the run in the workdir is the same.
 
+    A run without a checkpoint has nothing to go on from: one with another configuration or start takes its place.
+
     Args:
         workdir: the folder, on a file system that all processes see.
         config: the resolved configuration.
@@ -148,11 +151,13 @@ def start_workdir(
     def start() -> None:
         with writing(workdir, safe=_SAFE, instead=_INSTEAD):
             digests = _digests(encoder, generator) | dict(teachers)
-            if not (workdir / CONFIG).is_file():
-                _write_run(workdir, config, encoder, tokenizer, digests)
-            else:
+            if _has_checkpoint(workdir):
                 _check_same_config(workdir, config)
                 _check_same_weights(workdir, config, digests)
+                return
+            if (workdir / CONFIG).is_file():
+                _clear_unlike(workdir, config, digests)
+            _write_run(workdir, config, encoder, tokenizer, digests)
 
     hosts.decided_by_first(start)
     if jax.process_count() > 1:
@@ -161,6 +166,20 @@ def start_workdir(
             raise CheckpointError(
                 f"{workdir} is not the same folder for all processes: give a --workdir on a file system that they share"
             )
+
+
+def check_workdir(workdir: Path, config: Config) -> None:
+    """Refuses a workdir with checkpoints of another configuration, as `start_workdir` does, before anything else.
+
+    Raises:
+        ConfigError: every differing key is named.
+    """
+
+    def check() -> None:
+        if _has_checkpoint(workdir):
+            _check_same_config(workdir, config)
+
+    hosts.decided_by_first(check)
 
 
 def read_config(workdir: Path) -> Config:
@@ -217,6 +236,22 @@ def _write_run(
     write_json(workdir / CONFIG, config.to_dict())  # last: its presence says that the others are whole
 
 
+def _has_checkpoint(workdir: Path) -> bool:
+    """True if there is a run with something to go on from."""
+    return (workdir / CONFIG).is_file() and any(each.name.isdecimal() for each in (workdir / CHECKPOINTS).glob("*"))
+
+
+def _clear_unlike(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+    """Removes what a run without a checkpoint has written, if it is another one."""
+    try:
+        _check_same_config(workdir, config)
+        _check_same_weights(workdir, config, digests)
+    except UserError:
+        (workdir / CONFIG).unlink()  # first: what is left without it is no run
+        for name in _BEFORE_CHECKPOINTS:
+            shutil.rmtree(workdir / name, ignore_errors=True)
+
+
 def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str]:
     """A digest of the weights that each key of the configuration names."""
     digests = {"model.name_or_path": encoder.digest()}
@@ -247,8 +282,15 @@ def _check_same_config(workdir: Path, config: Config) -> None:
         lines = [f"{key}: {then[key]!r} then, {now[key]!r} now{_advice(key, then[key])}" for key in changed]
         raise ConfigError(
             f"{workdir} holds a run with another configuration (the learning rate's schedule depends on the number "
-            "of steps, too); give another --workdir, or the same values:\n  " + "\n  ".join(lines)
+            "of steps, too). Give the same values to go on with it, or for a new run another --workdir, such as "
+            f"{_other_name(workdir, {key: now[key] for key in changed})}:\n  " + "\n  ".join(lines)
         )
+
+
+def _other_name(workdir: Path, changed: Mapping[str, Any]) -> str:
+    """An example of a name that tells runs apart, by a key that differs where it is short."""
+    keys = ["seed"] if "train.seed" in changed else [key for key, value in changed.items() if len(str(value)) < 20]
+    return f"'{workdir}_{{{keys[0]}}}' ({{{keys[0]}}} becomes its value)" if keys else f"'{workdir}_2'"
 
 
 def _advice(key: str, then: Any) -> str:

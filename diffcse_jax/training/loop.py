@@ -2,43 +2,34 @@
 
 import dataclasses
 import math
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 
 import grain
 import jax
 import numpy as np
-import tqdm
 from jax.experimental import multihost_utils
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.rows import Views
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import UserError
+from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.models import parameters
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.runtime import hosts
+from diffcse_jax.runtime.stopping import StopRequest, stop_requested
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.selection import NOTHING, Measured, Record
 from diffcse_jax.training.bad_steps import BadSteps
-from diffcse_jax.training.metrics import MetricsWriter, no_bar, read_metrics, report, shown
+from diffcse_jax.training.callbacks import Callback, MetricsFile, Progress, TensorBoard, Training, started
+from diffcse_jax.training.metrics import read_metrics, report, shown
 from diffcse_jax.training.optimizer import learning_rate_schedule
 from diffcse_jax.training.selection import Evaluation
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
-
-Write = Callable[[int, Mapping[str, float]], None]  # step, named values
-
-
-class Interrupted(UserError):
-    """Training was asked to stop and has saved its state."""
-
-    exit_code = 130  # as of a program ended by Ctrl-C
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +44,7 @@ class Run:
     start: Start
     baseline: Record  # the start's
     sentences: Callable[[int], Sequence[str]] = lambda step: ()  # of the batch of a step
+    callbacks: Sequence[Callback] = ()  # the user's
 
     def logs_at(self, step: int) -> bool:
         """True if a row of metrics is written after this step."""
@@ -99,15 +91,9 @@ def loop(
 ) -> None:
     """Steps, and between them logs, dev evaluations and checkpoints, until the run is complete or asked to stop."""
     step = int(state.step)
-    with (
-        _metrics_writer(run.workdir, step) as write,
-        _stop_requested() as stop,
-        tqdm.tqdm(
-            initial=step, total=run.total_steps, desc="training", unit=" steps", disable=no_bar(), mininterval=1.0
-        ) as progress,
-    ):
+    with stop_requested() as stop, _callbacks(run, step, stop) as tell:
         if step == 0:
-            show_baseline(run, state, write)
+            show_baseline(run, state, tell)
         clock = _Clock(step, run.config.train.batch_size)
         bad_steps = BadSteps(
             run.workdir,
@@ -116,51 +102,61 @@ def loop(
             parameters=list(state.params),
             sentences=run.sentences,
         )
-        log = _Log(run, clock, progress, write, bad_steps)
+        log, saves = _Log(run, clock, tell, bad_steps), _Saves(run, tell)
         while step < run.total_steps:
             state, metrics = train_step(state, next(batches))
             step += 1
             bad_steps.remember(step, metrics)
-            progress.update()
             log.flush()  # an earlier step's row, now that the device has this one to work on
+            saves.flush()
             logs, evaluates = run.logs_at(step), run.evaluates_at(step)
             stops = _agreed(stop, at=logs) and step < run.total_steps
             if logs:
                 log.add(step, metrics)
+            else:
+                tell.on_step(step, {})
             if evaluates or stops:
                 log.flush()
                 log.check(step, metrics)
             if evaluates:
                 with clock.paused():
-                    measured = evaluate(run, state, write)
-                    eligible = run.may_be_best(measured)
-                    run.checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
+                    measured = evaluate(run, state, tell)
+                    saves.start(state, batches, measured, eligible=run.may_be_best(measured))
                 if run.ends_at(step):
                     break
             if stops:
-                run.checkpoints.save(state, batches.get_state(), NOTHING)
-                run.checkpoints.wait()
+                if not evaluates:
+                    saves.start(state, batches, NOTHING)
+                saves.finish()
                 raise Interrupted(f"stopped at step {step}; everything is saved: the same command goes on from there")
+        saves.finish()
 
 
-def show_baseline(run: Run, state: TrainState, write: Write) -> None:
+def _callbacks(run: Run, step: int, stop: StopRequest) -> AbstractContextManager[Callback]:
+    """All that follows the run, its own first: `Run.ends_at` reads the rows."""
+    training = Training(run.config, run.workdir, step, run.total_steps, run.baseline.dev, stop.make)
+    return started((MetricsFile(), TensorBoard(), Progress(), *run.callbacks), training)
+
+
+def show_baseline(run: Run, state: TrainState, tell: Callback) -> None:
     """The dev scores of the start, written and shown, and beside them those of the vector that will be trained."""
     start, baseline, config = run.start, run.baseline, run.config
     recorded = "which it records" if start.recorded else "as this run has it, for it records none"
     report(f"the start, {start.name} with the pooler {baseline.pooler}, {recorded}: {shown(baseline.dev)}")
     scores = baseline.dev
     if not start.is_trained_vector(config):
+        tell.on_evaluation_start(0)
         scores = run.evaluation.measure(_encoder(run, state)).scores
         report(f"step 0, the vector that is trained, {config.encoding_pooler}: {shown(scores)}")
-    named = {f"start/{name}": score for name, score in baseline.dev.items()}
-    write(0, named | {f"dev/{name}": score for name, score in scores.items()})
+    tell.on_evaluation(0, scores)
 
 
-def evaluate(run: Run, state: TrainState, write: Write) -> Measured:
+def evaluate(run: Run, state: TrainState, tell: Callback) -> Measured:
     """The dev evaluation of the present encoder, its scores written and shown."""
-    measured = run.evaluation.measure(_encoder(run, state))
     step, metric = int(state.step), run.evaluation.metric
-    write(step, {f"dev/{name}": score for name, score in measured.scores.items()})
+    tell.on_evaluation_start(step)
+    measured = run.evaluation.measure(_encoder(run, state))
+    tell.on_evaluation(step, measured.scores)
     report(f"step {step}: {shown(measured.scores)} (the start: {metric} {run.baseline.dev[metric]:.2f})")
     return measured
 
@@ -178,8 +174,8 @@ def _encoder(run: Run, state: TrainState) -> SentenceEncoder:
 class _Log:
     """Rows of metrics, read from the device once the next step is on its way, so that it never waits for the host."""
 
-    def __init__(self, run: Run, clock: "_Clock", progress: tqdm.tqdm, write: Write, bad_steps: BadSteps):
-        self._run, self._clock, self._progress, self._write = run, clock, progress, write
+    def __init__(self, run: Run, clock: "_Clock", tell: Callback, bad_steps: BadSteps):
+        self._run, self._clock, self._tell = run, clock, tell
         self._bad_steps, self._still = bad_steps, False
         self._unread: tuple[int, Metrics] | None = None
 
@@ -203,8 +199,7 @@ class _Log:
         updates = max(step - int(row["bad_steps"]), 1)
         row["learning_rate"] = float(learning_rate_schedule(self._run.config.optim, self._run.total_steps)(updates - 1))
         row["sentences_per_second"] = self._clock.rate(step)
-        self._progress.set_postfix(loss=f"{row['loss']:.4f}", sentences_s=f"{row['sentences_per_second']:.0f}")
-        self._write(step, {name: value for name, value in row.items() if math.isfinite(value)})
+        self._tell.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
 
     def check(self, step: int, metrics: Metrics) -> dict[str, float]:
         """The metrics of a step as numbers.
@@ -226,6 +221,31 @@ class _Log:
         return {name: value for name, value in row.items() if name != "bad_gradient"}
 
 
+class _Saves:
+    """Checkpoints, told of once they are whole: they are written in the background."""
+
+    def __init__(self, run: Run, tell: Callback):
+        self._checkpoints, self._folder, self._tell = run.checkpoints, run.workdir / CHECKPOINTS, tell
+        self._unfinished: list[int] = []
+
+    def start(
+        self, state: TrainState, batches: grain.DatasetIterator, measured: Measured, *, eligible: bool = True
+    ) -> None:
+        self._checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
+        self._unfinished.append(int(state.step))
+        self.flush()
+
+    def flush(self) -> None:
+        """Tells of those that were finished meanwhile: only then they have their names."""
+        for step in [step for step in self._unfinished if (self._folder / str(step)).is_dir()]:
+            self._unfinished.remove(step)
+            self._tell.on_save(step, self._folder / str(step))
+
+    def finish(self) -> None:
+        self._checkpoints.wait()
+        self.flush()
+
+
 class _Clock:
     """Sentences per second since the last reading, without pauses."""
 
@@ -245,40 +265,8 @@ class _Clock:
         self._since += time.perf_counter() - start
 
 
-def _agreed(stop: Callable[[], bool], *, at: bool) -> bool:
+def _agreed(stop: StopRequest, *, at: bool) -> bool:
     """True if any host was asked to stop. They ask one another at logged steps only, so that all stop at the same."""
     if jax.process_count() == 1:
-        return stop()
-    return at and bool(multihost_utils.process_allgather(np.int32(stop())).any())
-
-
-@contextmanager
-def _metrics_writer(workdir: Path, resumed_at: int) -> Iterator[Write]:
-    """A function that writes rows; on hosts but the first it does nothing."""
-    if jax.process_index():
-        yield lambda step, values: None
-        return
-    writer = MetricsWriter(workdir, resumed_at=resumed_at)
-    try:
-        yield writer.write
-    finally:
-        writer.close()
-
-
-@contextmanager
-def _stop_requested() -> Iterator[Callable[[], bool]]:
-    """A function that tells whether SIGINT or SIGTERM has come; a second Ctrl-C stops at once."""
-    received: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-        print("\nstopping soon; saving first", file=sys.stderr)
-
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        return stop.made
+    return at and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())

@@ -1,18 +1,14 @@
-"""A run's reports: `metrics.jsonl`, TensorBoard events, lines on the terminal."""
+"""A run's reports: `metrics.jsonl`, lines on the terminal."""
 
 import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import tqdm
-from tensorboardX.event_file_writer import EventsWriter  # without the thread of SummaryWriter, which a full disk ends
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
 
 from diffcse_jax.storage.files import write_text, writing
 from diffcse_jax.storage.workdir import place_for_damaged
@@ -21,7 +17,7 @@ _METRICS = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl` and TensorBoard events of a workdir.
+    """Appends rows to `metrics.jsonl` of a workdir.
 
     Args:
         workdir: where the files are.
@@ -30,7 +26,7 @@ class MetricsWriter:
             `WORKDIR/damaged`.
 
     Raises:
-        DiskError: they cannot be written, here and in `write` and `close`.
+        DiskError: they cannot be written, here and in `write`.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
@@ -45,25 +41,11 @@ class MetricsWriter:
             kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
             if kept.encode() != before or not before:
                 write_text(self._path, kept)
-            folder = workdir / "tensorboard"
-            folder.mkdir(exist_ok=True)
-            self._events = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-            if resumed_at:  # TensorBoard then leaves out the rows of later steps
-                start = SessionLog(status=SessionLog.START)
-                self._events.write_event(Event(wall_time=time.time(), step=resumed_at + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one row; names become `{"step": step, name: value}` and TensorBoard scalars."""
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        """Adds one row, `{"step": step, name: value}`."""
         with self._writing():
             _append(self._path, json.dumps({"step": step, **values}) + "\n")
-            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
-            self._events.flush()
-
-    def close(self) -> None:
-        """Flushes the events."""
-        with self._writing():
-            self._events.close()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(self._path.parent, safe="The rows written before and the checkpoints are whole.")

@@ -32,10 +32,6 @@ class Programs:
         self._programs: dict[tuple, concurrent.futures.Future[Program]] = {}
         for views in batches:
             self._start(views)
-        if self._programs:
-            now, *later = map(_described, self._programs)
-            beside = f"; beside training for {', '.join(later)}" if later else ""
-            report(f"train step: compiling for batches of {now}{beside}")
 
     def __enter__(self) -> "Programs":
         return self
@@ -47,9 +43,13 @@ class Programs:
         """A step; waits for its program where that is not ready."""
         key = _key(views)
         if key not in self._programs:
-            report(f"train step: compiling for batches of {_described(key)}")
             self._start(views)
-        return self._programs[key].result()(state, self._frozen, views)
+        program = self._programs[key]
+        if not program.done():
+            number, count = list(self._programs).index(key) + 1, len(self._programs)
+            which = f" ({number} of at most {count})" if count > 1 else ""
+            report(f"compiling the train step{which}, for batches of {_described(key)}")
+        return program.result()(state, self._frozen, views)
 
     def _start(self, views: Views) -> None:
         arguments = (*self._like, _abstract(views))

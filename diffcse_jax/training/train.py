@@ -1,7 +1,7 @@
 """A run: from a configuration to a trained, evaluated, checkpointed workdir."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints
 from diffcse_jax.storage.environment import record_start
 from diffcse_jax.storage.selection import Record, read_baseline, write_baseline
-from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.storage.workdir import check_workdir, start_workdir
 from diffcse_jax.training import networks
+from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.metrics import report
@@ -42,7 +43,7 @@ from diffcse_jax.training.step import initial_state, make_train_step
 BuildEvaluation = Callable[[Config, Callable[[], Iterable[str]], Callable[[], SentenceEncoder]], Evaluation]
 
 
-def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> str:
+def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, callbacks: Sequence[Callback] = ()) -> str:
     """Trains until `train.steps` or `train.epochs` is reached, from the start or from the workdir's last checkpoint.
 
     `eval.patience` and `eval.max_drop` end it earlier.
@@ -52,13 +53,14 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
         workdir: where it lives.
         build_evaluation: makes the dev evaluation from the configuration, a pass over the training sentences and a
             function that gives the encoder which training starts from.
+        callbacks: are told of what happens.
 
     Returns:
         How the model that the run gives, which the workdir now holds, compares with the start, in words.
 
     Raises:
-        UserError: a configuration, checkpoint or text that cannot be used; too many losses that are no numbers; or
-            `Interrupted`, after SIGINT or SIGTERM, with everything saved.
+        UserError: a configuration, checkpoint or text that cannot be used; too many losses that are no numbers.
+        Interrupted: after SIGINT, SIGTERM or a callback's request, with everything saved.
     """
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
     mesh = make_mesh(config)
@@ -78,7 +80,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
     generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
     teachers = networks.load_teachers(config, tokenizer)
     networks.check_max_length(config, encoder.config, config.model.name_or_path)
-    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
+    check_workdir(workdir, config)
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
@@ -91,6 +93,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
+    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
@@ -111,7 +114,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
         if jax.process_index() == 0:
             record_start(workdir, config, text=store.name, step=int(state.step))
         sentences = partial(_sentences, source, tokenizer)
-        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences)
+        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences, callbacks)
         # 5. The step, compiled for the shapes of the batches to come.
         if not run.ends_at(int(state.step)):
             step = make_train_step(built.networks, config, optimizer, mesh)
@@ -129,6 +132,7 @@ def _baseline(
     def measured() -> dict[str, Any]:
         record = read_baseline(workdir) if resumed else None
         if record is None:
+            report(f"scoring the start, {start.name}")
             scores, outcomes = evaluation.measure(start.encoder(config))
             record = Record(0, start.pooler(config), scores, evaluation.metric, text, outcomes)
             write_baseline(workdir, record)

@@ -1,0 +1,84 @@
+"""A whole run, from a configuration to an exported model: what `diffcse train` and `diffcse_jax.train` both do."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffcse_jax.config import Config, flat, unknown_key_message
+from diffcse_jax.errors import ConfigError, Interrupted
+
+if TYPE_CHECKING:
+    from diffcse_jax.training.callbacks import Callback
+
+
+def run(config: Config, workdir: Path, callbacks: "Sequence[Callback]" = ()) -> str:
+    """Trains in `workdir`, from the start or from where an earlier run stopped, and exports to `WORKDIR/export`.
+
+    Args:
+        config: the run.
+        workdir: where it lives.
+        callbacks: are told of what happens.
+
+    Returns:
+        How the exported model compares with the start, in words.
+
+    Raises:
+        UserError: as `diffcse_jax.training.train.train` and `diffcse_jax.export.export`.
+        Interrupted: by Ctrl-C, SIGTERM or a callback, with everything saved.
+    """
+    import jax  # after the configuration: a mistyped key stops before JAX starts
+
+    from diffcse_jax.runtime import hosts
+
+    if config.distributed:
+        hosts.join()  # before anything asks JAX for its devices
+    else:
+        hosts.require_alone()
+    from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.runtime.compilation import keep_compiled
+    from diffcse_jax.runtime.stopping import terminated_like_interrupted
+    from diffcse_jax.storage.files import writing
+    from diffcse_jax.storage.workdir import held
+    from diffcse_jax.training.train import train
+
+    keep_compiled()
+    try:
+        with terminated_like_interrupted(), held(workdir):
+            verdict = train(config, workdir, build_dev_evaluation, callbacks)
+            if jax.process_index() == 0:
+                from diffcse_jax.export import export
+                from diffcse_jax.training.curves import draw_curves
+
+                with writing(workdir / "report", safe="The checkpoints are whole."):
+                    print(f"curves drawn in {draw_curves(workdir, config)}")
+                export(workdir, workdir / "export")
+                print(verdict)
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; what {workdir} holds is whole: the same command goes on from there") from None
+    return verdict
+
+
+def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path:
+    """The folder of a run.
+
+    Args:
+        pattern: the folder as the user gives it, in which `{seed}`, `{name}` and every key, as in
+            `{optim.learning_rate}`, stand for the run's values; None: `runs/NAME`.
+        name: of the configuration.
+        config: the run.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    values = flat(config.to_dict()) | {"name": name, "seed": config.train.seed}
+
+    def value(braces: re.Match[str]) -> str:
+        if braces[1] not in values:
+            known = "{seed}, {name} and keys of the configuration stand for their values"
+            raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])}; {known}")
+        return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
+
+    return Path("runs") / name if pattern is None else Path(re.sub(r"\{([\w.]*)\}", value, str(pattern)))

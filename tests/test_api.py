@@ -1,0 +1,199 @@
+"""Training from Python, as the command line does it."""
+
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+from tiny_run import run_settings
+
+import diffcse_jax
+from diffcse_jax import Callback, Config, Interrupted, train
+from diffcse_jax.api import _settings
+from diffcse_jax.commands.train import parsed
+from diffcse_jax.config import SHIPPED, configuration, shipped_config
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.run import named_workdir
+
+ROOT = Path(__file__).parents[1]
+SENTENCES = [f"Sentence {i} has the number {i * i} and {i % 7} words more." for i in range(60)]
+
+
+class Recorder(Callback):
+    """Remembers what it is told, and may ask to stop."""
+
+    def __init__(self, stop_at: int = 0):
+        self.events, self._stop_at = [], stop_at
+
+    def on_start(self, training):
+        self.events.append(f"start {training.step} of {training.total_steps}")
+        self._training = training
+
+    def on_step(self, step, metrics):
+        self.events.append(f"step {step}" + ", loss" * ("loss" in metrics))
+        if step == self._stop_at:
+            self._training.stop()
+
+    def on_evaluation(self, step, scores):
+        assert scores.keys() == self._training.start_scores.keys()
+        self.events.append(f"evaluation {step}")
+
+    def on_save(self, step, checkpoint):
+        assert checkpoint.is_dir()
+        self.events.append(f"save {step}")
+
+    def on_end(self):
+        self.events.append("end")
+
+
+@pytest.fixture
+def settings(tmp_path, minilm_dir, monkeypatch) -> dict:
+    """A small run; its `data.train_file` is a file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
+    return run_settings(
+        tmp_path,
+        minilm_dir,
+        model={"projector": "none"},
+        difference={"weight": 0.0},
+        train={"steps": 6, "log_every": 2},
+        eval={"every": 3},
+        mesh={"data": 1},
+    )
+
+
+@pytest.mark.slow
+def test_a_list_is_trained_on_stopped_in_another_thread_and_gone_on_with(settings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stopping, going_on, raised = Recorder(stop_at=3), Recorder(), []
+
+    def train_in_thread():
+        try:
+            train(SENTENCES, settings, workdir="mine_{seed}", callbacks=[stopping])
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=train_in_thread)
+    thread.start()
+    thread.join()
+    (interrupted,) = raised
+    assert isinstance(interrupted, Interrupted)
+    assert str(interrupted) == "stopped at step 4; everything is saved: the same command goes on from there"
+    first = [event for event in stopping.events if not event.startswith("save")]
+    assert first == [
+        "start 0 of 6", "evaluation 0", "step 1, loss", "step 2, loss", "step 3", "evaluation 3", "step 4, loss", "end",
+    ]  # fmt: skip
+    assert [event for event in stopping.events if event.startswith("save")] == ["save 3", "save 4"]
+
+    trained = train(iter(SENTENCES), settings, workdir=tmp_path / "mine_42", callbacks=[going_on])
+    expected = ["start 4 of 6", "step 5", "step 6, loss", "evaluation 6", "save 6", "end"]
+    assert going_on.events == expected
+
+    encoder, history = trained
+    assert encoder is trained.encoder
+    assert encoder.encode(SENTENCES[:2]).shape == (2, 16)
+    assert [row["step"] for row in history if "loss" in row] == [1, 2, 4, 6]
+    assert [row["step"] for row in history if "dev/halves_retrieval" in row] == [0, 3, 6]
+    assert trained.start_scores["halves_retrieval"] == history[0]["start/halves_retrieval"]
+    assert trained.scores["halves_retrieval"] == max(
+        row["dev/halves_retrieval"] for row in history if row["step"] and "dev/halves_retrieval" in row
+    )
+    assert "exported: " in trained.verdict
+    assert trained.verdict in capsys.readouterr().out
+    assert (trained.workdir / "export" / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match=r"for a new run another --workdir, such as '.*mine_42_\{seed\}'"):
+        train(SENTENCES, settings, workdir=trained.workdir, overrides={"train.seed": 1})
+
+
+def test_a_start_that_fails_leaves_the_workdir_free(settings, tmp_path):
+    workdir = tmp_path / "run"
+    with pytest.raises(DataError, match=r"data\.train_file: .*sentenecs\.txt"):
+        train(tmp_path / "sentenecs.txt", settings, workdir=workdir)
+    assert [file.name for file in workdir.iterdir()] == ["lock"]
+
+
+def test_importing_the_package_starts_nothing():
+    script = "import sys, diffcse_jax; assert not {'jax', 'numpy', 'absl', 'ml_collections'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    assert {*diffcse_jax.__all__} <= {*dir(diffcse_jax)}
+    for name in diffcse_jax.__all__:
+        assert getattr(diffcse_jax, name).__name__ == name
+
+
+def test_every_form_of_a_configuration_is_the_same(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text((SHIPPED / "adapt.py").read_text())
+    name, expected = configuration("adapt", {})
+    assert name == "adapt"
+    assert expected == Config.from_dict(runpy.run_path(str(file))["get_config"]().to_dict())
+    assert configuration(file, {}) == configuration(str(file), {}) == ("mine", expected)
+    assert configuration(shipped_config("adapt"), {}) == configuration(expected, {}) == ("custom", expected)
+    dotted = {"train.steps": 3, "optim": {"learning_rate": 1}, "data.train_file": tmp_path, "distributed": True}
+    nested = {"train": {"steps": 3}, "optim.learning_rate": 1.0, "data": {"train_file": f"{tmp_path}"}}
+    assert configuration(dotted, {}) == configuration({}, nested | {"distributed": True})
+    _, changed = configuration(expected, {"train.steps": 3})
+    assert (changed.train.steps, changed.data) == (3, expected.data)
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "message"),
+    [
+        ("adpat", {}, r"config: there is no 'adpat': give the path of a file NAME\.py, or one of adapt, diffcse_base"),
+        ("nowhere.py", {}, r"config: there is no 'nowhere\.py'"),
+        (__file__, {}, r"config: .*test_api\.py defines no get_config\(\)"),
+        ("adapt", {"train": {"step": 3}}, r"unknown key train\.step; did you mean train\.steps\?"),
+        ("adapt", {"train": 3}, "train: expected a group of keys, got 3"),
+        ("adapt", {"difference.lambda": 0.1}, r"unknown key difference\.lambda; did you mean difference\.weight\?"),
+    ],
+)
+def test_a_mistake_is_raised(given, changes, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        configuration(given, changes)
+
+
+def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pairs = [(f"question {i}", f"answer {i}") for i in range(100)]
+    _, adapt = configuration("adapt", {})
+    settings = _settings(iter(pairs), adapt)
+    _, config = configuration(adapt, settings)
+    assert (config.data.pairs, config.data.held_out, config.eval.metric) == ("columns", 0.0, "pairs_retrieval")
+    assert len(Path(config.data.train_file).read_text().splitlines()) > 80
+    assert 2 <= len(Path(config.eval.pairs_file).read_text().splitlines()) < 20
+    assert "data.pairs='columns'" in capsys.readouterr().err
+    _, supervised = configuration("supervised_simcse_base", {})
+    assert [*_settings(pairs, supervised)] == ["data.train_file"]
+    assert [*_settings(["a", "b"], adapt)] == ["data.train_file"]
+    assert _settings("docstrings", adapt) == {"data.train_file": "docstrings"}
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections
+def test_an_option_of_the_originals_is_named_on_the_command_line():
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", flag_values=values)
+    with pytest.raises(ConfigError, match=r"^--pooler_type is --config\.model\.pooler=VALUE here$"):
+        parsed(values, config, ["train.py", "--config", "simcse_base", "--pooler_type", "cls"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (None, "runs/adapt"),
+        ("runs/x", "runs/x"),
+        ("runs/{name}_{seed}", "runs/adapt_42"),
+        (Path("a/{optim.learning_rate}-{model.name_or_path}"), "a/2e-05-minilm"),
+        ("{data.train_file}", "documents.txt"),
+    ],
+)
+def test_a_workdir_has_the_values_of_its_run(pattern, expected):
+    assert named_workdir(pattern, *configuration("adapt", {})) == Path(expected)
+
+
+def test_a_workdir_with_an_unknown_key_is_refused():
+    message = r"workdir runs/\{train\.sed\}: unknown key train\.sed; did you mean train\.seed\?; \{seed\}, \{name\} and"
+    with pytest.raises(ConfigError, match=message):
+        named_workdir("runs/{train.sed}", *configuration("adapt", {}))
