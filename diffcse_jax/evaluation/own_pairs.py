@@ -39,6 +39,10 @@ class OwnTask:
         """The file that `run` reads."""
         return [expanded(self.file)]
 
+    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
+        """Named scores, x 100, and the number of pairs `n`."""
+        raise NotImplementedError
+
 
 class PairsRetrieval(OwnTask):
     """From the first text of each pair find the second one, among the second texts of all."""
@@ -76,7 +80,7 @@ class Duplicates(OwnTask):
         return {"average_precision": 100 * precision, "n": len(pairs.gold)}
 
 
-KINDS = {task.kind: task for task in (PairsRetrieval, Duplicates)}
+KINDS: dict[str, type[OwnTask]] = {task.kind: task for task in (PairsRetrieval, Duplicates)}
 
 
 def own_task(name: str) -> OwnTask | None:
