@@ -25,6 +25,8 @@ root_doc = "docs/index"
 include_patterns = ["docs/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
 exclude_patterns = [".*", "build", "dist", "docs/_build", "runs"]  # not looked into
 
+highlight_language = "none"  # of blocks that name none
+
 html_theme = "furo"
 html_title = "diffcse_jax"
 html_math_renderer = "mathml"
@@ -37,7 +39,7 @@ myst_heading_anchors = 3  # as Git's web pages give them to headings
 
 default_role = "code"  # what docstrings have in single backquotes
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # as they are written
 # The types of other packages, and the shapes of arrays, which look like names to Sphinx.
 nitpick_ignore_regex = [("py:.*", ".*")]
 # Folders of the repository, which a Git host shows and which are no pages here.

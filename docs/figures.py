@@ -23,7 +23,7 @@ INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
 BLUE, ORANGE, GREEN, RED, GREY = "#bcd6f5", "#f8d3a5", "#b4dfc0", "#f4c1bd", "#e4e8ec"
 SETTINGS = {
     "svg.hashsalt": "diffcse_jax",  # the same file in every run
-    "font.size": 9,
+    "font.size": 11,
     "text.color": INK,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
@@ -59,7 +59,7 @@ def contrast() -> Figure:
     off = [[("+", GREEN) if i == j else ("", ORANGE) for j in range(size)] for i in range(size)]
     pairs(axes, 5.6, 0.85, cell, off)
     axes.text(5.6 + size * cell / 2, 2.55, "SimCSE++", ha="center", weight="bold")
-    axes.text(5.6 + size * cell / 2, 2.27, "negatives without dropout", ha="center", fontsize=8)
+    axes.text(5.6 + size * cell / 2, 2.27, "negatives: no dropout", ha="center", fontsize=9)
     hard = [
         [("+", GREEN) if i == j else ("", RED) for j in range(size)]
         + [(r"$\alpha$" if i == j else "", RED) for j in range(size)]
@@ -67,7 +67,7 @@ def contrast() -> Figure:
     ]
     pairs(axes, 7.25, 0.85, cell * 0.88, hard)
     axes.text(7.25 + size * cell * 0.88, 2.55, "supervised SimCSE", ha="center", weight="bold")
-    axes.text(7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=8)
+    axes.text(7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=9)
     axes.text(
         6.9, 0.35, "a row is a softmax: the positive (+) against all the others of its row", ha="center", fontsize=9
     )
@@ -97,7 +97,7 @@ def difference() -> Figure:
         arrow(axes, (left + (column + 0.45) * width, 1.65), (left + (column + 0.45) * width, 1.22))
     arrow(axes, (left + 4.5 * width, 3.35), (left + 4.5 * width, 2.93))
     arrow(axes, (left + 4.5 * width, 2.5), (left + 4.5 * width, 2.08))
-    axes.text(left + 4.7 * width, 2.27, "masked LM, frozen", va="center", fontsize=8, color="#57606a")
+    axes.text(left + 4.7 * width, 2.27, "masked LM, frozen", va="center", fontsize=10, color="#57606a")
     box(axes, 0.0, 2.3, 0.85, 0.6, "encoder", BLUE)
     bent(axes, [(left + 0.35, 3.77), (left + 0.35, 3.92), (0.42, 3.92), (0.42, 2.93)])
     bent(axes, [(0.42, 2.3), (0.42, 0.62), (left + 0.35, 0.62), (left + 0.35, 0.78)])
@@ -120,7 +120,7 @@ def edits() -> Figure:
             one = column in changed
             box(axes, left + column * width, y, width - 0.08, 0.4, token, RED if one else GREY)
             axes.text(left + (column + 0.45) * width, y - 0.17, "1" if one else "0", ha="center", va="center")
-        axes.text(left + 8 * width + 0.02, y + 0.2, text.replace(": ", ":\n"), va="center", fontsize=8)
+        axes.text(left + 8 * width + 0.02, y + 0.2, text.replace(": ", ":\n"), va="center", fontsize=10)
     return figure
 
 
@@ -145,7 +145,7 @@ def dimensions() -> Figure:
         image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
         axes.set(title=title, xticks=[], yticks=[])
     for axes in (left, middle, right):
-        axes.title.set_fontsize(9)
+        axes.title.set_fontsize(10)
     bar = figure.colorbar(image, ax=(middle, right), shrink=0.8, ticks=(-1, 0, 1))
     bar.outline.set_visible(False)
     return figure
@@ -159,17 +159,18 @@ def ranking() -> Figure:
         "view 1 with the batch": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
         "view 2 with the batch": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
     }
-    figure, axes = plt.subplots(1, 3, figsize=(9.4, 2.5), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(9.4, 2.8), sharey=True)
     for panel, (title, (values, color)) in zip(axes, lists.items(), strict=True):
         panel.bar(names, values, color=color, edgecolor=FAINT)
         order = np.argsort(-np.array(values))
         for rank, column in enumerate(order):
-            panel.text(column, values[column] + 0.02, f"{rank + 1}.", ha="center", fontsize=9)
+            panel.text(column, values[column] + 0.02, f"{rank + 1}.", ha="center", fontsize=10)
         panel.set(title=title, ylim=(0, 1))
+        panel.title.set_fontsize(11)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("similarity to sentence $i$")
     note = "distillation, anchor: the encoder's list as the frozen one's; consistency: both views' lists alike"
-    figure.supxlabel("other sentences of the batch\n" + note, fontsize=9)
+    figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
     figure.tight_layout()
     return figure
 
@@ -195,7 +196,7 @@ def reconstruction() -> Figure:
     )
     box(axes, 3.3, 0.87, 1.6, 0.36, "sentence vector h", GREEN)
     bent(axes, [(4.1, 0.87), (4.1, 0.68)])
-    axes.text(5.0, 1.05, "at position 0", fontsize=8, va="center")
+    axes.text(5.0, 1.05, "at position 0", fontsize=10, va="center")
     return figure
 
 
@@ -245,7 +246,7 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, 
         (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.07", facecolor=color, edgecolor=FAINT
     )
     axes.add_patch(shape)
-    axes.text(x + width / 2, y + height / 2 - 0.01, text, ha="center", va="center", fontsize=8.5)
+    axes.text(x + width / 2, y + height / 2 - 0.01, text, ha="center", va="center", fontsize=10.5)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -266,7 +267,7 @@ def pairs(axes: Axes, x: float, y: float, cell: float, rows: list[list[tuple[str
         for column, (sign, color) in enumerate(row):
             corner = (x + column * cell, y + (len(rows) - 1 - number) * cell)
             axes.add_patch(Rectangle(corner, cell, cell, facecolor=color, edgecolor=PAPER, linewidth=1.5))
-            axes.text(corner[0] + cell / 2, corner[1] + cell / 2, sign, ha="center", va="center", fontsize=9)
+            axes.text(corner[0] + cell / 2, corner[1] + cell / 2, sign, ha="center", va="center", fontsize=11)
 
 
 def chain(axes: Axes, y: float, boxes: list[tuple[str, str]]) -> None:

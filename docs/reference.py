@@ -41,7 +41,7 @@ MODULES = {
 
 
 def configuration_keys() -> str:
-    """Every key under the heading of its group: type, default, values and documentation, as `confval` directives."""
+    """Every key under the heading of its group: type, default, accepted values and documentation."""
     lines: list[str] = []
     group = None
     for key, field in known_keys().items():
@@ -49,16 +49,7 @@ def configuration_keys() -> str:
         if found != group:
             group = found
             lines += [f"## {heading(group)}", ""]
-        lines += [
-            f"````{{confval}} {key}",
-            f":type: {type_name(field.type)}",
-            f":default: `{field.default!r}`",
-            "",
-            sentence(field.metadata["doc"]),
-            *(["", f"*{accepted}*"] if (accepted := values_of(field)) else []),
-            "````",
-            "",
-        ]
+        lines += [f"```{{confval}} {key}", facts(field), "", sentence(field.metadata["doc"]), "```", ""]
     return "\n".join(lines)
 
 
@@ -78,13 +69,14 @@ def type_name(kind: typing.Any) -> str:
     return f"tuple of {item[0].__name__}" if item else kind.__name__
 
 
-def values_of(field: dataclasses.Field) -> str:
-    """The values that a key accepts, where they are fewer than those of its type."""
+def facts(field: dataclasses.Field) -> str:
+    """A key's type, default and, where they are fewer than those of its type, the values that it accepts."""
     choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))
+    found = f"{type_name(field.type)}, default `{field.default!r}`"
     if choices:
-        return "One of " + ", ".join(f"`{choice or repr(choice)}`" for choice in choices)
-    bounds = [f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None]
-    return " ".join(bounds).capitalize()
+        found += "; one of " + ", ".join(f"`{choice or repr(choice)}`" for choice in choices)
+    bounds = [f"{word} {bound}" for word, bound in (("from", low), ("to", high)) if bound is not None]
+    return f"*{'; '.join([found, *([' '.join(bounds)] if bounds else [])])}*"
 
 
 def sentence(text: str) -> str:

@@ -1,13 +1,18 @@
-"""What the pages say of the configuration holds: a description for every key, and no name that does not exist."""
+"""What the pages say holds: a description for every key, no name that does not exist, commands that are valid."""
 
+import functools
 import re
 import runpy
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from diffcse_jax import objectives
-from diffcse_jax.config import known_keys
+from diffcse_jax.commands.evaluate import parse_arguments
+from diffcse_jax.config import Config, known_keys, shipped_config
+from diffcse_jax.study.plan import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -17,23 +22,23 @@ GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 
 
 def described() -> dict[str, list[str]]:
-    """The lines of each key in the reference, by key."""
-    blocks = re.findall(
-        r"^````\{confval\} (\S+)\n(.*?)^````$", REFERENCE["configuration_keys"](), re.DOTALL | re.MULTILINE
-    )
+    """The lines of each key in the reference, by key: facts and description."""
+    text = REFERENCE["configuration_keys"]()
+    blocks = re.findall(r"^```\{confval\} (\S+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return {key: [line for line in block.splitlines() if line] for key, block in blocks}
 
 
-def test_every_key_has_type_default_and_description():
+def test_every_key_has_type_default_values_and_description():
     reference = described()
     assert list(reference) == list(KEYS)
     for key, field in KEYS.items():
-        type_line, default_line, description, *values = reference[key]
-        assert type_line.startswith(":type: ")
-        assert default_line == f":default: `{field.default!r}`"
+        facts, description = reference[key]
+        assert f", default `{field.default!r}`" in facts
+        assert all(f"`{choice}`" in facts for choice in field.metadata["choices"] if choice)
+        for word, bound in (("from", field.metadata["low"]), ("to", field.metadata["high"])):
+            told = re.search(rf"\b{word} ([\d.e-]+)", facts)
+            assert (told and told[1]) == (None if bound is None else str(bound))
         assert description.replace("\\", "")[1:].startswith(field.metadata["doc"][1:])
-        assert all(f"`{choice}`" in values[0] for choice in field.metadata["choices"] if choice)
-        assert bool(values) == any(field.metadata[name] not in ((), None) for name in ("choices", "low", "high"))
 
 
 def keys_named_in(text: str) -> set[str]:
@@ -53,6 +58,40 @@ def test_keys_that_a_page_names_exist(page):
 def test_pages_name_keys():
     """The patterns find some, so that the test above is about something."""
     assert len(set().union(*(keys_named_in(page.read_text(encoding="utf-8")) for page in PAGES))) > 60
+
+
+def commands(script: str) -> list[str]:
+    """The arguments of a script's commands in the blocks of all pages, each once."""
+    pages = (page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES)
+    blocks = "".join(
+        block for page in pages for block in re.findall(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    )
+    return list(dict.fromkeys(re.findall(rf"python {re.escape(script)} (.*)", blocks)))
+
+
+base_config = functools.cache(shipped_config)
+
+
+def test_training_commands_are_valid():
+    found = [shlex.split(command, comments=True) for command in commands("train.py")]
+    of_configs = [(file, arguments) for _, file, *arguments in found if file.startswith("configs/")]
+    assert len(of_configs) > 10
+    for file, arguments in of_configs:
+        base = base_config(str(Path(file).relative_to("configs").with_suffix("")))
+        given = [each for each in arguments if re.match(r"--config\.(?!KEY=|train\.seed=)", each)]
+        values = base.to_dict()
+        for key, value in parse_overrides(base, given).items():
+            group, _, name = key.rpartition(".")
+            (values[group] if group else values)[name] = value
+        Config.from_dict(values)
+
+
+def test_evaluation_commands_are_valid(monkeypatch):
+    found = commands("eval.py")
+    assert len(found) > 5
+    for command in found:
+        monkeypatch.setattr(sys, "argv", ["eval.py", *shlex.split(command, comments=True)])
+        parse_arguments()
 
 
 def test_every_objective_is_explained():
