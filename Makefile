@@ -11,7 +11,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-fast fuzz lint types tpu coverage constraints
+.PHONY: help setup quickstart test test-fast fuzz lint types docs tpu coverage constraints
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,6 +39,9 @@ lint: $(VENV)/dev.stamp ## check style and formatting
 
 types: $(VENV)/dev.stamp ## check static types of the package
 	$(BIN)/mypy
+
+docs: $(VENV)/dev.stamp ## build the documentation into docs/_build; a broken link is an error
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . docs/_build
 
 tpu: $(VENV)/dev.stamp ## compile a small train step by the TPU's own compiler, on any machine (installs libtpu, 0.5 GB)
 	$(INSTALL) -e '.[compile]'

@@ -1,4 +1,4 @@
-"""All that is worth compiling for TPUs, one record: what docs/planning.md and the README's table rest on.
+"""All that is worth compiling for TPUs, one record: what the table of docs/planning.md rests on.
 
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 

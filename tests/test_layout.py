@@ -2,9 +2,11 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "diffcse_jax"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "diffcse_jax"
 
 
 def module_files() -> dict[str, Path]:
@@ -29,3 +31,13 @@ def test_no_modules_import_one_another_in_a_circle():
         for module, file in files.items()
     }
     graphlib.TopologicalSorter(imported).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_picture_of_the_house_has_its_folders_and_no_file_that_is_gone():
+    page = (ROOT / "docs/development.md").read_text(encoding="utf-8")
+    picture = re.search(r"## The house.*?```\n(.*?)```", page, re.DOTALL)[1]
+    folders = {file.parent.name for file in PACKAGE.rglob("__init__.py")}
+    assert folders - set(re.findall(r"(\w+)/", picture)) == set()
+    files = {file.name for folder in (ROOT, PACKAGE) for file in folder.glob("*.py")}
+    files |= {file.name for file in PACKAGE.rglob("*.py")}
+    assert set(re.findall(r"\w+\.py", picture)) - files == set()

@@ -1,0 +1,293 @@
+"""Draws the figures of these pages as SVG files: `python docs/figures.py`.
+
+Each is an SVG on a white card, so that it reads the same on light and on dark pages.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from diffcse_jax.models.dropout_schedules import MASKS, NUM_BLOCKS, scheduled
+
+FOLDER = Path(__file__).parent / "figures"
+INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
+BLUE, ORANGE, GREEN, RED, GREY = "#bcd6f5", "#f8d3a5", "#b4dfc0", "#f4c1bd", "#e4e8ec"
+SETTINGS = {
+    "svg.hashsalt": "diffcse_jax",  # the same file in every run
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PAPER,
+}
+
+
+def main() -> None:
+    """Draws all of them."""
+    FOLDER.mkdir(exist_ok=True)
+    with plt.rc_context(SETTINGS):
+        for draw in FIGURES:
+            figure = draw()
+            figure.savefig(FOLDER / f"{draw.__name__}.svg", metadata={"Date": None}, bbox_inches="tight")
+            plt.close(figure)
+
+
+def contrast() -> Figure:
+    """Two views of each sentence; what is positive and what negative in three forms of the contrast."""
+    figure, axes = canvas(9.6, 2.9)
+    box(axes, 0.0, 1.35, 1.15, 0.6, "sentence $i$", GREY)
+    for y, view in ((2.0, 1), (0.7, 2)):
+        arrow(axes, (1.15, 1.65), (1.55, y + 0.3))
+        box(axes, 1.55, y, 1.35, 0.6, f"encoder,\ndropout mask {view}", BLUE)
+        arrow(axes, (2.9, y + 0.3), (3.2, y + 0.3))
+        axes.text(3.25, y + 0.3, f"$z^{view}_i$", va="center", fontsize=12)
+    size, cell = 4, 0.33
+    pairs(axes, 3.95, 0.85, cell, [[("+", GREEN) if i == j else ("", RED) for j in range(size)] for i in range(size)])
+    axes.text(3.95 + size * cell / 2, 2.55, "SimCSE", ha="center", weight="bold")
+    axes.text(3.95 + size * cell / 2, 2.27, "$z^1_i \\cdot z^2_j$", ha="center")
+    off = [[("+", GREEN) if i == j else ("", ORANGE) for j in range(size)] for i in range(size)]
+    pairs(axes, 5.6, 0.85, cell, off)
+    axes.text(5.6 + size * cell / 2, 2.55, "SimCSE++", ha="center", weight="bold")
+    axes.text(5.6 + size * cell / 2, 2.27, "negatives: no dropout", ha="center", fontsize=9)
+    hard = [
+        [("+", GREEN) if i == j else ("", RED) for j in range(size)]
+        + [(r"$\alpha$" if i == j else "", RED) for j in range(size)]
+        for i in range(size)
+    ]
+    pairs(axes, 7.25, 0.85, cell * 0.88, hard)
+    axes.text(7.25 + size * cell * 0.88, 2.55, "supervised SimCSE", ha="center", weight="bold")
+    axes.text(7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=9)
+    axes.text(
+        6.9, 0.35, "a row is a softmax: the positive (+) against all the others of its row", ha="center", fontsize=9
+    )
+    return figure
+
+
+def difference() -> Figure:
+    """DiffCSE: the sentence vector is asked which tokens of an edited sentence were replaced."""
+    figure, axes = canvas(10.3, 4.1)
+    original = ["[CLS]", "the", "river", "flows", "past", "the", "old", "town", "[SEP]"]
+    masked = [*original[:2], "[MASK]", *original[3:6], "[MASK]", *original[7:]]
+    edited = [*original[:2], "road", *original[3:]]
+    labels = [str(int(a != b)) for a, b in zip(original, edited, strict=True)]
+    left, width = 3.1, 0.78
+    rows = ((3.35, original, "sentence"), (2.5, masked, "some tokens masked"), (1.65, edited, "filled by a generator"))
+    for y, tokens, name in rows:
+        axes.text(left - 0.15, y + 0.2, name, ha="right", va="center")
+        for column, token in enumerate(tokens):
+            changed = {"[MASK]": ORANGE, "road": RED}.get(token, GREY)
+            box(axes, left + column * width, y, width - 0.08, 0.4, token, changed)
+    box(axes, left, 0.8, width - 0.08, 0.4, "h", GREEN)
+    box(axes, left + width, 0.8, 8 * width - 0.08, 0.4, "discriminator: was this token replaced?", BLUE)
+    axes.text(left - 0.15, 1.0, "sentence vector at position 0", ha="right", va="center")
+    axes.text(left - 0.15, 0.4, "label", ha="right", va="center")
+    for column, label in enumerate(labels):
+        axes.text(left + (column + 0.45) * width, 0.4, label, ha="center", va="center", weight="bold")
+        arrow(axes, (left + (column + 0.45) * width, 1.65), (left + (column + 0.45) * width, 1.22))
+    arrow(axes, (left + 4.5 * width, 3.35), (left + 4.5 * width, 2.93))
+    arrow(axes, (left + 4.5 * width, 2.5), (left + 4.5 * width, 2.08))
+    axes.text(left + 4.7 * width, 2.27, "masked LM, frozen", va="center", fontsize=10, color="#57606a")
+    box(axes, 0.0, 2.3, 0.85, 0.6, "encoder", BLUE)
+    bent(axes, [(left + 0.35, 3.77), (left + 0.35, 3.92), (0.42, 3.92), (0.42, 2.93)])
+    bent(axes, [(0.42, 2.3), (0.42, 0.62), (left + 0.35, 0.62), (left + 0.35, 0.78)])
+    return figure
+
+
+def edits() -> Figure:
+    """Edits of a sentence, and the label of each token."""
+    figure, axes = canvas(9.4, 2.9)
+    left, width = 1.1, 0.9
+    rows = (
+        ("replace", ["the", "road", "flows", "past", "the", "old", "town"], (1,), "a token of the generator: label 1"),
+        ("insert", ["the", "wide", "river", "flows", "past", "the", "old", "town"], (1,), "a new token: label 1"),
+        ("delete", ["the", "river", "past", "the", "old", "town"], (2,), "the token after the dropped one: label 1"),
+    )
+    for number, (name, tokens, changed, text) in enumerate(rows):
+        y = 2.2 - 0.95 * number
+        axes.text(left - 0.15, y + 0.2, name, ha="right", va="center", weight="bold")
+        for column, token in enumerate(tokens):
+            one = column in changed
+            box(axes, left + column * width, y, width - 0.08, 0.4, token, RED if one else GREY)
+            axes.text(left + (column + 0.45) * width, y - 0.17, "1" if one else "0", ha="center", va="center")
+        axes.text(left + 8 * width + 0.02, y + 0.2, text.replace(": ", ":\n"), va="center", fontsize=10)
+    return figure
+
+
+def dimensions() -> Figure:
+    """Contrast of rows and of columns, and the correlations that the latter is about."""
+    generator = np.random.default_rng(0)
+    rows, size = 200, 10
+    mixed = generator.normal(size=(rows, size)) @ (np.eye(size) + 0.32 * generator.normal(size=(size, size)))
+    views = [mixed + 0.5 * generator.normal(size=mixed.shape) for _ in range(2)]
+    z1, z2 = ((view - view.mean(0)) / view.std(0) for view in views)
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(9.6, 2.8), width_ratios=(0.9, 1, 1))
+    left.imshow(z1[:14], cmap="Greys", aspect="auto", alpha=0.6)
+    for corner, width, height, color in (((-0.5, 3.5), size, 1, "#b35900"), ((5.5, -0.5), 1, 14, "#0969da")):
+        left.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2.5, clip_on=False))
+    left.text(-0.9, 4.0, "contrast", color="#b35900", ha="right", va="center", weight="bold")
+    left.text(6.0, 14.3, "dcl, barlow_twins", color="#0969da", ha="center", va="center", weight="bold")
+    left.set(title="the vectors of a batch,\na sentence a row", xticks=[], yticks=[])
+    for axes, matrix, title in (
+        (middle, z1.T @ z2 / rows, "columns of view 1\nwith those of view 2"),
+        (right, np.eye(size), "asked for: each column\nlike its own alone"),
+    ):
+        image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+        axes.set(title=title, xticks=[], yticks=[])
+    for axes in (left, middle, right):
+        axes.title.set_fontsize(10)
+    bar = figure.colorbar(image, ax=(middle, right), shrink=0.8, ticks=(-1, 0, 1))
+    bar.outline.set_visible(False)
+    return figure
+
+
+def ranking() -> Figure:
+    """Lists of similarities: a teacher's, and those of both views."""
+    names = ["a", "b", "c", "d", "e"]
+    lists = {
+        "teacher (or the start), frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
+        "view 1 with the batch": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
+        "view 2 with the batch": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(9.4, 2.8), sharey=True)
+    for panel, (title, (values, color)) in zip(axes, lists.items(), strict=True):
+        panel.bar(names, values, color=color, edgecolor=FAINT)
+        order = np.argsort(-np.array(values))
+        for rank, column in enumerate(order):
+            panel.text(column, values[column] + 0.02, f"{rank + 1}.", ha="center", fontsize=10)
+        panel.set(title=title, ylim=(0, 1))
+        panel.title.set_fontsize(11)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("similarity to sentence $i$")
+    note = "distillation, anchor: the encoder's list as the frozen one's; consistency: both views' lists alike"
+    figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
+    figure.tight_layout()
+    return figure
+
+
+def reconstruction() -> Figure:
+    """Two masked LMs beside the contrast: in the encoder itself, and above frozen states and the sentence vector."""
+    figure, axes = canvas(9.4, 3.0)
+    axes.text(0.0, 2.75, "mlm (SimCSE): the encoder keeps knowing words", weight="bold")
+    chain(
+        axes, 2.0, [("masked\nsentence", GREY), ("encoder", BLUE), ("masked-LM\nhead", BLUE), ("masked\ntokens", RED)]
+    )
+    axes.text(0.0, 1.45, "reconstruction (InfoCSE): the sentence vector helps to recover them", weight="bold")
+    chain(
+        axes,
+        0.1,
+        [
+            ("masked\nsentence", GREY),
+            ("generator's lower\nblocks, frozen", ORANGE),
+            ("two blocks,\ntrained", BLUE),
+            ("masked-LM\nhead", BLUE),
+            ("masked\ntokens", RED),
+        ],
+    )
+    box(axes, 3.3, 0.87, 1.6, 0.36, "sentence vector h", GREEN)
+    bent(axes, [(4.1, 0.87), (4.1, 0.68)])
+    axes.text(5.0, 1.05, "at position 0", fontsize=10, va="center")
+    return figure
+
+
+def dropout_schedules() -> Figure:
+    """The twelve masks of the report on adjusting dropout."""
+    rates = np.array([scheduled(name, (0.1,), NUM_BLOCKS) for name in MASKS])
+    figure, axes = plt.subplots(figsize=(6.6, 3.6))
+    axes.imshow(rates, cmap="Blues", vmin=0.0, vmax=0.7)
+    for (row, column), rate in np.ndenumerate(rates):
+        axes.text(column, row, f"{rate:.1f}", ha="center", va="center", fontsize=8)
+    axes.set(xlabel="block", xticks=range(NUM_BLOCKS), yticks=range(len(MASKS)), aspect="auto")
+    axes.set_xticklabels(range(1, NUM_BLOCKS + 1))
+    axes.set_yticklabels(MASKS)
+    return figure
+
+
+def temperature() -> Figure:
+    """How much more a near negative counts than a far one."""
+    figure, axes = plt.subplots(figsize=(6.6, 3.0))
+    cosines = np.linspace(0.0, 0.8, 100)
+    ends = ((0.02, 0.21, "#cf222e"), (0.05, 0.53, "#0969da"), (0.1, 0.8, "#1a7f37"), (1.0, 0.8, "#57606a"))
+    for value, end, color in ends:
+        axes.semilogy(cosines[cosines <= end], np.exp(cosines[cosines <= end] / value), color=color)
+        axes.text(end + 0.01, np.exp(end / value), rf"$\tau$ = {value}", color=color, va="center", fontsize=9)
+    axes.set(
+        xlabel="cosine of a negative and the anchor",
+        ylabel="weight (1 at cosine 0)",
+        xlim=(-0.02, 0.92),
+        ylim=(0.5, 3e5),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure whose coordinates are inches."""
+    figure = plt.figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-0.1, width + 0.1), ylim=(0, height))
+    axes.axis("off")
+    return figure, axes
+
+
+def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, color: str) -> None:
+    """A box with rounded corners and a text in it."""
+    shape = FancyBboxPatch(
+        (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.07", facecolor=color, edgecolor=FAINT
+    )
+    axes.add_patch(shape)
+    axes.text(x + width / 2, y + height / 2 - 0.01, text, ha="center", va="center", fontsize=10.5)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """A straight arrow."""
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#57606a", "shrinkA": 0, "shrinkB": 0})
+
+
+def bent(axes: Axes, points: list[tuple[float, float]]) -> None:
+    """A line through points that ends in an arrow."""
+    xs, ys = zip(*points[:-1], strict=True)
+    axes.plot(xs, ys, color="#57606a", linewidth=1)
+    arrow(axes, points[-2], points[-1])
+
+
+def pairs(axes: Axes, x: float, y: float, cell: float, rows: list[list[tuple[str, str]]]) -> None:
+    """A matrix of pairs: a sign and a colour each, the first row on top."""
+    for number, row in enumerate(rows):
+        for column, (sign, color) in enumerate(row):
+            corner = (x + column * cell, y + (len(rows) - 1 - number) * cell)
+            axes.add_patch(Rectangle(corner, cell, cell, facecolor=color, edgecolor=PAPER, linewidth=1.5))
+            axes.text(corner[0] + cell / 2, corner[1] + cell / 2, sign, ha="center", va="center", fontsize=11)
+
+
+def chain(axes: Axes, y: float, boxes: list[tuple[str, str]]) -> None:
+    """Boxes from left to right with arrows between."""
+    for number, (text, color) in enumerate(boxes):
+        box(axes, 1.85 * number, y, 1.45, 0.56, text, color)
+        if number:
+            arrow(axes, (1.85 * number - 0.4, y + 0.28), (1.85 * number, y + 0.28))
+
+
+FIGURES: tuple[Callable[[], Figure], ...] = (
+    contrast,
+    difference,
+    edits,
+    dimensions,
+    ranking,
+    reconstruction,
+    dropout_schedules,
+    temperature,
+)
+
+if __name__ == "__main__":
+    main()
