@@ -87,12 +87,14 @@ def sentence(text: str) -> str:
 
 def python_names() -> str:
     """The public names of the package, then those of modules, as directives of autodoc."""
+    whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
+    names = getattr(diffcse_jax, "__all__", ["SentenceEncoder"])
     lines = ["## The package", ""]
-    lines += list(directives("diffcse_jax", getattr(diffcse_jax, "__all__", ["SentenceEncoder"])))
+    lines += directives("diffcse_jax", [name for name in names if getattr(diffcse_jax, name).__module__ not in whole])
     for title, modules in MODULES.items():
         lines += [f"## {title}", ""]
         for module, names in modules.items():
-            lines += list(directives(module, names))
+            lines += directives(module, names)
     return "\n".join(lines)
 
 
