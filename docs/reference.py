@@ -99,10 +99,12 @@ def python_names() -> str:
 
 
 def directives(module: str, names: typing.Sequence[str]) -> Iterator[str]:
-    """The directives for some names of a module, or, if there are none, for the whole of it."""
-    yield "```{eval-rst}"
+    """The directives for some names of a module, or, if there are none, for the whole of it, with a heading."""
     if not names:
-        yield f".. automodule:: {module}\n   :members:\n"
+        yield f"### `{module}`\n"
+    yield "```{eval-rst}"
+    if not names:  # options are keys of the configuration, which has a page of its own
+        yield f".. automodule:: {module}\n   :members:\n   :exclude-members: Options, objective\n"
     for name in names:
         kind = "class" if name[0].isupper() else "function"  # told without importing what is slow or optional
         yield f".. auto{kind}:: {module}.{name}" + ("\n   :members:\n" if kind == "class" else "\n")
