@@ -40,6 +40,7 @@ myst_heading_anchors = 3  # as Git's web pages give them to headings
 default_role = "code"  # what docstrings have in single backquotes
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True  # as they are written
+toc_object_entries_show_parents = "hide"
 # The types of other packages, and the shapes of arrays, which look like names to Sphinx.
 nitpick_ignore_regex = [("py:.*", ".*")]
 # Folders of the repository, which a Git host shows and which are no pages here.

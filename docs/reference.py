@@ -87,20 +87,24 @@ def sentence(text: str) -> str:
 
 def python_names() -> str:
     """The public names of the package, then those of modules, as directives of autodoc."""
+    whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
+    names = getattr(diffcse_jax, "__all__", ["SentenceEncoder"])
     lines = ["## The package", ""]
-    lines += list(directives("diffcse_jax", getattr(diffcse_jax, "__all__", ["SentenceEncoder"])))
+    lines += directives("diffcse_jax", [name for name in names if getattr(diffcse_jax, name).__module__ not in whole])
     for title, modules in MODULES.items():
         lines += [f"## {title}", ""]
         for module, names in modules.items():
-            lines += list(directives(module, names))
+            lines += directives(module, names)
     return "\n".join(lines)
 
 
 def directives(module: str, names: typing.Sequence[str]) -> Iterator[str]:
-    """The directives for some names of a module, or, if there are none, for the whole of it."""
-    yield "```{eval-rst}"
+    """The directives for some names of a module, or, if there are none, for the whole of it, with a heading."""
     if not names:
-        yield f".. automodule:: {module}\n   :members:\n"
+        yield f"### `{module}`\n"
+    yield "```{eval-rst}"
+    if not names:  # options are keys of the configuration, which has a page of its own
+        yield f".. automodule:: {module}\n   :members:\n   :exclude-members: Options, objective\n"
     for name in names:
         kind = "class" if name[0].isupper() else "function"  # told without importing what is slow or optional
         yield f".. auto{kind}:: {module}.{name}" + ("\n   :members:\n" if kind == "class" else "\n")
