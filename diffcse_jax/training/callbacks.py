@@ -217,10 +217,11 @@ class Progress(Callback):
     """A bar on a terminal; elsewhere a line every 30 seconds or more."""
 
     def on_start(self, training: Training) -> None:
-        self._first, self._total, self._step = training.step, training.total_steps, training.step
-        self._numbers = ""
-        self._told = time.monotonic()
-        self._since: float | None = None  # the end of the first step, which is compiled before
+        self._step, self._total = training.step, training.total_steps
+        self._numbers, self._told = "", time.monotonic()
+        # Steps with metrics, and when these were there: others are on their way when they are told of. The first one
+        # is compiled before.
+        self._measured: list[tuple[int, float]] = []
         self._bar = tqdm.tqdm(
             desc="training",
             initial=training.step,
@@ -234,14 +235,13 @@ class Progress(Callback):
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = step
         if metrics:
-            rate = f", {metrics['sentences_per_second']:.0f} sentences/s" if self._since else ""
+            rate = f", {metrics['sentences_per_second']:.0f} sentences/s" if self._measured else ""
+            self._measured = [*self._measured[:1], (step, time.monotonic())]
             self._numbers = f"loss {metrics.get('loss', math.nan):.4f}{rate}"
             self._bar.set_postfix_str(self._numbers, refresh=False)
         self._bar.set_description_str("training", refresh=False)
         self._bar.update(step - self._bar.n)
-        if self._since is None:
-            self._since, self._first = time.monotonic(), step
-        elif self._bar.disable and self._numbers:
+        if self._bar.disable and self._numbers:
             self._tell(self._numbers)
 
     def on_evaluation_start(self, step: int) -> None:
@@ -258,9 +258,11 @@ class Progress(Callback):
         if now - self._told < SECONDS_BETWEEN_LINES:
             return
         self._told = now
-        done = self._step - self._first
-        left = (now - self._since) / done * (self._total - self._step) if self._since and done else None
-        ending = "" if left is None else f", about {tqdm.tqdm.format_interval(left)} left"
+        ending = ""
+        if len(self._measured) == 2:
+            (first, since), (last, until) = self._measured
+            left = (until - since) / (last - first) * (self._total - self._step)
+            ending = f", about {tqdm.tqdm.format_interval(left)} left"
         print(f"step {self._step:,} of {self._total:,}: {text}{ending}", file=sys.stderr, flush=True)
 
 
