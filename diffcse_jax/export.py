@@ -299,7 +299,7 @@ def _about_checks(check: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def _differences(check: dict[str, Any]) -> str:
+def _differences(check: Mapping[str, Any]) -> str:
     return ", ".join(f"{reader} {value:.1e}" for reader, value in check["maximal_absolute_difference"].items())
 
 

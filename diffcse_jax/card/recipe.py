@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 from diffcse_jax.config import SHIPPED, Config, flat, shipped_config
 from diffcse_jax.storage.base_model import is_local
 
-# Keys that say where a run is computed and where its files are, and on which its result does not depend.
+# Keys that say where and how a run is computed, and on which its result does not depend.
 OF_THE_MACHINE = (
     "data.cache_dir",
     "eval.data_dir",
+    "eval.batch_size",
+    "train.packing",
+    "train.recompute",
+    "train.log_every",
     "mesh.data",
     "mesh.model",
     "mesh.fully_sharded",
@@ -64,10 +68,9 @@ def _without_folder(key: str, value: Any) -> Any:
         return tuple(_without_folder(key, item) for item in value)
     if not isinstance(value, str):
         return value
-    if key in OF_THE_MACHINE:
+    if key.endswith("_dir"):
         return ""
-    names_file = key.endswith("_file")
-    return PurePath(value.replace("\\", "/")).name if names_file or is_local(value) else value
+    return PurePath(value.replace("\\", "/")).name if key.endswith("_file") or is_local(value) else value
 
 
 def _changed(values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The scores of a card: as tables, and as results in its metadata, which name the data they were measured on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from huggingface_hub import EvalResult
 
@@ -10,12 +10,11 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.comparison import Row, formatted, scores_by_column
+from diffcse_jax.evaluation.report import Results
 from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.files import read_json_object
 from diffcse_jax.storage.selection import SELECTION
 from diffcse_jax.storage.workdir import workdir_of
-
-Results = Mapping[str, Any]  # of one model, as eval.py writes them
 
 HUB_DATA = {  # ids on the hub of what eval.py reads from SentEval's folders
     **{f"STS{year}": f"mteb/sts{year}-sts" for year in (12, 13, 14, 15, 16)},
@@ -122,7 +121,9 @@ def _dev_data(metric: str, config: Config) -> tuple[str, str, str] | None:
     if metric == "sickr_spearman":
         return UNKNOWN, "SICK-R, dev (trial)", "validation"
     if metric in ("pairs_spearman", "pairs_retrieval"):
-        return UNKNOWN, f"pairs of {PurePath(config.eval.pairs_file).name}", "validation"
+        own = f"pairs of {PurePath(config.eval.pairs_file).name}"
+        ours = "first sentences of docstrings, and their rests, of held-out functions"
+        return UNKNOWN, ours if config.eval.pairs_file == "docstrings" else own, "validation"
     if metric in _PAIRS:
         whose = "held-out documents" if config.data.held_out else "training sentences"
         return UNKNOWN, f"{_PAIRS[metric]} of {whose} of {text}", "validation"
@@ -131,13 +132,11 @@ def _dev_data(metric: str, config: Config) -> tuple[str, str, str] | None:
 
 def _result(kind: str, score: float, data: str, name: str, split: str) -> EvalResult:
     """A result; `kind` is `spearman`, `mrr`, `recall@K` or `accuracy`."""
+    shown = "MRR" if kind == "mrr" else kind.capitalize()
     task, task_name, metric, metric_name = {
         "spearman": ("semantic-similarity", "Semantic Similarity", "spearman_cosine", "Spearman Cosine"),
         "accuracy": ("text-classification", "Classification of frozen vectors", "accuracy", "Accuracy"),
-    }.get(
-        kind,
-        ("information-retrieval", "Information Retrieval", f"cosine_{kind}", f"Cosine {kind.capitalize()}"),
-    )
+    }.get(kind, ("information-retrieval", "Information Retrieval", f"cosine_{kind}", f"Cosine {shown}"))
     return EvalResult(
         task_type=task,
         task_name=task_name,

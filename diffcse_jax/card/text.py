@@ -17,7 +17,7 @@ from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.selection import origin
 
 PLACE = "path/to/this/folder"  # in the usage, of a model without a name on the hub
-SENTENCES = '["A man plays the guitar.", "Someone makes music."]'
+SENTENCES = 'sentences = ["A man plays the guitar.", "Someone makes music."]'
 
 _KNOWN_TEXT = {"wiki1m": "en", "docstrings": "en"}  # texts by their names, and their languages
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
@@ -91,7 +91,9 @@ def metadata(saved: SavedEncoder, base: BaseModel, exported: Exported) -> ModelC
         model_name=exported.name.rpartition("/")[2] if results else None,
         pipeline_tag="sentence-similarity",
         tags=tags,
-        **license,
+        license=license.get("license"),
+        license_name=license.get("license_name"),
+        license_link=license.get("license_link"),
     )
 
 
@@ -160,17 +162,19 @@ def _usage(saved: SavedEncoder, exported: Exported) -> str:
         _python(
             "from sentence_transformers import SentenceTransformer",
             "",
+            SENTENCES,
             f'model = SentenceTransformer("{place}")',
-            f"vectors = model.encode({SENTENCES})",
+            "vectors = model.encode(sentences)",
             "print(model.similarity(vectors, vectors))",
         ),
         "With diffcse_jax, without PyTorch:",
         _python(
             "from diffcse_jax import SentenceEncoder",
             "",
+            SENTENCES,
             f'encoder = SentenceEncoder.from_pretrained("{place}")',
-            f"vectors = encoder.encode({SENTENCES})",
-            f"print(encoder.similarity(*{SENTENCES}))",
+            "vectors = encoder.encode(sentences)",
+            "print(encoder.similarity(sentences, sentences))",
         ),
         "With transformers:",
         _in_transformers(saved, place, exported.truncate_dim),
@@ -213,9 +217,10 @@ def _in_transformers(saved: SavedEncoder, place: str, cut: int | None) -> str:
         "import torch",
         "from transformers import AutoModel, AutoTokenizer",
         "",
+        SENTENCES,
         f'tokenizer = AutoTokenizer.from_pretrained("{place}")',
         f'model = AutoModel.from_pretrained("{place}")',
-        f'inputs = tokenizer({SENTENCES}, padding=True, truncation=True, max_length={length}, return_tensors="pt")',
+        f'inputs = tokenizer(sentences, padding=True, truncation=True, max_length={length}, return_tensors="pt")',
         "with torch.inference_mode():",
         f"    outputs = model(**inputs{', output_hidden_states=True' if pair else ''})",
         *steps,
@@ -233,9 +238,10 @@ def _in_onnxruntime(saved: SavedEncoder, exported: Exported) -> str:
         "from onnxruntime import InferenceSession",
         "from transformers import AutoTokenizer",
         "",
+        SENTENCES,
         f'tokenizer = AutoTokenizer.from_pretrained("{name if exported.on_hub else PLACE}")',
         f"session = InferenceSession({file})",
-        f'inputs = tokenizer({SENTENCES}, padding=True, truncation=True, max_length={length}, return_tensors="np")',
+        f'inputs = tokenizer(sentences, padding=True, truncation=True, max_length={length}, return_tensors="np")',
         "inputs = {each.name: inputs[each.name] for each in session.get_inputs()}",
         '(vectors,) = session.run(["sentence_embedding"], inputs)  # of unit length',
     )
@@ -247,7 +253,7 @@ def _training(saved: SavedEncoder) -> str:
     values = json.dumps(recipe.portable(saved.config), indent=2)
     parts = [
         "## Training",
-        "The command that repeats it; files and folders that it names are to be where it is started:",
+        "The command that repeats it, started where the files that it names are:",
         f"```bash\n{made.command}\n```",
     ]
     if rows:
