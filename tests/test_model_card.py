@@ -209,9 +209,13 @@ def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
         {"truncate_dim": 8}, {"aggregation": "mean"},
     ):  # fmt: skip
         assert recorded(ours | other) == ({}, None), other
+    assert recorded(start) == ({}, None)
     assert recorded(ours, named=True).model == ours
-    with pytest.raises(ConfigError, match=r"--results: .*elsewhere.json has no test results of .*/run as it is"):
+    with pytest.raises(ConfigError, match=r"--results: no test results of .*/run with the pooler cls_before_pooler"):
         recorded(start, named=True)
+    apart = [tmp_path / "elsewhere.json", run / "results.json"]
+    recorded(ours)
+    assert scores.recorded_results(run, saved, None, apart) == (ours, start)
     (run / "selection.json").write_text("{}")
     os.utime(run / "results.json", (0, 0))
     assert scores.recorded_results(run, saved, None, []) == ({}, None)

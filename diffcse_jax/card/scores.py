@@ -49,28 +49,40 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
         files: `results.json` files to look in; none: those in the workdir.
 
     Raises:
-        ConfigError: a file that is named has no results of this model, or is older than the model.
+        ConfigError: the files that are named have no results of this model.
     """
-    found = Recorded({}, None)
     workdir = workdir_of(source) or source
-    for path in files or [workdir / name for name in RECORDED if (workdir / name).is_file()]:
-        content = read_json_object(path)
-        rows = [row for row in content.get("models", [content]) if isinstance(row.get("tasks"), dict)]
-        models = [row for row in rows if _is_of(row, source, workdir, saved) and row["truncate_dim"] == truncate_dim]
-        chosen = workdir / SELECTION
-        is_old = chosen.is_file() and path.stat().st_mtime < chosen.stat().st_mtime
-        if models and not is_old:
-            found = Recorded(models[-1], next((row for row in rows if _is_of_start(row, saved)), found.start))
-        elif files:
-            reason = "is older than the model" if is_old else f"has no test results of {source} as it is exported"
-            raise ConfigError(f"--results: {path} {reason}; run eval.py --model {source} --output {path}")
-    return found
+    rows = [row for path in files or _recorded_in(workdir) for row in _rows(path)]
+    model = next((row for row in rows if _is_of(row, source, workdir, saved, truncate_dim)), None)
+    if model is None:
+        if files:
+            raise ConfigError(
+                f"--results: no test results of {source} with the pooler {saved.pooler}, as it is exported, in "
+                f"{', '.join(map(str, files))}; eval.py --model {source} --output FILE writes them"
+            )
+        return Recorded({}, None)
+    return Recorded(model, next((row for row in rows if _is_of_start(row, saved)), None))
 
 
-def _is_of(row: Results, source: Path, workdir: Path, saved: SavedEncoder) -> bool:
-    """True if the row is of the model and of nothing else: not of another pooler, split or transformation."""
+def _recorded_in(workdir: Path) -> list[Path]:
+    """The files of results in a workdir that are of its present choice of a model, which is then the older one."""
+    chosen = workdir / SELECTION
+    since = chosen.stat().st_mtime if chosen.is_file() else 0.0
+    return [path for name in RECORDED if (path := workdir / name).is_file() and path.stat().st_mtime >= since]
+
+
+def _rows(path: Path) -> list[Results]:
+    """The results in a file, by model; none in one of another kind, such as a study's."""
+    content = read_json_object(path)
+    rows = content.get("models", [content])
+    return [row for row in rows if isinstance(row, dict) and {"model", "pooler", "tasks"} <= row.keys()]
+
+
+def _is_of(row: Results, source: Path, workdir: Path, saved: SavedEncoder, truncate_dim: int | None) -> bool:
+    """True if the row is of the model and of nothing else: not of another pooler, cut, split or transformation."""
     ours = {source.resolve()} | ({(workdir / "export").resolve()} if source == workdir else set())
-    return expanded(row["model"]).resolve() in ours and row["pooler"] == saved.pooler and _is_comparable(row)
+    is_same = row["pooler"] == saved.pooler and row.get("truncate_dim") == truncate_dim
+    return is_same and expanded(row["model"]).resolve() in ours and _is_comparable(row)
 
 
 def _is_of_start(row: Results, saved: SavedEncoder) -> bool:
