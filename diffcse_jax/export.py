@@ -1,6 +1,7 @@
 """From a training checkpoint to a Hugging Face folder that sentence-transformers loads too.
 
 python -m diffcse_jax.export --workdir runs/diffcse_base --output DIR
+python -m diffcse_jax.export --workdir runs/diffcse_base --push_to_hub USER/NAME --private
 
 The export is read back and compared with the encoder in memory before it gets its name; PyTorch takes part in the
 comparison where it is installed and is not needed otherwise.
@@ -8,11 +9,11 @@ comparison where it is installed and is not needed otherwise.
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import glob
 import importlib.metadata
 import importlib.util
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +23,27 @@ from typing import Any
 import numpy as np
 
 import diffcse_jax
+from diffcse_jax import hub, onnx_graph
+from diffcse_jax.card.scores import recorded_results
+from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, checked_truncation
+from diffcse_jax.encoder import SentenceEncoder, checked_truncation, normalized
 from diffcse_jax.errors import CheckpointError, reported_to_user
+from diffcse_jax.evaluation.guard import AGREEMENT, STSB, build_guard, general_sentences
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.runtime.quiet import quiet_transformers
-from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage import base_model, sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
-from diffcse_jax.storage.files import give_name, partial_folder, write_json, write_tensors, writing
+from diffcse_jax.storage.files import (
+    give_name,
+    partial_folder,
+    read_json_object,
+    write_json,
+    write_tensors,
+    write_text,
+    writing,
+)
+from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
@@ -48,16 +62,39 @@ SAMPLES = (
 )
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
+_GUARDS = {STSB: "Spearman on STS-B dev", AGREEMENT: "agreement of similarities (Spearman x 100)"}
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What the card is told beside what the run knows.
+
+    Attributes:
+        hub_id: `USER/NAME`, under which the folder will be on the hub.
+        license: of the model, where it is not the base model's.
+        language: codes, where they are not the base model's.
+        results: files of eval.py; none: those that are in the workdir.
+    """
+
+    hub_id: str | None = None
+    license: str | None = None
+    language: tuple[str, ...] = ()
+    results: tuple[Path, ...] = ()
+
+
+def export(
+    source: Path, output: Path, truncate_dim: int | None = None, *, onnx: bool = False, about: About | None = None
+) -> dict[str, Any]:
     """Writes the encoder that a run has selected, or that of one checkpoint, as a Hugging Face folder.
 
     Args:
         source: a workdir (`diffcse_jax.storage.checkpoint.read_encoder` says what is taken), or a checkpoint in it.
         output: the folder to write. An earlier export there is replaced.
         truncate_dim: the length that readers of the folder cut vectors to; None: whole vectors.
+        onnx: add ONNX files.
+        about: for the card.
 
     Returns:
         The content of `export_check.json` in the folder: the largest absolute differences between the embeddings of
@@ -66,17 +103,38 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
     Raises:
         CheckpointError: nothing to export, a folder in the way that is no export, an output that cannot be written, or
             an export whose embeddings differ by more than 1e-4 of their largest number, of which nothing is left.
-        ConfigError: vectors do not have `truncate_dim` numbers.
+        ConfigError: vectors do not have `truncate_dim` numbers; packages for ONNX are missing; a file of results that
+            has none of this model.
     """
     output = output.resolve()
+    about = about or About()
+    if onnx:
+        onnx_graph.require_packages()
     saved = read_encoder(source)
     checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
+    recorded = recorded_results(source, saved, truncate_dim, about.results)
     safe = "The checkpoints and an earlier export are whole."
     with writing(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
         write_folder(saved, folder, truncate_dim)
         check = check_folder(saved, folder, truncate_dim)
+        if onnx:
+            onnx_graph.write(saved, folder, truncate_dim)
+            check["onnx"] = _measured(saved, folder, truncate_dim)
         write_json(folder / CHECK_FILE, check)
-        (folder / "README.md").write_text(model_card(saved, check, truncate_dim), encoding="utf-8")
+        exported = Exported(
+            name=about.hub_id or (workdir_of(source) or source).resolve().name,
+            on_hub=about.hub_id is not None,
+            truncate_dim=truncate_dim,
+            recorded=recorded,
+            checks=_about_checks(check),
+            versions={"diffcse_jax": diffcse_jax.__version__}
+            | {package: importlib.metadata.version(package) for package in _PACKAGES},
+            license=about.license,
+            language=about.language,
+            onnx=onnx,
+        )
+        base = base_model.read(saved.folder, saved.config.model.name_or_path, saved.hf_config)
+        write_text(folder / "README.md", model_card(saved, base, exported))
     weights = origin(saved.share, saved.step)
     print(f"exported to {output}: {weights}; maximal absolute difference of embeddings: {_differences(check)}")
     if families.find(saved.transformer_config.family).pooler and not saved.pooler_head:
@@ -84,6 +142,8 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
             "(transformers will report pooler.dense as missing there: the start has none, and the pooler "
             f"{saved.pooler} needs none. Only its `pooler_output` is of no use.)"
         )
+    for told in _about_checks(check)[1:]:
+        print(told.replace("`", ""))
     return check
 
 
@@ -114,6 +174,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     }
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
+    _drop_paths(hf_config)
     if saved.pooler in sentence_transformers_folder.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
@@ -126,6 +187,8 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     for name in _TOKENIZER_FILES:
         if (saved.folder / name).is_file():
             shutil.copyfile(saved.folder / name, folder / name)
+    if (folder / _TOKENIZER_FILES[0]).is_file():
+        write_json(folder / _TOKENIZER_FILES[0], _drop_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
     unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
 
     sentence_transformers_folder.write(
@@ -137,6 +200,15 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         truncate_dim=truncate_dim,
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
+
+
+def _drop_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Removes what libraries have noted of where files were, names on the hub excepted, and returns the settings."""
+    for key in _PATHS & settings.keys():
+        name = settings[key]
+        if not isinstance(name, str) or not key.endswith("name_or_path") or not base_model.is_hub_id(name):
+            del settings[key]
+    return settings
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
@@ -185,92 +257,54 @@ def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[
     return readers
 
 
-def model_card(saved: SavedEncoder, check: dict[str, Any], truncate_dim: int | None = None) -> str:
-    """The folder's README.md."""
-    config, whole = saved.config, saved.transformer_config.hidden_size
-    settings = {
-        "base model": config.model.name_or_path,
-        "training text": config.data.train_file,
-        "objective": " + ".join(f"{each.weight:g} {name}" for name, each in config.objectives.items()),
-        "pooler": saved.pooler,
-        "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
-        "batch size, maximal length": f"{config.train.batch_size}, {config.data.max_length} tokens",
-        "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
-        "weights": origin(saved.share, saved.step),
-        "dev scores (x 100, uniformity as it is)": _shown(saved.dev) or "none",
-        "chosen by": saved.dev_metric,
-        **_comparison(saved),
-        "dimension": f"{truncate_dim}, cut from {whole}" if truncate_dim else str(whole),
-    }
-    return _CARD.format(
-        settings="\n".join(f"| {name} | {value} |" for name, value in settings.items()),
-        differences=_differences(check),
-        sentences=check["sentences"],
-        versions=", ".join(
-            [f"diffcse_jax {diffcse_jax.__version__}"]
-            + [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
-        ),
-        configuration=json.dumps(config.to_dict(), indent=2),
+def _measured(saved: SavedEncoder, folder: Path, truncate_dim: int | None) -> dict[str, Any]:
+    """How the ONNX files of a folder agree with the encoder in memory: the one exactly, int8 by its score.
+
+    Raises:
+        CheckpointError: vectors of unit length by the graph differ from the encoder's by more than the tolerance.
+    """
+    encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
+    graph, int8 = (
+        onnx_graph.OnnxEncoder(folder, file, saved.pooler, truncate_dim) for file in (onnx_graph.GRAPH, onnx_graph.INT8)
     )
+    sentences = [*SAMPLES, *general_sentences()]
+    expected, found, small = normalized(encoder.encode(sentences)), graph.encode(sentences), int8.encode(sentences)
+    difference, scale = float(np.abs(found - expected).max()), float(np.abs(expected).max())
+    if not difference <= TOLERANCE * scale:
+        raise CheckpointError(
+            f"the ONNX graph does not give the model's embeddings: of unit length, they differ by {difference:.2e}, "
+            f"more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
+        )
+    guard = build_guard(saved.config.eval, lambda: encoder)
+    return {
+        "sentences": len(sentences),
+        "maximal_absolute_difference": difference,
+        "scale": scale,
+        "tolerance": TOLERANCE,
+        "score": guard.name,
+        "float32": guard(encoder),
+        "int8": guard(int8),
+        "mean_cosine_of_int8": float((small * expected).sum(axis=1).mean()),
+    }
 
 
-def _comparison(saved: SavedEncoder) -> dict[str, str]:
-    """The lines of the card about the start."""
-    if saved.start is None:  # a run of an earlier version
-        return {}
-    lines = {f"dev scores of the start ({saved.start.pooler})": _shown(saved.start.dev)}
-    return lines | {"compared with the start": saved.verdict} if saved.verdict else lines
+def _about_checks(check: Mapping[str, Any]) -> list[str]:
+    """The content of `export_check.json` in sentences, for the card."""
+    told = [
+        f"Maximal absolute difference from the trained model's embeddings on {check['sentences']} sentences, by "
+        f"reader: {_differences(check)}."
+    ]
+    if onnx := check.get("onnx"):
+        told += [
+            f"`{onnx_graph.GRAPH}`: maximal absolute difference from the trained model's embeddings of unit length on "
+            f"{onnx['sentences']} sentences: {onnx['maximal_absolute_difference']:.1e}.",
+            f"`{onnx_graph.INT8}`: {_GUARDS[onnx['score']]} {onnx['int8']:.2f}, where that of the trained model is "
+            f"{onnx['float32']:.2f}; mean cosine with its embeddings {onnx['mean_cosine_of_int8']:.4f}.",
+        ]
+    return told
 
 
-def _shown(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
-
-
-_CARD = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, diffcse, jax]
----
-
-# Sentence embeddings trained with diffcse_jax
-
-| | |
-|---|---|
-{settings}
-
-With sentence-transformers:
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("path/to/this/folder")
-vectors = model.encode(["A man plays the guitar.", "Someone makes music."])
-```
-
-With diffcse_jax, without PyTorch:
-
-```python
-from diffcse_jax import SentenceEncoder
-
-encoder = SentenceEncoder.from_pretrained("path/to/this/folder")
-vectors = encoder.encode(["A man plays the guitar.", "Someone makes music."])
-```
-
-Maximal absolute difference from the trained model's embeddings on {sentences} sentences, by reader: {differences}.
-
-Written with {versions}.
-
-<details><summary>Resolved configuration</summary>
-
-```json
-{configuration}
-```
-
-</details>
-"""
-
-
-def _differences(check: dict[str, Any]) -> str:
+def _differences(check: Mapping[str, Any]) -> str:
     return ", ".join(f"{reader} {value:.1e}" for reader, value in check["maximal_absolute_difference"].items())
 
 
@@ -281,12 +315,32 @@ def _installed(module: str) -> bool:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", type=Path, required=True, help="a training workdir, or one checkpoint in it")
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--truncate_dim", type=int, help="readers cut vectors to their first so many numbers")
+    add = parser.add_argument
+    add("--workdir", type=Path, required=True, help="a training workdir, or one checkpoint in it")
+    add("--output", type=Path, help="the folder to write (with --push_to_hub: WORKDIR/export if not given)")
+    add("--truncate_dim", type=int, help="readers cut vectors to their first so many numbers")
+    add("--onnx", action="store_true", help="add onnx/model.onnx and its int8 form, checked against the model")
+    results = "results.json of eval.py, for the card (default: that in WORKDIR, if it is of this model)"
+    add("--results", type=Path, nargs="+", default=[], metavar="FILE", help=results)
+    add("--license", help="of the model, for the card, such as `apache-2.0` (default: what the base model's card says)")
+    languages = "codes of the model's languages, for the card, such as `en` (default: what the base model's card says)"
+    add("--language", nargs="+", default=[], metavar="CODE", help=languages)
+    upload = "then upload the folder to the Hugging Face hub (the token is that of HF_TOKEN or of `hf auth login`)"
+    add("--push_to_hub", metavar="USER/NAME", help=upload)
+    add("--private", action="store_true", help="with --push_to_hub: a repository that is new is private")
     options = parser.parse_args()
+    if options.output is None and not options.push_to_hub:
+        parser.error("--output DIR is missing")
+    if options.private and not options.push_to_hub:
+        parser.error("--private is for --push_to_hub")
     with reported_to_user():
-        export(options.workdir, options.output, options.truncate_dim)
+        if options.push_to_hub:
+            hub.check(options.push_to_hub)
+        output = options.output or (workdir_of(options.workdir) or options.workdir) / "export"
+        about = About(options.push_to_hub, options.license, tuple(options.language), tuple(options.results))
+        export(options.workdir, output, options.truncate_dim, onnx=options.onnx, about=about)
+        if options.push_to_hub:
+            print(f"uploaded: {hub.push(output, options.push_to_hub, private=options.private)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from transformers.utils import logging
 
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.config import Config
+from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
@@ -115,14 +117,68 @@ def test_sentence_transformers_cuts_where_the_positions_end(saved, tmp_path):
     np.testing.assert_allclose(model.encode(fits + " cat"), ours, atol=1e-5)
 
 
-def test_the_card_says_what_the_model_is(saved, tmp_path):
+def test_the_card_says_what_the_model_is(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_installed", lambda module: False)
     saved(pooler="cls_before_pooler")
-    export.export(tmp_path / "workdir", tmp_path / "out")
+    export.export(tmp_path / "workdir", tmp_path / "out", about=export.About(hub_id="ada/model", license="mit"))
     card = (tmp_path / "out/README.md").read_text()
-    facts = ["bert-base-uncased", "wiki1m", "cls_before_pooler", "stsb_spearman 81.25", "jax 0."]
-    facts += ["0.5 of the weights of step 250 and 0.5 of the start's", "start (avg) | stsb_spearman 79.50"]
-    for fact in [*facts, "compared with the start | better than the start"]:
+    facts = ["base_model: bert-base-uncased", "license: mit", "wiki1m", "cls_before_pooler", "jax 0."]
+    facts += ["0.5 of the weights of step 250 and 0.5 of the start's", 'SentenceTransformer("ada/model")']
+    for fact in [*facts, "The run's verdict: better than the start."]:
         assert fact in card
+    rows = {
+        cells[1].strip(): cells[2].strip()
+        for cells in (line.split("|") for line in card.splitlines())
+        if len(cells) == 4
+    }
+    assert rows["bert-base-uncased, the start (avg)"] == "79.50"
+    assert rows["this model (cls_before_pooler)"] == "81.25"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "pooler", "truncate_dim"), [("bert", "cls", None), ("mpnet", "avg_first_block_last", 6)]
+)
+def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
+    saved, tmp_path, monkeypatch, family, pooler, truncate_dim, capsys
+):
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)  # int8 is scored without STS-B
+    trained, private, out = saved(family, pooler), str(tmp_path), tmp_path / "out"
+    paths = {name: private for name in ("_name_or_path", "name_or_path", "tokenizer_file", "cache_dir")}
+    trained.hf_config.update(paths)
+    settings = trained.folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | paths))
+    onnx = export.export(tmp_path / "workdir", out, truncate_dim, onnx=True)["onnx"]
+    for file in out.rglob("*"):
+        assert not file.is_file() or private.encode() not in file.read_bytes(), file
+
+    encoder = SentenceEncoder.from_pretrained(out)
+    ours = encoder.encode(["A man plays the guitar.", "Someone makes music."])
+    blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        names: dict = {}
+        exec(block.replace("path/to/this/folder", str(out)), names)
+        expected = normalized(ours) if "InferenceSession" in block else ours
+        np.testing.assert_allclose(np.array(names["vectors"]), expected, atol=1e-5)
+
+    assert onnx["maximal_absolute_difference"] < 1e-5
+    assert onnx["mean_cosine_of_int8"] > 0.9
+    assert (onnx["score"], onnx["float32"]) == ("guard_agreement", pytest.approx(100))
+    assert "model_qint8.onnx: agreement of similarities" in capsys.readouterr().out
+    graph = export.onnx_graph.OnnxEncoder(out, export.onnx_graph.GRAPH, pooler, truncate_dim)
+    for texts in (
+        ["dog"],
+        ["dog cat", "cat dog"],
+        ["a dog and a cat", "dog", "dogs " * 20],
+    ):  # without padding and with
+        np.testing.assert_allclose(graph.encode(texts), normalized(encoder.encode(texts)), atol=1e-5)
+
+
+def test_onnx_is_asked_for_before_work_is_done(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(export.onnx_graph.importlib.util, "find_spec", lambda name: None if name == "onnx" else name)
+    with pytest.raises(ConfigError, match=r"--onnx needs onnx: pip install 'diffcse_jax\[onnx\]'"):
+        export.export(tmp_path / "workdir", tmp_path / "out", onnx=True)
 
 
 def test_a_recorded_cut_is_made_by_every_reader(saved, tmp_path):

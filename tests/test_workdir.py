@@ -24,6 +24,7 @@ from diffcse_jax.commands.train import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
+from diffcse_jax.storage import base_model
 from diffcse_jax.storage.files import system_error
 from diffcse_jax.storage.workdir import held, read_config, start_workdir
 
@@ -84,6 +85,11 @@ def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
     start(tmp_path)
     assert (tmp_path / "start.json").read_text() == recorded
     assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path"}
+
+
+def test_the_name_of_the_start_is_kept_for_the_model_card(tmp_path):
+    start(tmp_path)
+    assert base_model.read(tmp_path / "encoder", "a name given later", {}).hub_id == "bert"
 
 
 def test_a_start_that_was_cut_off_is_begun_again(tmp_path):

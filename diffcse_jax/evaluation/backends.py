@@ -71,7 +71,7 @@ class TorchEncoder:
         self._max_length = sizes.max_length
         recorded = record.truncate_dim if record else None
         self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, sizes.hidden_size)
-        model, missing = _torch_model(folder, checkpoint.hf_config)
+        model, missing = torch_model(folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
         if self.pooler == "cls":
             _check_torch_pooler(model, missing, folder)
@@ -94,25 +94,31 @@ class TorchEncoder:
         ).to(self._device)
         with torch.inference_mode():
             outputs = self._model(**inputs, output_hidden_states=True)
-            if self.pooler == "cls":
-                pooled = outputs.pooler_output
-            elif self.pooler == "cls_before_pooler":
-                pooled = outputs.last_hidden_state[:, 0]
-            else:
-                layers = {
-                    "avg": [-1],
-                    "avg_top2": [-2, -1],
-                    "avg_first_last": [0, -1],
-                    "avg_first_block_last": [1, -1],
-                }[self.pooler]
-                states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
-                mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
-                pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-        return pooled[:, : self.truncate_dim].cpu().numpy()
+            vectors = pooled(outputs, inputs["attention_mask"], self.pooler)
+        return vectors[:, : self.truncate_dim].cpu().numpy()
 
 
-def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def pooled(outputs: Any, attention_mask: Any, pooler: str) -> Any:
+    """The sentence vectors in the outputs of transformers' own model, hidden states included, as a torch tensor."""
+    import torch
+
+    if pooler == "cls":
+        return outputs.pooler_output
+    if pooler == "cls_before_pooler":
+        return outputs.last_hidden_state[:, 0]
+    layers = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1], "avg_first_block_last": [1, -1]}[pooler]
+    states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
+    mask = attention_mask.unsqueeze(-1).to(states.dtype)
+    return (states * mask).sum(dim=1) / mask.sum(dim=1)
+
+
+def torch_model(folder: Path, hf_config: Mapping[str, Any], **options: Any) -> tuple[Any, list[str]]:
     """The folder's model as transformers computes it, in float32. Code that comes with the folder is never run.
+
+    Args:
+        folder: of Hugging Face.
+        hf_config: its `config.json`.
+        options: of `from_pretrained`.
 
     Returns:
         The model, and the weights of its pooler that the folder lacks: these are random.
@@ -134,6 +140,7 @@ def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **options,
             )
     except Exception as error:  # transformers raises a dozen types
         raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error

@@ -349,7 +349,7 @@ def _packaged_minilm() -> Path:
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.txt", "model*.safetensors", "*/config.json"]
+    wanted = ["*.json", "*.txt", "model*.safetensors", "*/config.json", "README.md"]  # that for its license
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=wanted))
         if not any(folder.glob("model*.safetensors")):

@@ -76,6 +76,11 @@ class Objective(abc.ABC):
         return self.options.weight
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        """What a model card cites for it: keys of `diffcse_jax.card.citations.BIBTEX`."""
+        return ()
+
+    @property
     def needs(self) -> frozenset[str]:
         """Members of `NEEDS`."""
         return frozenset({"vectors"})

@@ -31,6 +31,10 @@ class BarlowTwins(Objective):
     options: Options
     prefixes = True
 
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("barlow_twins", "simcsepp") if self.options.artificial_rows else ("barlow_twins",)
+
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted
         z1, z2, *_ = forward.projected_views

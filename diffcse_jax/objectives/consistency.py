@@ -25,6 +25,10 @@ class RankingConsistency(Objective):
     options: Options
     prefixes = True
 
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("rankcse",)
+
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key
         z1, z2, *_ = forward.projected_views

@@ -100,6 +100,10 @@ class Contrast(Objective):
     prefixes = True
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse", "simcsepp") if self.options.negatives == "off_dropout" else ("simcse",)
+
+    @property
     def needs(self) -> frozenset[str]:
         extra = {"off_dropout"} if self.options.negatives == "off_dropout" else set()
         return frozenset({"vectors"} | extra)

@@ -48,6 +48,10 @@ class RankingDistillation(Objective):
     prefixes = True
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("rankcse",)
+
+    @property
     def teachers(self) -> dict[str, str]:
         """The named ones, with their poolers."""
         names = self.options.teachers

@@ -43,6 +43,10 @@ class EditedContrast(Objective):
     prefixes = True
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("diffcse",)
+
+    @property
     def needs(self) -> frozenset[str]:
         return frozenset({"vectors"}) | self.options.edit_needs
 

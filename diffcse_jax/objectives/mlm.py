@@ -34,6 +34,10 @@ class AuxiliaryMaskedLM(Objective):
     options: Options
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse",)
+
+    @property
     def needs(self) -> frozenset[str]:
         return frozenset({"mask_token"})
 

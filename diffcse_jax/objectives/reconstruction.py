@@ -52,6 +52,10 @@ class Reconstruction(Objective):
     options: Options
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("infocse",)
+
+    @property
     def needs(self) -> frozenset[str]:
         return frozenset({"vectors", "mask_token", "generator"})
 

@@ -16,7 +16,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.storage.files import read_json, write_json, write_tensors, writing
 
 _BASELINE = "start_scores.json"
-_SELECTION = "selection.json"
+SELECTION = "selection.json"
 _WEIGHTS = "selected.safetensors"
 _SAFE = "The checkpoints are whole."
 
@@ -94,21 +94,21 @@ def read_baseline(workdir: Path) -> Record | None:
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Keeps the choice; `weights`, with a checkpoint's names, only where it is no checkpoint."""
     clear_selection(workdir)
-    with writing(workdir / _SELECTION, safe=_SAFE):
+    with writing(workdir / SELECTION, safe=_SAFE):
         if selection.share < 1:
             write_tensors(workdir / _WEIGHTS, weights)
-        write_json(workdir / _SELECTION, dataclasses.asdict(selection))  # last: its presence says that all is there
+        write_json(workdir / SELECTION, dataclasses.asdict(selection))  # last: its presence says that all is there
 
 
 def clear_selection(workdir: Path) -> None:
     """Forgets an earlier choice."""
-    for name in (_SELECTION, _WEIGHTS):
+    for name in (SELECTION, _WEIGHTS):
         (workdir / name).unlink(missing_ok=True)
 
 
 def read_selection(workdir: Path) -> Selection | None:
     """The choice; None while training goes on, and for runs of earlier versions."""
-    path = workdir / _SELECTION
+    path = workdir / SELECTION
     if not path.is_file():
         return None
     values = read_json(path)

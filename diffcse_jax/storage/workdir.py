@@ -29,6 +29,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserErr
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
+from diffcse_jax.storage import base_model
 from diffcse_jax.storage.files import disk_error, read_json_object, write_json, write_tensors, writing
 from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
 
@@ -230,6 +231,7 @@ def _write_run(
     folder.mkdir(exist_ok=True, parents=True)
     write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
+    base_model.write(folder, base_model.describe(config.model.name_or_path, encoder.folder, encoder.hf_config))
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
     write_json(workdir / START, digests)

@@ -66,6 +66,10 @@ class Difference(Objective):
     options: Options
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        return ("diffcse",)
+
+    @property
     def needs(self) -> frozenset[str]:
         next_sentence = set() if self.options.sentence == "same" else {"next_sentence"}
         return frozenset({"vectors"} | next_sentence) | self.options.edit_needs

@@ -47,6 +47,10 @@ class CorrectiveLM(Difference):
         "corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")
     }
 
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return (*super().papers, "coco_lm")
+
     def networks(self, starts: Starts) -> dict[str, Network]:
         """The discriminator, its vocabulary head (decoder: its word embeddings) and its copy head."""
         sizes = starts.encoder.config

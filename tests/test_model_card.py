@@ -1,0 +1,246 @@
+import dataclasses
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+from huggingface_hub import ModelCard
+from ml_collections import config_flags
+from tiny_model import hf_config_of
+
+from diffcse_jax import objectives
+from diffcse_jax.card import recipe, scores
+from diffcse_jax.card.citations import BIBTEX, papers_of
+from diffcse_jax.card.text import Exported, model_card
+from diffcse_jax.commands.train import parsed
+from diffcse_jax.config import Config, flat, shipped_config
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.storage import base_model
+from diffcse_jax.storage.base_model import BaseModel
+from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.selection import Record
+
+SIZES = transformer_config(hf_config_of("bert"), source="test")
+BASE = BaseModel("bert-base-uncased", "bert-base-uncased", {"license": "apache-2.0"}, ("en",))
+
+
+def config_of(name: str, **keys: object) -> Config:
+    config = shipped_config(name)
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
+    return Config.from_dict(config.to_dict())
+
+
+def saved_with(config: Config, **fields: object) -> SavedEncoder:
+    dev = {"stsb_spearman": 81.25, "guard_stsb_spearman": 81.25}
+    start = Record(0, "avg", {"stsb_spearman": 79.5, "guard_stsb_spearman": 79.5}, "stsb_spearman", "text")
+    return SavedEncoder(
+        config, {}, Path(), SIZES, {}, None, "cls_before_pooler", 250, dev, "stsb_spearman", start=start, **fields
+    )
+
+
+def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:
+    exported = Exported("ada/model", False, None, scores.Recorded({}, None), ["They agree."], {"jax": "0.10"})
+    return model_card(saved, base, exported._replace(**fields))
+
+
+def results_of(model: str, spearman: float, **others: object) -> dict:
+    return {
+        "model": model, "pooler": "cls_before_pooler", "truncate_dim": None, "mode": "test", "aggregation": "all",
+        "similarity": "cosine", "post": None, "averages": {"sts": None},
+        "tasks": {"STSBenchmark": {"spearman": spearman, "pearson": 1.0, "n": 1379}, "MR": {"acc": 80.0}},
+        "not_official": {"MR": "test 5 instead of 10,662"},
+    } | others  # fmt: skip
+
+
+def test_the_hub_reads_the_metadata():
+    tests = scores.Recorded(results_of("run", 82.03), results_of("bert-base-uncased", 47.0))
+    card = ModelCard(card_of(saved_with(config_of("diffcse_base")), recorded=tests))
+    data = card.data
+    assert (data.base_model, data.license, data.language) == ("bert-base-uncased", "apache-2.0", "en")
+    assert data.datasets == ["princeton-nlp/datasets-for-simcse"]
+    assert (data.library_name, data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert data.model_name == "model"
+    found = {(r.dataset_type, r.dataset_split, r.metric_type): r.metric_value for r in data.eval_results}
+    assert found == {
+        ("mteb/stsbenchmark-sts", "validation", "spearman_cosine"): 0.8125,
+        ("mteb/stsbenchmark-sts", "test", "spearman_cosine"): 0.8203,
+        ("unknown", "test", "accuracy"): 0.8,
+    }
+    assert "SentEval MR, not the official data: test 5 instead of 10,662" in card.content
+    rows = [line for line in card.text.splitlines() if "(avg)" in line or "this model (" in line]
+    assert [re.findall(r"\d+\.\d\d", row) for row in rows] == [
+        ["79.50", "79.50"], ["81.25", "81.25"], ["47.00", "80.00"], ["82.03", "80.00"],
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_is_left_out():
+    config = config_of("adapt", data__train_file="notes.txt")
+    saved = dataclasses.replace(saved_with(config), dev={}, start=None)
+    data = ModelCard(card_of(saved, BaseModel("mine"))).data.to_dict()
+    assert set(data) == {"library_name", "pipeline_tag", "tags"}
+    asked = ModelCard(card_of(saved, BaseModel("mine", "bert-base-uncased"), license="mit", language=("de", "fr"))).data
+    assert (asked.base_model, asked.license, asked.language) == ("bert-base-uncased", "mit", ["de", "fr"])
+
+
+def test_retrieval_scores_are_of_the_text_that_they_were_measured_on():
+    config = config_of("adapt", data__train_file="/home/ada/notes.txt")
+    dev = {"lead_retrieval": 50.0, "lead_retrieval_recall@5": 75.0, "uniformity": -3.0}
+    saved = dataclasses.replace(saved_with(config), dev=dev)
+    found = {r.metric_type: (r.metric_value, r.dataset_name) for r in scores.dev_results(saved)}
+    name = "titles or first sentences, and the rests of held-out documents of notes.txt"
+    assert found == {"cosine_mrr": (0.5, name), "cosine_recall@5": (0.75, name)}
+
+
+def parse(command: str, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The configuration that a command of a card stands for."""
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:2] == ["diffcse", "train"]
+    monkeypatch.setattr(sys, "argv", words[1:])  # where ml_collections looks for keys
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", flag_values=values)
+    parsed(values, holder, words[1:])
+    return Config.from_dict(holder.value.to_dict())
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("quickstart", {"model.pooler": "avg", "precision": "float32"}),
+        (
+            "supervised_simcse_base",
+            {
+                "data.train_file": "triples of mine.csv", "model.hidden_dropout": (0.1, 0.2), "train.seed": 7,
+                "contrast.temperature": 1e-5, "eval.keep_start": True, "generator.name_or_path": "",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_repeats_the_configuration(name, changed, monkeypatch):
+    config = shipped_config(name)
+    config.update_from_flattened_dict(changed)
+    run = Config.from_dict(config.to_dict())
+    made = recipe.recipe_of(run)
+    assert (made.config, dict(made.changed)) == (name, changed)
+    assert parse(made.command, monkeypatch) == run
+
+
+def test_no_path_of_this_machine_is_in_a_card(tmp_path):
+    private = str(tmp_path / "private")
+    names = ("data.train_file", "data.cache_dir", "data.synonyms_file", "eval.pairs_file", "eval.data_dir")
+    config = shipped_config("diffcse_base")
+    config.update_from_flattened_dict(
+        dict.fromkeys([*names, "model.name_or_path", "generator.name_or_path"], f"{private}/x")
+        | {"distillation.teachers": (f"{private}/teacher",)}
+    )
+    run = Config.from_dict(config.to_dict())
+    saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): 3 against 2")
+    card = card_of(saved, base_model.describe(f"{private}/x", tmp_path, {}))
+    assert private not in card
+    assert str(tmp_path) not in card
+    assert "--config.data.train_file=x" in card
+    assert "better than the start (x, avg)" in card
+    kept = flat(recipe.portable(run))
+    assert (kept["eval.data_dir"], kept["distillation.teachers"]) == ("", ("teacher",))
+
+
+def test_relative_paths_lose_their_folders_and_hub_ids_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    config = config_of("adapt", data__train_file="texts/a.txt", model__name_or_path="runs/mine")
+    values = flat(recipe.portable(config))
+    assert (values["data.train_file"], values["model.name_or_path"]) == ("a.txt", "mine")
+    assert flat(recipe.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
+
+
+def test_the_true_name_of_a_base_model(tmp_path):
+    def local(name: str, card: str = "", **recorded: str) -> BaseModel:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "README.md").write_text(card)
+        return base_model.describe(str(folder), folder, recorded)
+
+    packaged = "sentence-transformers/all-MiniLM-L6-v2"
+    assert base_model.describe("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
+    assert base_model.describe("org/name", tmp_path, {}) == BaseModel("org/name", "org/name")
+    assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
+    assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
+    for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
+        assert base_model.describe(str(tmp_path / "mine"), tmp_path, {"_name_or_path": path}) == BaseModel("mine")
+    card = "---\nbase_model: org/parent\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
+    terms = {"license": "other", "license_name": "own"}
+    assert local("carded", card) == BaseModel("carded", "org/parent", terms, ("de", "fr"))
+    for damaged in ("---\nlicense: [\n---\n", "---\n- a list\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
+        (tmp_path / "carded/README.md").write_text(damaged)
+        assert base_model.describe(str(tmp_path / "carded"), tmp_path / "carded", {}) == BaseModel("carded")
+
+
+def test_a_workdir_keeps_what_its_base_model_is_called(tmp_path):
+    base = BaseModel("mine", "org/parent", {"license": "mit"}, ("de",))
+    base_model.write(tmp_path, base)
+    assert base_model.read(tmp_path, "/gone/mine", {}) == base
+    (tmp_path / "base_model.json").write_text('{"other": 1}')
+    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
+        base_model.read(tmp_path, "/gone/mine", {})
+    (tmp_path / "base_model.json").unlink()  # a run of an earlier version
+    assert base_model.read(tmp_path, "/gone/mine", {"_name_or_path": "org/parent"}) == BaseModel("mine", "org/parent")
+
+
+def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
+    run, saved = tmp_path / "run", saved_with(config_of("diffcse_base"))
+    run.mkdir()
+
+    def recorded(*rows: dict, named: bool = False) -> scores.Recorded:
+        file = tmp_path / "elsewhere.json" if named else run / "results.json"
+        file.write_text(json.dumps({"models": rows} if len(rows) > 1 else rows[0]))
+        return scores.recorded_results(run, saved, None, [file] if named else [])
+
+    ours, start = results_of(str(run / "export"), 82.0), results_of("bert-base-uncased", 50.0, pooler="avg")
+    assert recorded(ours, start) == (ours, start)
+    assert recorded(ours, start | {"pooler": "cls"}) == (ours, None)
+    assert recorded({"asked": ["sts"], "scores": {}}) == ({}, None)  # of a study
+    for other in (
+        {"model": str(tmp_path)}, {"pooler": "avg"}, {"mode": "dev"}, {"similarity": "dot"}, {"post": "whitening:x"},
+        {"truncate_dim": 8}, {"aggregation": "mean"},
+    ):  # fmt: skip
+        assert recorded(ours | other) == ({}, None), other
+    assert recorded(start) == ({}, None)
+    assert recorded(ours, named=True).model == ours
+    with pytest.raises(ConfigError, match=r"--results: no test results of .*/run with the pooler cls_before_pooler"):
+        recorded(start, named=True)
+    apart = [tmp_path / "elsewhere.json", run / "results.json"]
+    recorded(ours)
+    assert scores.recorded_results(run, saved, None, apart) == (ours, start)
+    (run / "selection.json").write_text("{}")
+    os.utime(run / "results.json", (0, 0))
+    assert scores.recorded_results(run, saved, None, []) == ({}, None)
+
+
+def test_papers_are_those_of_the_methods_used():
+    assert papers_of(config_of("simcse_base")) == ["simcse"]
+    assert papers_of(config_of("diffcse_base")) == ["simcse", "diffcse"]
+    assert papers_of(config_of("diffcse_simcsepp_base")) == ["simcse", "simcsepp", "diffcse"]
+    assert papers_of(config_of("rankcse_base")) == ["rankcse", "simcse"]
+    assert "coco_lm" in papers_of(config_of("diffcse_base", difference__objective="corrective_lm"))
+    assert papers_of(config_of("adapt", matryoshka__sizes=(8,), data__pairs="crops", eval__interpolate=4))[-3:] == [
+        "matryoshka", "contriever", "wise_ft",
+    ]  # fmt: skip
+    card = card_of(saved_with(config_of("simcse_base")))
+    assert "@inproceedings{gao2021simcse," in card
+    assert "chuang2022diffcse" not in card
+
+
+def test_every_paper_has_an_entry_of_bibtex():
+    for name, module in objectives.modules().items():
+        teachers = {"teachers": ("start",)} if name == "distillation" else {}
+        objective = module.objective(module.Options(weight=1.0, **teachers), Config())
+        assert set(objective.papers) <= BIBTEX.keys(), name
+    for entry in BIBTEX.values():
+        assert re.match(r"@(inproceedings|article)\{\w+,\n", entry)
+        assert entry.count("{") == entry.count("}")
+        assert all(f"  {field} = {{" in entry for field in ("title", "author", "year"))
