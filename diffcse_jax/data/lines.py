@@ -49,13 +49,18 @@ def byte_lines(path: Path) -> Iterator[bytes | None]:
         DataError: the file cannot be read, or it is a damaged archive.
     """
     with _opened(path) as file:
-        while line := file.readline(_LONGEST_IN_BYTES):
-            if len(line) < _LONGEST_IN_BYTES or line.endswith(b"\n"):
-                yield line
-                continue
-            while line and not line.endswith(b"\n"):
-                line = file.readline(_LONGEST_IN_BYTES)
-            yield None
+        yield from lines_of(file)
+
+
+def lines_of(file: io.BufferedIOBase) -> Iterator[bytes | None]:
+    """`byte_lines` of an open file, such as standard input."""
+    while line := file.readline(_LONGEST_IN_BYTES):
+        if len(line) < _LONGEST_IN_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_IN_BYTES)
+        yield None
 
 
 def text_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
