@@ -1,19 +1,26 @@
-"""Embeds files of sentences, as many as there are, into Parquet.
+r"""Embeds files of sentences, as many as there are, into Parquet.
 
-    diffcse embed --model runs/diffcse_base --input 'shards/*.txt.gz' --output vectors
-    diffcse embed --model minilm --input articles.csv --columns title body --id_column doi --normalize --output vectors
+  diffcse embed --model runs/diffcse_base --input 'shards/*.txt.gz' \
+      --output vectors
+  diffcse embed --model minilm --input papers.csv --columns title abstract \\
+      --id_column doi --normalize --output vectors
 
-Each output file holds a run of lines of one input file: `line` (its number there, from 1), `id` (with --id_column),
-`column` (with several --columns, of each line a row for every one of them), `sentence` and `embedding`. The folder
-holds nothing else, and is read as it is by polars, pyarrow, datasets and `diffcse search --corpus vectors`.
+Each output file holds a run of lines of one input file: `line` (its number
+there, from 1), `id` (with --id_column), `column` (with several --columns: of
+each line a row for every one of them), `sentence` and `embedding`. The folder
+holds nothing else, and is read as it is by polars, pyarrow, datasets and
+`diffcse search --corpus vectors`.
 
-An output file appears under its name when it is complete, so that the same command, started again after a crash, goes
-on with what is missing: nothing is embedded twice, nothing is left out. What that takes is in `vectors.state`.
+An output file appears under its name when it is complete, so that the same
+command, started again after a crash, goes on with what is missing: nothing is
+embedded twice, nothing is left out. What that takes is in `vectors.state`.
 
-Several processes share the input files: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
-They do not wait for one another, so that one that dies stops no other, and a restart may use another number of them.
-Each uses all devices of its host. With `--distributed` JAX finds out i and n, as on a TPU pod; it then holds the
-processes together, and one that dies ends the others.
+Several processes share the input files: process i of n (JAX_PROCESS_ID and
+JAX_NUM_PROCESSES) takes every n-th one. They do not wait for one another, so
+that one that dies stops no other, and a restart may use another number of them.
+Each uses all devices of its host. With --distributed JAX finds out i and n, as
+on a TPU pod; it then holds the processes together, and one that dies ends the
+others.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import zlib
 
@@ -10,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from diffcse_jax.commands import encode, search
+from diffcse_jax.data.entries import in_chunks
 from diffcse_jax.data.vector_folder import find_store
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.runtime.progress import Progress
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.encoder_record import EncoderRecord
 
@@ -163,3 +166,18 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     assert "\x1b" not in "".join(lines)
     search.main(["--corpus", str(file), "--model", "hash", "what", "--threshold", "2"])
     assert "nothing with a similarity of 2 or more" in capsys.readouterr().out
+
+
+def test_without_a_terminal_a_line_tells_now_and_then(monkeypatch, capsys):
+    with Progress("encoding", "sentences", 2000) as progress:
+        progress.update(1000)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr("diffcse_jax.runtime.progress.SECONDS_BETWEEN_LINES", 0)
+        progress.update(500)
+    assert re.fullmatch(r"encoding: 1,500 of 2,000 sentences, [\d,]+ a second\n", capsys.readouterr().err)
+
+
+def test_chunks_end_after_rows_or_characters():
+    entries = [{"line": line, "sentence": "x" * length} for line, length in enumerate((3, 3, 5, 4, 9, 1, 1, 1), 1)]
+    lines = [[entry["line"] for entry in chunk] for chunk in in_chunks(entries, 3, 10)]
+    assert lines == [[1, 2, 3], [4, 5], [6, 7, 8]]

@@ -1,13 +1,16 @@
-"""Encodes sentences, one a line, from files or standard input.
+r"""Encodes sentences, one a line, from files or standard input.
 
-    echo 'A man plays the guitar.' | diffcse encode --model minilm
-    diffcse encode sentences.txt.gz --model runs/mine --output vectors.npy --normalize
-    diffcse encode articles.csv --columns title --id_column doi --model minilm --output vectors.parquet
+  echo 'A man plays the guitar.' | diffcse encode --model minilm
+  diffcse encode text.txt.gz --model runs/mine --output vectors.npy --normalize
+  diffcse encode papers.csv --columns title --id_column doi --model minilm \
+      --output vectors.parquet
 
-Files are those that training reads: txt, csv, tsv, jsonl, also .gz and .xz; `-` is standard input. The suffix of
---output says what is written: .jsonl and .parquet hold each sentence with its line and its vector; .npy holds vectors
-alone, a row for each line, so that a line without a sentence is an error there. `diffcse search --corpus` reads the
-Parquet file. For a corpus that takes hours there is `diffcse embed`, which goes on after a crash.
+Files are those that training reads: txt, csv, tsv, jsonl, also .gz and .xz; `-`
+is standard input. The suffix of --output says what is written: .jsonl and
+.parquet hold each sentence with its line and its vector; .npy holds vectors
+alone, a row for each line, so that a line without a sentence is an error there.
+`diffcse search --corpus` reads the Parquet file. For a corpus that takes hours
+there is `diffcse embed`, which goes on after a crash.
 """
 
 import argparse

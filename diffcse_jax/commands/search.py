@@ -1,13 +1,16 @@
-"""Finds the sentences of a corpus that are most similar to queries.
+r"""Finds the sentences of a corpus that are most similar to queries.
 
-    diffcse search --model runs/mine --corpus sentences.txt 'how do I wait for a thread?'
-    diffcse search --corpus vectors --queries questions.txt --top_k 10 --threshold 0.6 --json > hits.jsonl
-    diffcse search --model runs/mine --corpus sentences.txt --save_index index 'first query'
-    diffcse search --corpus index 'next query'
+  diffcse search --model runs/mine --corpus text.txt 'how do I stop a thread?'
+  diffcse search --corpus vectors --queries questions.txt --top_k 10 \
+      --threshold 0.6 --json > hits.jsonl
+  diffcse search --model runs/mine --corpus text.txt --save_index index 'first'
+  diffcse search --corpus index 'next'
 
-A corpus is a file of sentences, which is encoded now; vectors that `diffcse embed` or `diffcse encode` has written as
-Parquet, which are read block by block; or an index, which is mapped into memory. The last two tell their encoder:
---model may be left out, and another one is refused. Similarities are cosines of all sentences, compared exactly.
+A corpus is a file of sentences, which is encoded now; vectors that `diffcse
+embed` or `diffcse encode` has written as Parquet, which are read block by block;
+or an index, which is mapped into memory. The last two tell their encoder:
+--model may be left out, and another one is refused. Similarities are cosines;
+those of all sentences are compared, unless --faiss says otherwise.
 """
 
 import argparse
