@@ -64,7 +64,7 @@ def load_encoder(options: argparse.Namespace, **defaults: Any) -> "SentenceEncod
     names = ("model", "pooler", "precision", "truncate_dim")
     chosen = {name: defaults.get(name) if getattr(options, name) is None else getattr(options, name) for name in names}
     return SentenceEncoder.from_pretrained(
-        chosen["model"],
+        str(chosen["model"]),
         pooler=chosen["pooler"],
         dtype=chosen["precision"] or "float32",
         truncate_dim=chosen["truncate_dim"],

@@ -18,7 +18,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,7 @@ def as_text(query: str, hits: "Sequence[Hit]", threshold: float | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def _place(row: dict[str, Any]) -> str:
+def _place(row: Mapping[str, Any]) -> str:
     """Where a sentence is from: its id or line, after its file where there are several."""
     place = str(row.get("id", row.get("line", "")))
     return _printable(":".join(filter(None, [str(row.get("file", "")), place])))

@@ -52,8 +52,8 @@ def byte_lines(path: Path) -> Iterator[bytes | None]:
         yield from lines_of(file)
 
 
-def lines_of(file: io.BufferedIOBase) -> Iterator[bytes | None]:
-    """`byte_lines` of an open file, such as standard input."""
+def lines_of(file: Any) -> Iterator[bytes | None]:
+    """`byte_lines` of an open binary file, such as `sys.stdin.buffer`."""
     while line := file.readline(_LONGEST_IN_BYTES):
         if len(line) < _LONGEST_IN_BYTES or line.endswith(b"\n"):
             yield line
