@@ -169,9 +169,9 @@ def as_text(query: str, hits: "Sequence[Hit]", threshold: float | None) -> str:
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    """Where a sentence is from: its id or line, after its file where there are several."""
-    place = str(row.get("id", row.get("line", "")))
-    return _printable(":".join(filter(None, [str(row.get("file", "")), place])))
+    """Where a sentence is from: its id, or its line, after its file where there may be several."""
+    places = [row["id"]] if "id" in row else [row[name] for name in ("file", "line") if name in row]
+    return _printable(":".join(map(str, places)))
 
 
 def _printable(text: str) -> str:
