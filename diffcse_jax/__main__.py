@@ -8,7 +8,10 @@ import sys
 COMMANDS = {
     "train": ("diffcse_jax.commands.train", "train an encoder and export it"),
     "evaluate": ("diffcse_jax.commands.evaluate", "score encoders on SentEval's tasks"),
+    "eval": ("diffcse_jax.commands.evaluate", "the same as evaluate"),
     "study": ("diffcse_jax.commands.study", "train variants with several seeds and compare them in a table"),
+    "encode": ("diffcse_jax.commands.encode", "sentences to vectors: .npy, Parquet or JSONL"),
+    "search": ("diffcse_jax.commands.search", "find the sentences of a corpus that are most similar to queries"),
     "embed": ("diffcse_jax.embed", "embed files of sentences into Parquet"),
     "export": ("diffcse_jax.export", "write a checkpoint as a Hugging Face folder"),
 }

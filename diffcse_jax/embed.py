@@ -1,65 +1,88 @@
-"""Embeds files of sentences, as many as there are, into Parquet.
+r"""Embeds files of sentences, as many as there are, into Parquet.
 
-    python -m diffcse_jax.embed --model runs/diffcse_base --input 'shards/*.txt.gz' --output DIR
+  diffcse embed --model runs/diffcse_base --input 'shards/*.txt.gz' \
+      --output vectors
+  diffcse embed --model minilm --input papers.csv --columns title abstract \\
+      --id_column doi --normalize --output vectors
 
-Each output file holds a run of lines of one input file: `line` (its number there, from 1), `sentence` and `embedding`.
-It appears under its name when it is complete, so that the same command, started again after a crash, goes on with what
-is missing: nothing is embedded twice, nothing is left out.
+Each output file holds a run of lines of one input file: `line` (its number
+there, from 1), `id` (with --id_column), `column` (with several --columns: of
+each line a row for every one of them), `sentence` and `embedding`. The folder
+holds nothing else, and is read as it is by polars, pyarrow, datasets and
+`diffcse search --corpus vectors`.
 
-Several processes share the input files: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
-They do not wait for one another, so that one that dies stops no other, and a restart may use another number of them.
-Each uses all devices of its host. With `--distributed` JAX finds out i and n, as on a TPU pod; it then holds the
-processes together, and one that dies ends the others.
+An output file appears under its name when it is complete, so that the same
+command, started again after a crash, goes on with what is missing: nothing is
+embedded twice, nothing is left out. What that takes is in `vectors.state`.
+
+Several processes share the input files: process i of n (JAX_PROCESS_ID and
+JAX_NUM_PROCESSES) takes every n-th one. They do not wait for one another, so
+that one that dies stops no other, and a restart may use another number of them.
+Each uses all devices of its host. With --distributed JAX finds out i and n, as
+on a TPU pod; it then holds the processes together, and one that dies ends the
+others.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import glob
 import itertools
 import json
 import os
+import re
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tqdm
-from jaxtyping import Float
 
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.commands.encoder_options import add_encoder_options, add_text_options, check_positive, load_encoder
+from diffcse_jax.commands.encoding import encode_chunk
+from diffcse_jax.data.entries import in_chunks, read_entries, table_of
 from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import unreadable
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
+from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, SETTINGS_FILE, state_of, vector_table
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
-from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
-from diffcse_jax.runtime.compilation import keep_compiled
+from diffcse_jax.runtime.progress import Progress
+from diffcse_jax.storage.files import read_json_object
 from diffcse_jax.storage.workdir import lock
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
-Lines = list[tuple[int, str]]  # number and sentence
+ROWS_PER_FILE = 5_000  # a minute of work or two on a slow machine, which is what a crash can cost
 
 
 def embed(
-    inputs: Sequence[Path], output: Path, encoder: SentenceEncoder, *, rows_per_file: int, batch_size: int, dtype: str
+    inputs: Sequence[Path],
+    output: Path,
+    encoder: SentenceEncoder,
+    *,
+    rows_per_file: int,
+    batch_size: int,
+    dtype: str,
+    normalize: bool = False,
+    columns: Sequence[str] = (),
+    id_column: str = "",
 ) -> int:
     """Embeds those sentences of the input files that are not embedded yet.
 
     Args:
-        inputs: files that training reads; of several columns the first is embedded. Lines that hold no sentence are
-            left out, and told of; a file may hold none at all.
+        inputs: files that training reads. Lines that hold no sentence are left out, and told of; a file may hold none
+            at all.
         output: the folder of Parquet files.
         encoder: turns sentences into vectors.
         rows_per_file: sentences in an output file; the last one of an input file may have fewer.
         batch_size: sentences per call of the compiled function.
         dtype: `float32` or `float16`, of the stored vectors.
+        normalize: scale vectors to length 1.
+        columns: of the text, in files that have some; empty: the only one, or the first whose name tells its role.
+        id_column: a column whose values are kept as `id`.
 
     Returns:
         How many sentences this call has embedded.
@@ -67,30 +90,32 @@ def embed(
     Raises:
         DataError: an input that cannot be read, or is not the file of this name that was embedded before.
     """
+    settings = dataclasses.asdict(encoder.record()) | {"normalize": normalize}
+    state = _state_of_inputs(output)
+    state.mkdir(parents=True, exist_ok=True)
     embedded = 0
-    with tqdm.tqdm(desc="embedding", unit=" sentences", disable=None) as progress:
+    with Progress("embedding", "sentences") as progress:
         for path in inputs:
             _require_same_file(output, path)
-            done = output / f"_{path.name}.done"
-            with _alone(output / f"_{path.name}.lock"):
+            done = state / f"{path.name}.done"
+            with _alone(state / f"{path.name}.lock"):
                 if done.is_file():
                     continue
-                _remove_partials(output, path)
+                _remove_partials(state, path)
                 try:
-                    corpus = open_corpus(DataConfig(train_file=str(path)), "--input")
-                    for index, lines in enumerate(_blocks(corpus, rows_per_file)):
+                    entries = read_entries(path, "--input", columns=columns, id_column=id_column)
+                    for index, chunk in enumerate(in_chunks(entries, rows_per_file, CHARACTERS_PER_FILE)):
                         part = output / f"{path.name}.{index:06d}.parquet"
                         if not part.is_file():
-                            numbers, sentences = zip(*lines, strict=True)
-                            vectors = encoder.encode(sentences, batch_size=batch_size).astype(dtype)
-                            _write(part, numbers, sentences, vectors)
-                            embedded += len(lines)
-                            progress.update(len(lines))
-                    note = corpus.skipped and f"{path}: {corpus.skipped_summary()}"
+                            vectors = encode_chunk(chunk, encoder, batch_size, progress, normalize=normalize)
+                            _write(part, vector_table(table_of(chunk), vectors.astype(dtype), settings))
+                            embedded += len(chunk)
+                    skipped = entries.corpus.skipped_summary()
+                    note = skipped and f"{path}: {skipped}"
                 except NoSentencesError as error:  # nothing to embed is nothing wrong
                     note = str(error)
                 if note:
-                    progress.write(note, file=sys.stderr)
+                    progress.note(note)
                 done.touch()
     return embedded
 
@@ -113,37 +138,82 @@ def _alone(path: Path) -> Iterator[None]:
         path.unlink()
 
 
-def start_output(output: Path, settings: dict[str, Any]) -> None:
-    """Makes the folder, or checks that it was made with the same settings.
+def start_output(output: Path, settings: Mapping[str, Any]) -> None:
+    """Makes the folder and that of its state, or checks that it was made with the same settings.
+
+    Args:
+        output: the folder.
+        settings: what all of its vectors have in common.
 
     Raises:
         ConfigError: other settings, whose vectors would not go together; or a folder that cannot be written.
+        InUseError: an earlier version of this command is at work in the folder.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        earlier = _record_once(output / SETTINGS_FILE, settings)
+        _state_of_inputs(output).mkdir(parents=True, exist_ok=True)
+        upgrade(output)
+        earlier = _record_once(state_of(output) / SETTINGS_FILE, settings)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--output {output}: {error}") from error
     changed = [
-        f"{key}: {earlier.get(key)!r} then, {value!r} now"
-        for key, value in settings.items()
-        if earlier.get(key) != value
+        f"{key}: {earlier.get(key)!r} then, {settings.get(key)!r} now"
+        for key in (*settings, *(key for key in earlier if key not in settings))
+        if earlier.get(key) != settings.get(key)
     ]
     if changed:
         raise ConfigError(f"{output} was begun with other settings; give another --output, or: {'; '.join(changed)}")
+
+
+def rows_per_file_of(output: Path) -> int | None:
+    """The sentences of an output file that the folder was begun with; None where it is new."""
+    for path in (state_of(output) / SETTINGS_FILE, output / OLD_SETTINGS_FILE):
+        if path.is_file():
+            return read_json_object(path).get("rows_per_file")
+    return None
+
+
+def upgrade(output: Path) -> None:
+    """Moves the state that an earlier version kept in the folder of vectors to where it is now.
+
+    Raises:
+        InUseError: that version is at work there.
+    """
+    with lock(state_of(output) / "upgrade.lock", wait=True):
+        old_settings = output / OLD_SETTINGS_FILE
+        if not old_settings.is_file():
+            return
+        for held in output.glob("_*.lock"):
+            try:
+                lock(held).close()
+            except InUseError as error:
+                raise InUseError(f"{error}, with an earlier version; wait for its end") from error
+            held.unlink()
+        for leftover in output.glob(".*"):
+            if re.fullmatch(r"\..+\.[0-9a-f]{32}", leftover.name):
+                leftover.unlink()
+        for path in (*output.glob("_*.json"), *output.glob("_*.done")):
+            if path != old_settings:
+                path.replace(_state_of_inputs(output) / path.name.removeprefix("_"))
+        old_settings.replace(state_of(output) / SETTINGS_FILE)  # last: a process that is killed before begins again
+
+
+def _state_of_inputs(output: Path) -> Path:
+    return state_of(output) / "inputs"
 
 
 def _require_same_file(output: Path, source: Path) -> None:
     """Output files are named after their input, so another file of that name, or a changed one, must not follow it."""
     files = _files_of(source)
     now = {"bytes": sum(file.stat().st_size for file in files), "sha256": sha256(files)}
-    earlier = _record_once(output / f"_{source.name}.json", now)
+    earlier = _record_once(_state_of_inputs(output) / f"{source.name}.json", now)
     # A record of an earlier version holds the size alone. It still counts, so that an upgrade costs no finished work.
     changed = next((key for key in now if earlier.get(key, now[key]) != now[key]), None)
     if changed:
         raise DataError(
             f"{source} has {_told(changed, now)}; the vectors that {output} holds of a file of that name were made "
-            f"from {_told(changed, earlier)}. Give another --output, or remove the files of that name from there"
+            f"from {_told(changed, earlier)}. Give another --output, or remove the files of that name from there and "
+            f"from {_state_of_inputs(output)}"
         )
 
 
@@ -156,10 +226,10 @@ def _told(key: str, record: dict[str, Any]) -> str:
     return f"{record['bytes']:,} bytes" if key == "bytes" else f"content of SHA-256 {record['sha256'][:12]}"
 
 
-def _record_once(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _record_once(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of the JSON file; where there is none, it is written with `content`, by one process alone."""
     partial = _partial(path)
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(dict(content), indent=2) + "\n", encoding="utf-8")
     try:
         os.link(partial, path)
     except FileExistsError:  # another process, or an earlier start, was first
@@ -207,34 +277,17 @@ def process_of(distributed: bool) -> tuple[int, int]:
     return hosts.process_from_environment() or (0, 1)
 
 
-def _blocks(corpus: Corpus, rows: int) -> Iterator[Lines]:
-    block: Lines = []
-    characters = 0
-    for number, row in corpus.numbered():
-        block.append((int(number), row[0]))
-        characters += len(row[0])
-        if len(block) == rows or characters >= CHARACTERS_PER_FILE:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
-
-
-def _write(
-    path: Path, numbers: Sequence[int], sentences: Sequence[str], vectors: Float[np.ndarray, "rows dimension"]
-) -> None:
-    """Writes a file under another name first, so that a reader, or a restart, never takes half of it for the whole."""
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    table = pa.table({"line": pa.array(numbers, pa.int64()), TEXT: pa.array(sentences), VECTOR: embedding})
-    partial = _partial(path)
+def _write(path: Path, table: pa.Table) -> None:
+    """Writes a file elsewhere first, so that a reader, or a restart, never takes half of it for the whole."""
+    partial = _partial(_state_of_inputs(path.parent) / path.name)
     pq.write_table(table, partial, compression="zstd", use_dictionary=False)
     partial.replace(path)
 
 
-def _remove_partials(output: Path, source: Path) -> None:
+def _remove_partials(state: Path, source: Path) -> None:
     """Removes the partial files that a killed process left of this input; no other process writes them."""
-    name = glob.escape(source.name)
-    for leftover in itertools.chain(output.glob(f".{name}.*"), output.glob(f"._{name}.*")):
+    partial = re.compile(rf"\.{re.escape(source.name)}\.(json|\d{{6}}\.parquet)\.[0-9a-f]{{32}}")
+    for leftover in filter(lambda path: partial.fullmatch(path.name), state.glob(".*")):
         leftover.unlink()
 
 
@@ -245,29 +298,28 @@ def _partial(path: Path) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what `SentenceEncoder.from_pretrained` takes")
-    parser.add_argument("--input", required=True, nargs="+", action="extend", help="files, or patterns in quotes")
-    parser.add_argument("--output", required=True, type=Path, help="folder of Parquet files")
-    parser.add_argument("--pooler", choices=POOLERS, help="in place of the recorded pooler")
-    parser.add_argument("--truncate_dim", type=int, help="store the first so many numbers (default: as recorded)")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of the computation")
-    parser.add_argument("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
-    parser.add_argument("--rows_per_file", type=int, default=50_000, help="sentences per output file (default: 50,000)")
-    parser.add_argument("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
+    add = parser.add_argument
+    add_encoder_options(parser)
+    add("--input", required=True, nargs="+", action="extend", metavar="FILE", help="files, or patterns in quotes")
+    add_text_options(parser)
+    add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
+    add("--normalize", action="store_true", help="scale vectors to length 1")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="of the stored vectors (default: float32)")
+    rows = f"sentences per output file (default: {ROWS_PER_FILE:,}, or as the folder was begun)"
+    add("--rows_per_file", type=int, help=rows)
+    add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
     options = parser.parse_args(argv)
     with reported_to_user():
-        for name in ("batch_size", "rows_per_file"):
-            if getattr(options, name) < 1:
-                raise ConfigError(f"--{name}: expected at least 1, got {getattr(options, name)}")
+        check_positive(options, "batch_size", "rows_per_file")
         inputs = find_inputs(options.input)
         index, count = process_of(options.distributed)
-        keep_compiled()
-        encoder = SentenceEncoder.from_pretrained(
-            options.model, pooler=options.pooler, dtype=options.precision, truncate_dim=options.truncate_dim
-        )
-        settings = {name: getattr(options, name) for name in ("model", "precision", "dtype", "rows_per_file")}
-        settings |= {"pooler": encoder.pooler, "dimension": encoder.dimension, "weights": encoder.fingerprint()}
+        encoder = load_encoder(options)
+        rows_per_file = options.rows_per_file or rows_per_file_of(options.output) or ROWS_PER_FILE
+        # Without what is off: earlier versions had no such options.
+        settings = {"model": options.model, "precision": options.precision, "dtype": options.dtype}
+        settings |= {"rows_per_file": rows_per_file, "pooler": encoder.pooler, "dimension": encoder.dimension}
+        further = {name: getattr(options, name) for name in ("normalize", "columns", "id_column")}
+        settings |= {"weights": encoder.fingerprint()} | {name: value for name, value in further.items() if value}
         start_output(options.output, settings)
         mine = inputs[index::count]
         try:
@@ -275,9 +327,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 mine,
                 options.output,
                 encoder,
-                rows_per_file=options.rows_per_file,
+                rows_per_file=rows_per_file,
                 batch_size=options.batch_size,
                 dtype=options.dtype,
+                **further,
             )
         except (OSError, json.JSONDecodeError) as error:  # a full disk, say
             raise DataError(f"{error}; started again, the same command goes on with what is missing") from error

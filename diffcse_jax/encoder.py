@@ -3,6 +3,7 @@
 import collections
 import functools
 import hashlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,24 +12,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import tqdm
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from diffcse_jax.data.entries import read_entries, table_of
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.data.vector_folder import TEXT
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, with_long_texts
+from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.storage.encoder_record import EncoderRecord
 from diffcse_jax.storage.run_folder import workdir_of
 
 SHORTEST_BUCKET = 16
@@ -36,11 +43,15 @@ CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then t
 
 Sentences = str | Sequence[str]
 
+# Threads must hand programs to several devices in one order: two that wait for each other on all of them never end.
+_dispatching = threading.Lock()
+
 
 class SentenceEncoder:
     """A transformer (the network of blocks) with a pooler (how its hidden states become a vector) and a tokenizer.
 
     One sentence or many: where a method takes a string it returns one result, where it takes a list a row per entry.
+    Several threads may use one encoder.
 
     Args:
         config: sizes of the transformer.
@@ -51,6 +62,7 @@ class SentenceEncoder:
         pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: computation type of the transformer; vectors are float32 always.
         truncate_dim: cut vectors to their first so many numbers; None: whole vectors.
+        name: the model's, for records and errors.
 
     Raises:
         CheckpointError: the pooler is unknown, or `cls` and there is no pooler head; or the tokenizer has more tokens
@@ -68,6 +80,7 @@ class SentenceEncoder:
         pooler_head: Mapping[str, Any] | None = None,
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
+        name: str = "an encoder without a name",
     ):
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
@@ -82,8 +95,10 @@ class SentenceEncoder:
         self.pooler = pooler
         self.dtype = dtype
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
+        self.name = name
         self._backend = unlimited_tokenizer(tokenizer)
-        self._index: tuple[list[str], np.ndarray] | None = None
+        self._tokenizing = threading.Lock()  # the backend holds the number of tokens that it cuts at
+        self._index: SentenceIndex | None = None
         self._set_params(transformer, pooler_head if pooler == "cls" else None)
 
     @classmethod
@@ -111,7 +126,8 @@ class SentenceEncoder:
         """
         path = expanded(path_or_id)
         if workdir_of(path):
-            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim)
+            saved = read_encoder(path)
+            return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
         model = pretrained.load(str(path_or_id))
         record = sentence_transformers_folder.recorded(model)
         return cls(
@@ -122,6 +138,7 @@ class SentenceEncoder:
             pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
+            name=str(path_or_id),
         )
 
     @classmethod
@@ -132,6 +149,7 @@ class SentenceEncoder:
         pooler: str | None = None,
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
+        name: str = "",
     ) -> "SentenceEncoder":
         """The encoder of a `diffcse_jax.storage.checkpoint.SavedEncoder`."""
         return cls(
@@ -142,6 +160,7 @@ class SentenceEncoder:
             pooler_head=saved.pooler_head,
             dtype=dtype,
             truncate_dim=truncate_dim,
+            name=name or f"the checkpoint of step {saved.step}",
         )
 
     @property
@@ -161,6 +180,7 @@ class SentenceEncoder:
         normalize: bool = False,
         show_progress: bool = False,
         max_length: int | None = None,
+        on_progress: Callable[[int], object] | None = None,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Vectors of one sentence, (dimension,), or of many, (sentences, dimension).
 
@@ -172,14 +192,22 @@ class SentenceEncoder:
             show_progress: draw a progress bar.
             max_length: cut sentences to this many tokens, special ones included. By default nothing is cut but what
                 exceeds the model's positions, and that with a warning.
+            on_progress: told of the number of sentences computed since it was told last.
 
         Raises:
             CheckpointError: a vector is not finite.
         """
         if isinstance(sentences, str):
-            return self.encode([sentences], batch_size, normalize, show_progress, max_length)[0]
+            return self.encode([sentences], batch_size, normalize, show_progress, max_length, on_progress)[0]
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-        vectors = require_finite(self._encode_distinct(list(distinct), batch_size, show_progress, max_length))
+        with tqdm.tqdm(total=len(distinct), desc="encoding", unit=" sentences", disable=not show_progress) as progress:
+            vectors = np.empty((len(distinct), self.dimension), np.float32)
+            for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):
+                vectors[rows] = computed
+                progress.update(len(rows))
+                if on_progress:
+                    on_progress(len(rows))
+        require_finite(vectors)
         if normalize:
             vectors = normalized(vectors)
         return vectors[[distinct[sentence] for sentence in sentences]]
@@ -188,10 +216,59 @@ class SentenceEncoder:
         """Cosine similarities of all pairs: (len(a), len(b)), without the axis of an argument that is one string."""
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
-    def build_index(self, sentences: Sequence[str], batch_size: int = 64, show_progress: bool = False) -> None:
-        """Encodes the sentences that `search` looks through, in place of any earlier ones."""
-        vectors = self.encode(sentences, batch_size=batch_size, normalize=True, show_progress=show_progress)
-        self._index = list(sentences), vectors
+    def build_index(
+        self,
+        sentences: Sequence[str] | str | Path,
+        batch_size: int = 64,
+        show_progress: bool = False,
+        *,
+        faiss: str = "",
+    ) -> None:
+        """Encodes the sentences that `search` looks through, in place of any earlier ones.
+
+        Args:
+            sentences: text; or the path of a file of sentences, as training reads it.
+            batch_size: as for `encode`.
+            show_progress: as for `encode`.
+            faiss: faiss's description of the index that searches; `Flat` is exact, `IVF1024,Flat` and `HNSW32` are
+                not. By default all vectors are compared, exactly, on the device.
+
+        Raises:
+            DataError: the file cannot be read.
+            ConfigError: faiss is not installed, or cannot make such an index.
+        """
+        if isinstance(sentences, (str, Path)):
+            texts = table_of([*read_entries(sentences, "build_index")])
+        else:
+            texts = pa.table({TEXT: pa.array(sentences, pa.large_string())})
+        vectors = self.encode(texts[TEXT].to_pylist(), batch_size, normalize=True, show_progress=show_progress)
+        index = SentenceIndex(ArrayStore(vectors, with_long_texts(texts)), self.record())
+        self._index = index.with_faiss(faiss) if faiss else index
+
+    def save_index(self, folder: str | Path) -> None:
+        """Writes the index to a folder, in place of an earlier index there.
+
+        Raises:
+            ValueError: there is no index yet.
+            CheckpointError: there is something else in the folder, or it cannot be written.
+        """
+        self._built().save(expanded(folder))
+
+    def load_index(self, folder: str | Path) -> None:
+        """Takes the index of a folder that `save_index`, `diffcse search` or `diffcse embed` has written.
+
+        Its vectors stay on disk and are mapped into memory, or read as they are needed.
+
+        Raises:
+            DataError: it holds no index that can be read.
+            CheckpointError: its files are damaged.
+            ConfigError: its vectors are of another encoder.
+        """
+        index = find_index(expanded(folder))
+        if index is None:
+            raise DataError(f"{folder}: no index and no vectors there; `save_index` or `diffcse embed` writes some")
+        index.encoder.require(self.record(), index.name)
+        self._index = index
 
     def search(
         self, queries: Sentences, top_k: int = 5, threshold: float | None = None
@@ -209,22 +286,29 @@ class SentenceEncoder:
         Raises:
             ValueError: there is no index yet.
         """
-        if self._index is None:
-            raise ValueError("there is no index to search; call build_index(sentences) first")
-        sentences, vectors = self._index
-        found: list[list[tuple[str, float]]] = []
-        for scores in self.encode([queries] if isinstance(queries, str) else queries, normalize=True) @ vectors.T:
-            best = np.argsort(-scores, kind="stable")[:top_k]
-            found.append(
-                [(sentences[i], float(scores[i])) for i in best if threshold is None or scores[i] >= threshold]
-            )
+        index = self._built()
+        vectors = self.encode([queries] if isinstance(queries, str) else queries, normalize=True)
+        found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
         return found[0] if isinstance(queries, str) else found
+
+    def _built(self) -> SentenceIndex:
+        if self._index is None:
+            raise ValueError("there is no index to search; call build_index(sentences) or load_index(folder) first")
+        return self._index
+
+    def record(self) -> EncoderRecord:
+        """What tells this encoder's vectors from those of others."""
+        return EncoderRecord(
+            self.name, self.pooler, jnp.dtype(self.dtype).name, self.dimension, weights=self.fingerprint()
+        )
 
     def fingerprint(self) -> str:
         """A hash of all that determines a sentence's vector: sizes, weights, pooler, computation type, tokenizer."""
-        cut = (self.truncate_dim,) if self.truncate_dim else ()
+        cut = (self.dimension,) if self.dimension < self.config.hidden_size else ()
         digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name, *cut)).encode())
-        digest.update(self._backend.to_str().encode())
+        with self._tokenizing:
+            self._backend.no_truncation()
+            digest.update(self._backend.to_str().encode())
         for name, array in sorted(self._params.items()):
             digest.update(name.encode())
             digest.update(np.asarray(array).tobytes())
@@ -241,12 +325,12 @@ class SentenceEncoder:
         self._params, self._mesh = params, sharding.mesh
 
     def _encode_distinct(
-        self, sentences: list[str], batch_size: int, show_progress: bool, max_length: int | None
-    ) -> Float32[np.ndarray, "sentences dimension"]:
+        self, sentences: list[str], batch_size: int, max_length: int | None
+    ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
+        """Rows, longest sentences first, and their vectors."""
         token_ids = self._tokenize(sentences, max_length)
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
-        vectors = np.empty((len(sentences), self.dimension), np.float32)
 
         def started() -> Iterator[tuple[list[int], jax.Array]]:
             start = 0
@@ -255,18 +339,18 @@ class SentenceEncoder:
                 rows_per_batch = self._rows_per_batch(len(sentences), batch_size, length)
                 rows = by_length[start : start + rows_per_batch]
                 batch = self._batch([token_ids[row] for row in rows], rows_per_batch, length)
-                yield rows, forward(self._params, *batch)
+                with _dispatching:
+                    computed = forward(self._params, *batch)
+                yield rows, computed
                 start += rows_per_batch
 
-        with tqdm.tqdm(total=len(sentences), desc="encoding", unit=" sentences", disable=not show_progress) as progress:
-            for rows, computed in _ahead(started()):
-                vectors[rows] = np.asarray(computed)[: len(rows), : self.dimension]
-                progress.update(len(rows))
-        return vectors
+        for rows, computed in _ahead(started()):
+            yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
-        self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
-        found = tokenise(self._backend, sentences)
+        with self._tokenizing:
+            self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
+            found = tokenise(self._backend, sentences)
         if max_length is None or max_length > self.config.max_length:
             warn_of_cut(found.cut, self.config.max_length)
         return found.ids
@@ -358,12 +442,6 @@ def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.n
             "take an earlier checkpoint, or train with a lower learning rate"
         )
     return vectors
-
-
-def normalized(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
-    """Vectors of length 1; a zero vector stays zero."""
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(norms == 0, np.float32(1), norms)
 
 
 @functools.lru_cache

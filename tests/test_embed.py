@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,15 +11,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
 from diffcse_jax import SentenceEncoder, embed
-from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.vector_folder import find_store
 from diffcse_jax.errors import DataError, InUseError
-from diffcse_jax.groups import DataConfig
+from diffcse_jax.storage.workdir import lock
 
 
 @pytest.fixture
@@ -102,30 +104,83 @@ def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model, capsys
 def test_half_written_files_are_written_again(tmp_path, shards, model):
     embed.main(arguments(tmp_path, model))
     out = tmp_path / "out"
-    (out / "_shard-1.txt.done").unlink()
+    state = tmp_path / "out.state/inputs"
+    (state / "shard-1.txt.done").unlink()
     part = out / "shard-1.txt.000001.parquet"
-    part.rename(out / f".{part.name}.0123")  # as a killed process leaves it
+    part.rename(state / f".{part.name}.{32 * '0'}")  # as a killed process leaves it
+    other = state / f".shard-1.txt.gz.json.{32 * '1'}"  # of another process
+    other.touch()
     kept = (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns
     embed.main(arguments(tmp_path, model))
     check(out, shards, model)
     assert (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns == kept
-    assert not list(out.glob(".*"))
+    assert [*state.glob(".*")] == [other]
+
+
+def test_a_folder_holds_nothing_but_its_files(tmp_path, shards, model):
+    """Polars and Hugging Face's data sets take whatever is there; each file tells who wrote it."""
+    embed.main([*arguments(tmp_path, model), "--normalize"])
+    out = tmp_path / "out"
+    assert {path.suffix for path in out.iterdir()} == {".parquet"}
+    assert pyarrow.dataset.dataset(out).count_rows() == 45
+    store = find_store(str(out))
+    assert store.record() == SentenceEncoder.from_pretrained(model, pooler="avg").record()
+    assert store.unit
+    lengths = np.concatenate([np.linalg.norm(vectors, axis=1) for vectors in store.vector_blocks()])
+    np.testing.assert_allclose(lengths, np.ones(45), rtol=1e-6)
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    out, state = tmp_path / "out", tmp_path / "out.state"
+    (state / "inputs/shard-1.txt.done").unlink()
+    (out / "shard-1.txt.000001.parquet").unlink()
+    for path in (state / "inputs").iterdir():
+        path.rename(out / f"_{path.name}")
+    (state / "settings.json").rename(out / "_embed.json")
+    shutil.rmtree(state)
+    (out / f".shard-1.txt.000001.parquet.{32 * 'a'}").touch()
+    mine = out / ".mine"
+    mine.touch()
+    options = arguments(tmp_path, model)
+    assert options[-2:] == ["--rows_per_file", "10"]  # it is known
+    options = options[:-2]
+    with lock(out / "_shard-1.txt.lock"), pytest.raises(SystemExit):
+        embed.main(options)
+    assert "with an earlier version; wait for its end" in capsys.readouterr().err
+    embed.main(options)
+    assert "process 0 of 1: 10 sentences of 4 files embedded" in capsys.readouterr().err
+    check(out, shards, model)
+    assert sorted({path.suffix for path in out.iterdir() if path != mine}) == [".parquet"]
+    assert mine.exists()
+
+
+def test_named_columns_and_ids_are_kept(tmp_path, model, capsys):
+    (tmp_path / "shards").mkdir()
+    lines = [{"key": 7, "title": "one", "body": "two", "n": 1}, {"key": "b", "title": "three", "body": "four", "n": 2}]
+    file = tmp_path / "shards/shard-0.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model))
+    assert "name one or more of its 4 columns in --columns: key, title, body, n" in capsys.readouterr().err
+    wanted = ["--columns", "title", "body", "--id_column", "key"]
+    embed.main([*arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted])
+    rows = pyarrow.dataset.dataset(tmp_path / "named").to_table().drop_columns("embedding").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        (1, "7", "title", "one"), (1, "7", "body", "two"), (2, "b", "title", "three"), (2, "b", "body", "four")
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        embed.main([*arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted[:2]])
+    assert "columns: ['title', 'body'] then, ['title'] now; id_column: 'key' then, None now" in capsys.readouterr().err
 
 
 def test_other_settings_are_refused(tmp_path, shards, model, capsys):
     embed.main(arguments(tmp_path, model))
-    assert json.loads((tmp_path / "out/_embed.json").read_text())["pooler"] == "avg"
+    assert json.loads((tmp_path / "out.state/settings.json").read_text())["pooler"] == "avg"
     with pytest.raises(SystemExit) as stopped:
         embed.main(arguments(tmp_path, model, pooler="cls_before_pooler"))
     assert stopped.value.code == 2
     assert "pooler: 'avg' then, 'cls_before_pooler' now" in capsys.readouterr().err
-
-
-def test_files_of_long_lines_hold_fewer(tmp_path, monkeypatch):
-    monkeypatch.setattr(embed, "CHARACTERS_PER_FILE", 10)
-    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\nfour\nseventeen\n")
-    blocks = embed._blocks(open_corpus(DataConfig(train_file=str(tmp_path / "a.txt"))), 3)
-    assert [*blocks] == [[(1, "one"), (2, "two"), (4, "three")], [(5, "four"), (6, "seventeen")]]
 
 
 def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
@@ -172,7 +227,7 @@ def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, model, capsys)
 
 def test_a_record_of_an_earlier_version_is_compared_by_its_size(tmp_path, shards, model, capsys):
     embed.main(arguments(tmp_path, model))
-    for record in (tmp_path / "out").glob("_shard-*.json"):
+    for record in (tmp_path / "out.state/inputs").glob("shard-*.json"):
         record.write_text(json.dumps({"bytes": json.loads(record.read_text())["bytes"]}))
     embed.main(arguments(tmp_path, model))
     assert "process 0 of 1: 0 sentences" in capsys.readouterr().err
@@ -226,7 +281,7 @@ def test_an_output_without_links_is_written(tmp_path, shards, model, monkeypatch
     embed.main(arguments(tmp_path, model))
     embed.main(arguments(tmp_path, model))
     check(tmp_path / "out", shards, model)
-    assert not list((tmp_path / "out").glob(".*"))
+    assert not list((tmp_path / "out.state").rglob(".*"))
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
@@ -267,7 +322,7 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, 
     assert embed.embed(inputs, out, encoder, **options) == 45
     assert refused
     check(out, shards, model)
-    assert not list(out.glob("*.lock"))
+    assert not list(out.with_name("out.state").glob("inputs/*.lock"))
 
 
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
@@ -299,8 +354,8 @@ def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
     second.send_signal(signal.SIGKILL)
     second.wait()
     assert first.wait(timeout=120) == 0
-    assert (tmp_path / "out/_shard-0.txt.done").is_file()
-    assert not (tmp_path / "out/_shard-1.txt.done").exists()
+    assert (tmp_path / "out.state/inputs/shard-0.txt.done").is_file()
+    assert not (tmp_path / "out.state/inputs/shard-1.txt.done").exists()
     subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, check=True, stderr=subprocess.DEVNULL)
     rows = read(tmp_path / "out")
     assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards

@@ -1,3 +1,4 @@
+import concurrent.futures
 import json
 import re
 
@@ -11,7 +12,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
@@ -132,6 +133,37 @@ def test_search_finds_meaning(minilm):
     assert minilm.search("the stock market crashed", threshold=score + 0.01) == []
     found = minilm.search(["a small dog", "preparing a meal"], top_k=1)
     assert [row[0][0] for row in found] == ["A puppy plays in the garden.", "He cooks pasta for dinner."]
+
+
+def test_an_index_of_a_file_goes_to_a_folder_and_back(tiny, tiny_dir, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"{sentence}\n\n" for sentence in SENTENCES))
+    tiny.build_index(str(file))
+    found = tiny.search(["a dog", "no"], top_k=3)
+    assert found[1][0] == ("no", pytest.approx(1.0))
+    tiny.save_index(tmp_path / "index")
+    other = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg")
+    other.load_index(tmp_path / "index")
+    assert other.search(["a dog", "no"], top_k=3) == found
+    cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=5)
+    with pytest.raises(ConfigError, match=rf"vectors of {tiny_dir}, and the encoder is {tiny_dir}: dimension 16 there"):
+        cut.load_index(tmp_path / "index")
+    with pytest.raises(DataError, match=r"cannot read none\.txt: no such file"):
+        tiny.build_index("none.txt")
+    with pytest.raises(DataError, match="no index and no vectors there"):
+        tiny.load_index(tmp_path)
+
+
+def test_threads_encode_at_once(tiny):
+    """Each cuts at another length, which the tokenizer's backend holds."""
+    text, limits = [*SENTENCES, " ".join(["dog"] * 30)], (None, 6, 9, 12)
+    expected = [tiny.encode(text, max_length=limit) for limit in limits]
+    before = tiny.fingerprint()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda limit: tiny.encode(text, max_length=limit), limits * 5)]
+    for vectors, single in zip(found, expected * 5, strict=True):
+        np.testing.assert_array_equal(vectors, single)
+    assert tiny.fingerprint() == before == SentenceEncoder.from_pretrained(tiny.name, pooler="avg").fingerprint()
 
 
 def test_search_without_index_says_what_to_do(tiny_dir):

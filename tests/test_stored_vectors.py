@@ -14,18 +14,20 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.examples import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import SETTINGS_FILE, VectorStore, find_store, open_vectors
+from diffcse_jax.data.stored_vectors import open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, VectorStore, find_store
 from diffcse_jax.embed import embed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.storage.encoder_record import EncoderRecord
 
 DIMENSION = 6
 
 
-def vectors_of(sentences: Sequence[str], batch_size: int = 0) -> np.ndarray:
+def vectors_of(sentences: Sequence[str], **options) -> np.ndarray:
     """A vector that is a function of the text."""
     return np.array(
         [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences], np.float32
@@ -39,7 +41,8 @@ def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> Non
 
 def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
     """The store that the command writes of these files, with vectors of `vectors_of`."""
-    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of)
+    record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
+    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda: record)
     folder.mkdir(exist_ok=True)
     embed(files, folder, encoder, rows_per_file=7, batch_size=4, dtype=dtype)
     return find_store(str(folder))
@@ -147,12 +150,12 @@ def test_files_that_are_no_store_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"b\.parquet: vectors of .*\[4\], and .*\[3\] in a\.parquet"):
         find_store(str(tmp_path))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / SETTINGS_FILE).write_text("{}")
+    (tmp_path / "empty" / OLD_SETTINGS_FILE).write_text("{}")
     with pytest.raises(DataError, match="empty holds no vectors yet"):
         find_store(str(tmp_path / "empty"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"b\.parquet: cannot be read"):
         find_store(str(tmp_path))
     pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet: not as `python -m diffcse_jax\.embed` writes it.*has: sentence"):
+    with pytest.raises(DataError, match=r"b\.parquet: not as `diffcse embed` writes it.*has: sentence"):
         find_store(str(tmp_path))

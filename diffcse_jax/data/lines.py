@@ -49,13 +49,18 @@ def byte_lines(path: Path) -> Iterator[bytes | None]:
         DataError: the file cannot be read, or it is a damaged archive.
     """
     with _opened(path) as file:
-        while line := file.readline(_LONGEST_IN_BYTES):
-            if len(line) < _LONGEST_IN_BYTES or line.endswith(b"\n"):
-                yield line
-                continue
-            while line and not line.endswith(b"\n"):
-                line = file.readline(_LONGEST_IN_BYTES)
-            yield None
+        yield from lines_of(file)
+
+
+def lines_of(file: Any) -> Iterator[bytes | None]:
+    """`byte_lines` of an open binary file, such as `sys.stdin.buffer`."""
+    while line := file.readline(_LONGEST_IN_BYTES):
+        if len(line) < _LONGEST_IN_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_IN_BYTES)
+        yield None
 
 
 def whole(path: Path, most: int, *, instead: str) -> bytes:

@@ -1,80 +1,25 @@
-"""Vectors of the training sentences from a Parquet store, as `python -m diffcse_jax.embed` writes it.
+"""Vectors of the training sentences from a Parquet store, as `diffcse embed` writes it.
 
 A vector is found by the text of its sentence: a store may hold more text than the training file, in another order, in
 any number of parts. What a training file needs is copied once, beside its tokens, to arrays on disk that training maps
 into memory: `vectors.npy`, one row per distinct sentence, and `rows.npy`, the row of every sentence.
 """
 
-import dataclasses
-import functools
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import tqdm
 from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.vector_folder import VectorStore
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.files import made_whole, writing
-
-TEXT, VECTOR = "sentence", "embedding"  # columns
-SETTINGS_FILE = "_embed.json"  # readers of data sets pass over names with an underscore or a dot
-BLOCK_ROWS = 10_000
-
-
-@dataclasses.dataclass(frozen=True)
-class VectorStore:
-    """A folder of Parquet files with sentences and their vectors.
-
-    Attributes:
-        folder: the folder.
-        parts: the files.
-        dtype: of the numbers, float16 or float32.
-        dimension: numbers of a vector.
-    """
-
-    folder: Path
-    parts: tuple[Path, ...]
-    dtype: np.dtype
-    dimension: int
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """The SHA-256 of the content, as hexadecimal digits; reads all of it."""
-        return sha256(self.parts)
-
-    def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
-        """Sentences and their vectors, some thousand at a time.
-
-        Raises:
-            DataError: a file that cannot be read, or a row that lacks its sentence or has a vector that is not finite.
-        """
-        for part in self.parts:
-            rows = 0
-            for batch in _batches(part):
-                texts, vectors = batch.column(TEXT), batch.column(VECTOR)
-                numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-                numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
-                usable = np.isfinite(numbers).all(axis=1)
-                for column in (texts, vectors):
-                    usable &= column.is_valid().to_numpy(zero_copy_only=False)
-                if not usable.all():
-                    raise DataError(
-                        f"{part}, row {rows + int(usable.argmin()) + 1}: no sentence, or a vector that is not finite; "
-                        "remove the file and run `python -m diffcse_jax.embed` again"
-                    )
-                rows += len(texts)
-                yield texts.to_pylist(), numbers
 
 
 class SentenceVectors:
@@ -91,26 +36,6 @@ class SentenceVectors:
     def gather(self, sentences: Int[np.ndarray, "B C"]) -> Float32[np.ndarray, "B C dimension"]:
         """The vectors of sentences by their numbers (`TokenStore.sentences`)."""
         return self._vectors[self._rows[sentences]].astype(np.float32, copy=False)
-
-
-def find_store(name: str) -> VectorStore | None:
-    """The store in the folder of this name; None where there is no folder with Parquet files.
-
-    Raises:
-        DataError: files that are not as `python -m diffcse_jax.embed` writes them, or not all of one kind; or none yet.
-    """
-    folder = expanded(name)
-    parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
-    if not parts and (folder / SETTINGS_FILE).is_file():
-        raise DataError(f"{folder} holds no vectors yet; let `python -m diffcse_jax.embed` write them first")
-    if not parts:
-        return None
-    kinds = {part: _kind_of_vectors(part) for part in parts}
-    first = kinds[parts[0]]
-    for part, kind in kinds.items():
-        if kind != first:
-            raise DataError(f"{part}: vectors of {kind}, and {first} in {parts[0].name}: a store is of one encoder")
-    return VectorStore(folder, tuple(parts), np.dtype(first.value_type.to_pandas_dtype()), first.list_size)
 
 
 def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
@@ -162,8 +87,8 @@ def _lacks(store: VectorStore, corpus: Corpus, missing: Int[np.ndarray, " n"], o
     line, texts = next(itertools.islice(corpus.numbered(), row, None))
     return DataError(
         f"{store.folder} lacks vectors of {len(missing):,} of the {of:,} sentences of {corpus.name}, first of line "
-        f"{line}, {texts[column][:80]!r}: run `python -m diffcse_jax.embed` with --output {store.folder} on all of its "
-        "text (it takes the first column of a file with several)"
+        f"{line}, {texts[column][:80]!r}: run `diffcse embed` with --output {store.folder} on all of its text "
+        "(of a file with several columns give --columns)"
     )
 
 
@@ -171,29 +96,3 @@ def _fingerprints(sentences: Iterable[str]) -> UInt64[np.ndarray, " sentences"]:
     """Numbers that tell sentences apart, but for one chance in 10^7 among 10^6 of them."""
     numbers = (hashlib.blake2b(sentence.encode(), digest_size=8).digest() for sentence in sentences)
     return np.frombuffer(b"".join(numbers), np.uint64)
-
-
-def _kind_of_vectors(part: Path) -> Any:
-    """The Arrow type of the column of vectors."""
-    try:
-        schema = pq.read_schema(part)
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(part, error) from error
-    kind = schema.field(VECTOR).type if {TEXT, VECTOR} <= {*schema.names} else None
-    if not (kind and pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float16(), pa.float32())):
-        raise DataError(
-            f"{part}: not as `python -m diffcse_jax.embed` writes it, with columns {TEXT} (text) and {VECTOR} "
-            f"(lists of one size, of float32 or float16); it has: {', '.join(schema.names)}"
-        )
-    return kind
-
-
-def _batches(part: Path) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from pq.ParquetFile(part).iter_batches(BLOCK_ROWS, columns=[TEXT, VECTOR])
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(part, error) from error
-
-
-def _unreadable(part: Path, error: Exception) -> DataError:
-    return DataError(f"{part}: cannot be read ({error}); remove it and run `python -m diffcse_jax.embed` again")

@@ -16,7 +16,6 @@ from diffcse_jax.data import held_out, pairs
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import open_documents
-from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, official, retrieval, sts
 from diffcse_jax.evaluation.geometry import uniformity
@@ -28,6 +27,7 @@ from diffcse_jax.evaluation.remembering import Remembering
 from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.runtime import hosts
+from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.selection import Measured, Outcomes
 
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}

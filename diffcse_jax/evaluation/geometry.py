@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Float, Float32
 from matplotlib.figure import Figure
 
-from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.retrieval import ranks_among
 from diffcse_jax.evaluation.sts import ScoredPairs, STSBenchmark
+from diffcse_jax.search.nearest import normalized
 
 POSITIVE_RATING = 4.0  # pairs above it are positives of the alignment
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # lower bound excluded, but for 0

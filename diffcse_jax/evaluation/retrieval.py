@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.encoder import normalized
+from diffcse_jax.search.nearest import normalized
 
 BLOCK = 1024  # queries whose similarities are held at once
 

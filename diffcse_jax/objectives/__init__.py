@@ -90,7 +90,7 @@ class Objective(abc.ABC):
         """Sentence encoders that it asks for, as folders or hub ids, with their poolers (empty: the recorded ones).
 
         The objective's group has them in a key `teachers`. `networks` finds them in its `starts`. A folder of vectors
-        that `python -m diffcse_jax.embed` wrote may stand for an encoder: these are in `views.vectors`.
+        that `diffcse embed` wrote may stand for an encoder: these are in `views.vectors`.
         """
         return {}
 

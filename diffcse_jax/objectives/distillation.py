@@ -24,7 +24,7 @@ class Options:
         (),
         "frozen sentence encoders to learn from: workdirs, folders or hub ids whose vocabulary is the encoder's; "
         "`start`, the checkpoint that the encoder starts from; or folders of vectors of the training sentences, of any "
-        "encoder, that `python -m diffcse_jax.embed` wrote",
+        "encoder, that `diffcse embed` wrote",
     )
     poolers: tuple[str, ...] = option(
         (), "poolers of the teachers, one each; empty: those that they record", choices=(*POOLERS, "")

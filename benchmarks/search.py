@@ -1,0 +1,166 @@
+"""Search of a large corpus: the index's exact search beside a NumPy loop and faiss's flat index.
+
+    python -m benchmarks.search --rows 1000000 --dimension 384 --queries 100 --output FILE
+
+Random vectors of length 1 are written to a temporary file. Each side reads them from there in a process of its own, one
+after the other, with one thread; what it takes is processor time, which other work on the machine changes little.
+`memory_bytes` is the peak of resident memory without the file's own pages, which are the system's to take back
+(Linux), `max_rss_bytes` that of `getrusage`, with them. For faiss adding the vectors is not counted.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+
+BLOCK_ROWS = 8192
+Found = tuple[np.ndarray, np.ndarray]  # similarities and rows
+Search = Callable[[np.ndarray, int], Found]
+
+
+def ours(path: Path) -> Search:
+    """The index's search, compiled before."""
+    from diffcse_jax.search.nearest import nearest
+
+    vectors = np.load(path, mmap_mode="r")
+
+    def search(queries: np.ndarray, top_k: int) -> Found:
+        return nearest(queries, blocks_of(vectors), len(vectors), top_k, unit=True)
+
+    nearest(np.load(path.with_name("queries.npy")), [vectors[:BLOCK_ROWS]], BLOCK_ROWS, 10, unit=True)
+    return search
+
+
+def numpy_loop(path: Path) -> Search:
+    """The same blocks by NumPy: products, the best of each block, the best of these."""
+    vectors = np.load(path, mmap_mode="r")
+
+    def search(queries: np.ndarray, top_k: int) -> Found:
+        scores, rows = [], []
+        for number, block in enumerate(blocks_of(vectors)):
+            similarities = queries @ block.T
+            best = np.argpartition(-similarities, top_k, axis=1)[:, :top_k]
+            scores.append(np.take_along_axis(similarities, best, axis=1))
+            rows.append(best + number * BLOCK_ROWS)
+        all_scores, all_rows = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
+        order = np.argsort(-all_scores, axis=1, kind="stable")[:, :top_k]
+        return np.take_along_axis(all_scores, order, axis=1), np.take_along_axis(all_rows, order, axis=1)
+
+    return search
+
+
+def faiss_flat(path: Path) -> Search:
+    """`IndexFlatIP`, which holds all vectors in memory."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    vectors = np.load(path, mmap_mode="r")
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    for block in blocks_of(vectors):
+        index.add(block)
+    return index.search
+
+
+SIDES = {"ours": ours, "numpy": numpy_loop, "faiss": faiss_flat}
+
+
+def blocks_of(vectors: np.ndarray) -> Iterator[np.ndarray]:
+    """The vectors in blocks."""
+    for start in range(0, len(vectors), BLOCK_ROWS):
+        yield np.asarray(vectors[start : start + BLOCK_ROWS])
+
+
+def run_side(name: str, path: Path, top_k: int, results: Any) -> None:
+    """Searches once and sends what it took and found."""
+    search, queries = SIDES[name](path), np.load(path.with_name("queries.npy"))
+    peak, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            peak[0] = max(peak[0], anonymous_memory())
+            done.wait(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    wall, cpu = time.perf_counter(), time.process_time()
+    scores, rows = search(queries, top_k)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    done.set()
+    watcher.join()
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    facts = {"cpu_seconds": cpu, "wall_seconds": wall, "memory_bytes": peak[0], "max_rss_bytes": max_rss}
+    results.put((facts, np.asarray(scores), np.asarray(rows)))
+
+
+def anonymous_memory() -> int:
+    """Bytes of resident memory that no file holds; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    found = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")] if status.is_file() else []
+    return int(found[0].split()[1]) * 1024 if found else 0
+
+
+def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
+    """Writes random vectors of length 1, and such queries beside them."""
+    from diffcse_jax.search.nearest import normalized
+    from diffcse_jax.storage.vector_files import NpyWriter
+
+    rng = np.random.default_rng(0)
+    np.save(path.with_name("queries.npy"), normalized(rng.random((queries, dimension), np.float32) - np.float32(0.5)))
+    with NpyWriter(path, dimension) as file:
+        for start in range(0, rows, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, rows - start)
+            file.append(normalized(rng.random((count, dimension), np.float32) - np.float32(0.5)))
+
+
+def main() -> None:
+    """Measures every side and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--top_k", type=int, default=10)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    context = multiprocessing.get_context("spawn")
+    sides, found = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vectors.npy"
+        write_vectors(path, options.rows, options.dimension, options.queries)
+        for name in options.sides:
+            results = context.Queue()
+            process = context.Process(target=run_side, args=(name, path, options.top_k, results))
+            process.start()
+            sides[name], *found[name] = results.get()
+            process.join()
+            print(name, json.dumps(sides[name]), file=sys.stderr, flush=True)
+    first = options.sides[0]
+    record = {
+        "corpus_bytes": 4 * options.rows * options.dimension,
+        "sides": sides,
+        "cpu_ratios": {name: side["cpu_seconds"] / sides[first]["cpu_seconds"] for name, side in sides.items()},
+        "same_rows": {name: float((rows == found[first][1]).mean()) for name, (_, rows) in found.items()},
+        "largest_difference": {
+            name: float(np.abs(scores - found[first][0]).max()) for name, (scores, _) in found.items()
+        },
+    }
+    measure.write_record(options.output, "benchmarks.search", sys.argv[1:], record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Search for the sentences that are most similar to a query."""

@@ -1,0 +1,199 @@
+"""Search against sorting all similarities: exact, in blocks, from memory, files and faiss."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.data.vector_folder import vector_table
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.search import nearest as module
+from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, index_of, with_long_texts, write_index
+from diffcse_jax.search.nearest import nearest, normalized
+from diffcse_jax.storage.encoder_record import EncoderRecord
+
+DIMENSION = 4
+RECORD = EncoderRecord("mine", "avg", "float32", DIMENSION, "0123")
+
+
+def random_vectors(rows: int, seed: int = 0, dimension: int = DIMENSION) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32)
+
+
+def by_sorting(queries: np.ndarray, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """All similarities at once; equal ones in the order of the rows."""
+    scores = queries.astype(np.float64) @ normalized(vectors.astype(np.float32)).astype(np.float64).T
+    rows = np.argsort(-scores.round(6), axis=1, kind="stable")[:, :top_k]
+    return np.take_along_axis(scores, rows, axis=1), rows
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 19), st.integers(1, 20), st.booleans(), st.lists(st.integers(0, 40), max_size=4)
+)
+def test_blocks_give_what_sorting_all_gives(rows, queries, top_k, half, cuts):
+    """Of few distinct vectors, so that many are equally near."""
+    vectors = np.random.default_rng(rows).integers(-1, 2, (rows, DIMENSION)).astype(np.float16 if half else np.float32)
+    asked = normalized(random_vectors(queries, seed=queries))
+    edges = sorted({0, rows, *(cut for cut in cuts if cut < rows)})
+    blocks = (vectors[first:end] for first, end in itertools.pairwise(edges))
+    with pytest.MonkeyPatch.context() as smaller:
+        smaller.setattr(module, "BLOCK_ROWS", 16)
+        smaller.setattr(module, "BLOCK_QUERIES", 8)
+        scores, found = nearest(asked, blocks, rows, top_k, unit=False)
+    expected, order = by_sorting(asked, vectors, top_k)
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
+    np.testing.assert_array_equal(found, order)
+
+
+def test_queries_and_corpora_share_few_programs(caplog):
+    jax.clear_caches()
+    with jax.log_compiles():
+        for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 1, 6)):
+            nearest(random_vectors(queries), [random_vectors(rows)], rows, top_k, unit=True)
+    assert sum("Compiling jit(_better)" in message for message in caplog.messages) == 1
+
+
+def store_of(vectors: np.ndarray) -> ArrayStore:
+    texts = pa.table({"line": range(1, len(vectors) + 1), "sentence": [f"text {row}" for row in range(len(vectors))]})
+    return ArrayStore(normalized(vectors), with_long_texts(texts))
+
+
+def hits_of(index: SentenceIndex, queries: np.ndarray, **options) -> list:
+    return [[(hit.row["sentence"], round(hit.score, 5)) for hit in hits] for hits in index.search(queries, **options)]
+
+
+def test_an_index_is_the_same_from_its_folder(tmp_path, monkeypatch):
+    vectors, queries = random_vectors(50), normalized(random_vectors(3, seed=1))
+    index = SentenceIndex(store_of(vectors), RECORD)
+    expected = hits_of(index, queries, top_k=7)
+    scores, rows = by_sorting(queries, vectors, 7)
+    assert expected == [
+        [(f"text {row}", round(float(score), 5)) for row, score in zip(*pair, strict=True)]
+        for pair in zip(rows, scores, strict=True)
+    ]
+    index.save(tmp_path / "index")
+    index.save(tmp_path / "index")  # takes its place
+    assert {path.name for path in tmp_path.iterdir()} == {"index"}
+    loaded = SentenceIndex.load(tmp_path / "index")
+    assert isinstance(loaded.store.vectors, np.memmap)
+    assert hits_of(loaded, queries, top_k=7) == expected
+    assert (loaded.encoder, len(loaded)) == (RECORD, 50)
+    least = expected[0][2][1] - 1e-5
+    (found, *_) = hits_of(loaded, queries, top_k=7, threshold=least)
+    assert found == expected[0][:3]
+    assert loaded.search(queries, 1)[0][0].row == {"line": rows[0][0] + 1, "sentence": expected[0][0][0]}
+
+
+def test_an_index_is_written_in_chunks(tmp_path):
+    vectors, queries = random_vectors(50), normalized(random_vectors(3, seed=1))
+    store = store_of(vectors)
+    expected = hits_of(SentenceIndex(store, RECORD), queries, top_k=7)
+    chunks = [(store.table[start : start + 20], store.vectors[start : start + 20]) for start in (0, 20, 40)]
+    assert hits_of(write_index(tmp_path / "index", chunks, RECORD), queries, top_k=7) == expected
+    assert hits_of(index_of(chunks, RECORD), queries, top_k=7) == expected
+
+
+def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    start = 0
+    for part, block in enumerate(np.array_split(vectors, parts)):
+        texts = pa.table(
+            {"line": np.arange(len(block)) + 1, "sentence": [f"text {start + i}" for i in range(len(block))]}
+        )
+        pq.write_table(vector_table(texts, block, vars(record)), folder / f"a.txt.{first + part:06d}.parquet")
+        start += len(block)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_vectors_of_embed_are_searched_where_they_are(dtype, tmp_path):
+    vectors, queries = random_vectors(50).astype(dtype), normalized(random_vectors(3, seed=1))
+    write_parts(tmp_path / "vectors", vectors, 3)
+    index = find_index(tmp_path / "vectors")
+    expected = hits_of(SentenceIndex(store_of(vectors.astype(np.float32)), RECORD), queries, top_k=9)
+    assert hits_of(index, queries, top_k=9) == expected
+    hit = index.search(queries, 1)[0][0]
+    assert hit.row["file"] == "a.txt"
+    index.save(tmp_path / "index")
+    assert hits_of(SentenceIndex.load(tmp_path / "index"), queries, top_k=9) == expected
+
+
+def test_what_is_no_index_is_refused(tmp_path):
+    assert find_index(tmp_path) is find_index(tmp_path / "none") is None
+    (tmp_path / "notes.txt").write_text("mine")
+    index = SentenceIndex(store_of(random_vectors(5)), RECORD)
+    with pytest.raises(CheckpointError, match="no index and not empty; choose another folder"):
+        index.save(tmp_path)
+    assert (tmp_path / "notes.txt").exists()
+    folder = tmp_path / "index"
+    index.save(folder)
+    np.save(folder / "vectors.npy", random_vectors(4))
+    with pytest.raises(CheckpointError, match="4 vectors of 4 numbers do not fit 5 sentences"):
+        find_index(folder)
+    for name, content in (("vectors.npy", b"x"), ("sentences.arrow", b"ARROW1"), ("index.json", b'{"model": 3}')):
+        index.save(folder)
+        (folder / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=name):
+            find_index(folder)
+
+
+def test_vectors_of_no_encoder_or_of_several_are_refused(tmp_path):
+    write_parts(tmp_path, random_vectors(4), 2)
+    write_parts(tmp_path, random_vectors(4), 1, EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), first=2)
+    with pytest.raises(DataError, match=r"000002\.parquet holds vectors of other, .* of another encoder, mine"):
+        find_index(tmp_path)
+    part = tmp_path / "a.txt.000002.parquet"
+    pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
+    with pytest.raises(CheckpointError, match=r"000002\.parquet does not tell which encoder"):
+        find_index(tmp_path)
+
+
+def test_another_encoder_is_refused_with_both_names():
+    RECORD.require(EncoderRecord("moved", "avg", "float32", DIMENSION, "0123"), "index")
+    with pytest.raises(ConfigError, match=r"index holds vectors of mine, and the encoder is other: pooler avg there"):
+        RECORD.require(EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), "index")
+    with pytest.raises(ConfigError, match=r"vectors of mine, and the encoder is mine: their weights differ"):
+        RECORD.require(EncoderRecord("mine", "avg", "float32", DIMENSION, "4567"), "index")
+
+
+@pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6)])
+def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
+    pytest.importorskip("faiss")
+    vectors, queries = random_vectors(1000, dimension=16), normalized(random_vectors(20, seed=1, dimension=16))
+    record = EncoderRecord("mine", "avg", "float32", 16, "0123")
+    exact = SentenceIndex(store_of(vectors), record)
+    by_faiss = exact.with_faiss(factory)
+    expected, found = (hits_of(index, queries, top_k=10) for index in (exact, by_faiss))
+    shared = [len({*dict(one)} & {*dict(other)}) for one, other in zip(expected, found, strict=True)]
+    assert np.mean(shared) >= 10 * least
+    by_faiss.save(tmp_path / "index")
+    assert hits_of(find_index(tmp_path / "index"), queries, top_k=10) == found
+    assert len(by_faiss.search(queries, 2000)[0]) <= 1000
+
+
+def test_a_faiss_index_that_cannot_be_made_is_told():
+    pytest.importorskip("faiss")
+    index = SentenceIndex(store_of(random_vectors(5)), RECORD)
+    with pytest.raises(ConfigError, match=r"faiss makes no index 'nonsense' of 5 vectors"):
+        index.with_faiss("nonsense")
+
+
+def test_threads_search_at_once():
+    index = SentenceIndex(store_of(random_vectors(300)), RECORD)
+    queries = [normalized(random_vectors(3, seed=seed)) for seed in range(6)]
+    expected, found = [hits_of(index, each, top_k=5) for each in queries], {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.__setitem__(n, hits_of(index, queries[n], top_k=5)))
+        for n in range(len(queries))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(len(queries))] == expected
