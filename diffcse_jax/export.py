@@ -185,7 +185,8 @@ def model_card(saved: SavedEncoder, check: dict[str, Any], truncate_dim: int | N
     config, whole = saved.config, saved.transformer_config.hidden_size
     settings = {
         "base model": config.model.name_or_path,
-        "training text": config.data.train_file,
+        "training text": "; ".join(filter(None, (each.own_text for each in config.objectives.values())))
+        or config.data.train_file,
         "objective": " + ".join(f"{each.weight:g} {name}" for name, each in config.objectives.items()),
         "pooler": saved.pooler,
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),

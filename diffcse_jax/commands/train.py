@@ -8,6 +8,8 @@ Started again with the same workdir it goes on where it stopped. At its end the 
 
 import itertools
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -24,10 +26,20 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives; default: ru
 
 def main() -> None:
     """The command line."""
-    sys.modules["__main__"].__doc__ = __doc__  # absl's help shows that module's text and flags
+    main_of(__doc__, run)
+
+
+def main_of(about: str | None, run: Callable[[Config, Path], None]) -> None:
+    """The command line of a command with a configuration and a workdir.
+
+    Args:
+        about: its help.
+        run: what it does.
+    """
+    sys.modules["__main__"].__doc__ = about  # absl's help shows that module's text and flags
     for flag in (CONFIG, WORKDIR):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[flag.name])
-    app.run(train_and_export, flags_parser=parse_flags)
+    app.run(partial(run_as_configured, run), flags_parser=parse_flags)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -82,8 +94,8 @@ def with_shipped_config(argv: list[str]) -> list[str]:
     return arguments
 
 
-def train_and_export(argv: list[str]) -> None:
-    """Runs training and the export of its best checkpoint."""
+def run_as_configured(run: Callable[[Config, Path], None], argv: list[str]) -> None:
+    """Runs a command with the configuration and the workdir that flags give."""
     with reported_to_user():
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")
@@ -96,33 +108,49 @@ def train_and_export(argv: list[str]) -> None:
 
 def run(config: Config, workdir: Path) -> None:
     """Trains in `workdir` and exports."""
-    import jax  # after the configuration: a mistyped key stops before JAX starts
+    run_in_workdir(train_and_export, config, workdir)
 
+
+def run_in_workdir(work: Callable[[Config, Path], None], config: Config, workdir: Path) -> None:
+    """Joins the other processes, if there are any, holds the workdir and does the work in it."""
     from diffcse_jax.runtime import hosts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
         hosts.require_alone()
-    from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.runtime.compilation import keep_compiled
     from diffcse_jax.runtime.stopping import terminated_like_interrupted
-    from diffcse_jax.storage.files import writing
     from diffcse_jax.storage.workdir import held
     from diffcse_jax.training.loop import Interrupted
-    from diffcse_jax.training.train import train
 
     keep_compiled()
     try:
         with terminated_like_interrupted(), held(workdir):
-            verdict = train(config, workdir, build_dev_evaluation)
-            if jax.process_index() == 0:
-                from diffcse_jax.export import export
-                from diffcse_jax.training.curves import draw_curves
-
-                with writing(workdir / "report", safe="The checkpoints are whole."):
-                    print(f"curves drawn in {draw_curves(workdir, config)}")
-                export(workdir, workdir / "export")
-                print(verdict)
+            work(config, workdir)
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; what {workdir} holds is whole: the same command goes on from there") from None
+
+
+def train_and_export(config: Config, workdir: Path) -> None:
+    """Runs training and the export of its best checkpoint."""
+    import jax  # after the configuration: a mistyped key stops before JAX starts
+
+    from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.training.train import train
+
+    verdict = train(config, workdir, build_dev_evaluation)
+    if jax.process_index() == 0:
+        export_with_curves(config, workdir)
+        print(verdict)
+
+
+def export_with_curves(config: Config, workdir: Path) -> None:
+    """Exports what a run has selected, and draws its curves."""
+    from diffcse_jax.export import export
+    from diffcse_jax.storage.files import writing
+    from diffcse_jax.training.curves import draw_curves
+
+    with writing(workdir / "report", safe="The checkpoints are whole."):
+        print(f"curves drawn in {draw_curves(workdir, config)}")
+    export(workdir, workdir / "export")

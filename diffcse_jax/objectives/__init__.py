@@ -81,6 +81,11 @@ class Objective(abc.ABC):
         return frozenset({"vectors"})
 
     @property
+    def own_text(self) -> str:
+        """Training data of its own in place of `data.train_file`, for people; empty: none."""
+        return ""
+
+    @property
     def teachers(self) -> Mapping[str, str]:
         """Sentence encoders that it asks for, as folders or hub ids, with their poolers (empty: the recorded ones).
 

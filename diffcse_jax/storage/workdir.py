@@ -55,6 +55,8 @@ FREE_ON_RESUME = {
     "eval.batch_size",
     "eval.keep_start",
     "eval.interpolate",
+    "finetune.data_dir",
+    "finetune.predictions",
     "data.cache_dir",
     "mesh.data",
     "mesh.model",
@@ -260,9 +262,9 @@ def _check_same_config(workdir: Path, config: Config) -> None:
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}
-    changed = [key for key in now if then[key] != now[key] and key not in free]
+    changed = [key for key in now | then if then.get(key) != now.get(key) and key not in free]
     if changed:
-        lines = [f"{key}: {then[key]!r} then, {now[key]!r} now{_advice(key, then[key])}" for key in changed]
+        lines = [f"{key}: {then.get(key)!r} then, {now.get(key)!r} now{_advice(key, then.get(key))}" for key in changed]
         raise ConfigError(
             f"{workdir} holds a run with another configuration (the learning rate's schedule depends on the number "
             "of steps, too); give another --workdir, or the same values:\n  " + "\n  ".join(lines)
