@@ -38,9 +38,10 @@ def finetune_and_export(config: Config, workdir: Path) -> None:
     from diffcse_jax.finetune.folders import write_heads
     from diffcse_jax.finetune.model import TaskModel
     from diffcse_jax.finetune.outputs import write_outputs
-    from diffcse_jax.finetune.run import finetune
+    from diffcse_jax.finetune.run import HEADS, finetune
     from diffcse_jax.storage.checkpoint import read_encoder
     from diffcse_jax.storage.files import writing
+    from diffcse_jax.training.curves import draw_curves
 
     verdict, tasks = finetune(config, workdir)
     if jax.process_index() == 0:
@@ -48,7 +49,9 @@ def finetune_and_export(config: Config, workdir: Path) -> None:
         model, saved = TaskModel.from_run(workdir), read_encoder(workdir)
         for name, told in write_heads(model, saved, workdir / "tasks").items():
             print(f"task {name}: {workdir / 'tasks' / name}, {told}")
-        with writing(workdir / "predictions", safe="The checkpoints are whole."):
+        with writing(workdir, safe="The checkpoints are whole."):
+            if (workdir / HEADS).is_dir():
+                draw_curves(workdir / HEADS, config)
             files = write_outputs(model, tasks, workdir, config.finetune.predictions, config.eval.batch_size)
         print("predictions and pictures:", *files)
         print(verdict)

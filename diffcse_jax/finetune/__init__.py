@@ -4,6 +4,13 @@
 `evaluation.py` scores it, `outputs.py` writes predictions and pictures, `folders.py` the heads.
 """
 
-from diffcse_jax.finetune.model import TaskModel
+from typing import Any
 
-__all__ = ["TaskModel"]
+
+def __getattr__(name: str) -> Any:
+    """Imports `TaskModel` when it is first asked for, so that reading a configuration does not start JAX."""
+    if name == "TaskModel":
+        from diffcse_jax.finetune.model import TaskModel
+
+        return TaskModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

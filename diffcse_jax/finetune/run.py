@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,18 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     Raises:
         UserError: a configuration, checkpoint or file that cannot be used; or as `training.train.train`.
     """
+    tuning = prepare(config)
+    start_workdir(workdir, tuning.config, tuning.start.checkpoint, tuning.start.tokenizer, None)
+    heads = train_heads(tuning, workdir / HEADS) if tuning.options.stages == "heads_first" else {}
+    return train_everything(tuning, workdir, heads), tuning.tasks
+
+
+def prepare(config: Config) -> Tuning:
+    """Loads the start and reads the tasks.
+
+    Raises:
+        UserError: a configuration, checkpoint or file that cannot be used.
+    """
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     _check(config)
@@ -107,11 +120,8 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     )
     _check_sizes(tasks, config)
     config = _with_classes(config, tasks)
-    start_workdir(workdir, config, start.checkpoint, start.tokenizer, None)
     stores = {data.name: _store(data, config, start) for data in tasks}
-    tuning = Tuning(config, mesh, start, vocabulary, tasks, stores)
-    heads = train_heads(tuning, workdir / HEADS) if config.finetune.stages == "heads_first" else {}
-    return train_everything(tuning, workdir, heads), tasks
+    return Tuning(config, mesh, start, vocabulary, tasks, stores)
 
 
 def open_start(config: Config, mesh: Mesh) -> Start:
@@ -138,12 +148,12 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     Returns:
         The best heads on dev, under the names that they have in a checkpoint.
     """
-    config, start = _config_of_heads(tuning.config), tuning.start
+    config, start = config_of_heads(tuning.config), tuning.start
     start_workdir(workdir, config, start.checkpoint, start.tokenizer, None)
     frozen = start_encoder(tuning)
     folder = workdir / "vectors"
     length, batch_size = config.data.max_length, config.eval.batch_size
-    encode = partial(frozen.encode, batch_size=batch_size, show_progress=True)
+    encode = partial(frozen.encode, batch_size=batch_size, show_progress=sys.stderr.isatty())
     report("heads: the vectors of the frozen encoder, computed once")
     stored = {
         data.name: vectors.kept(
@@ -302,7 +312,7 @@ def _store(data: TaskData, config: Config, start: Start) -> TokenStore:
     return build_or_open(data.train.corpus(), start.tokenizer, length, cache_dir, quiet=quiet)
 
 
-def _config_of_heads(config: Config) -> Config:
+def config_of_heads(config: Config) -> Config:
     """The configuration of the stage of the heads."""
     options = config.finetune
     train = dataclasses.replace(config.train, steps=options.heads_steps, epochs=options.heads_epochs, chunk_size=0)

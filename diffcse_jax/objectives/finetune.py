@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Forward, row_keys
 from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
@@ -28,7 +27,9 @@ ENCODER = "encoder"  # as the name of stored vectors: those of the frozen encode
 class Task:
     file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
     dev_file: str = option("", "dev rows; empty: those that dev_share takes of `file`")
-    dev_share: float = option(0.1, "share of the rows of `file`, by a hash of their text, without a dev_file", high=0.5)
+    dev_share: float = option(
+        0.1, "share of the rows of `file`, by a hash of their text, without a dev_file", low=0.0, high=0.5
+    )
     test_file: str = option("", "rows without labels, for predictions; empty: none")
     texts: tuple[str, ...] = option(("sentence",), "the column of the sentence, or those of both sentences of a pair")
     label: str = option("label", "the column of the label, or of the value")
@@ -114,16 +115,18 @@ class Finetune(Objective):
     options: Options
 
     @property
+    def panels(self) -> Mapping[str, tuple[str, ...]]:
+        """The loss of each task: that of a step is the one of its batch."""
+        return {"loss by task": tuple(f"loss_{name}" for name in self.options.tasks)}
+
+    @property
     def own_text(self) -> str:
         tasks = self.options.tasks.items()
         return ", ".join(f"{name} ({task.file}, labelled)" for name, task in tasks)
 
-    def check_columns(self, count: int) -> None:
-        """Refuses text without labels."""
-        del count
-        raise ConfigError(
-            "finetune.weight > 0 is for labelled tasks, which `diffcse finetune` trains; run that instead"
-        )
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "labels"})
 
     def networks(self, starts: Starts) -> Mapping[str, Network]:
         """A head for each task."""

@@ -63,6 +63,10 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
             `Interrupted`, after SIGINT or SIGTERM, with everything saved.
     """
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
+    if labelled := config.those_that_need("labels"):
+        raise ConfigError(
+            f"{' and '.join(labelled)}: labelled tasks are trained by `diffcse finetune`; run that instead"
+        )
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
