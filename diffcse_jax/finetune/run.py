@@ -172,7 +172,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     verdict = _carry_out(
         tuning, config, workdir, built, stored, lambda params: _model(tuning, encoder, params), heads_alone=True
     )
-    report(f"heads: {verdict}")
+    report(f"heads: {verdict.partition('; exported')[0]}")
     params, _ = read_parameters(workdir, None)
     return params
 
