@@ -81,7 +81,7 @@ def _build_table(key: str, groups: Any, of: type, unknown: Callable[[str], str])
             raise ConfigError(f"{key}: {name!r} is no name: a lower-case letter, then letters, digits and _")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{key}.{name}: expected a group of keys, got {values!r}")
-    return Table({name: build_options(of, values, unknown, f"{key}.{name}.") for name, values in groups.items()})
+    return Table({name: build_options(of, groups[name], unknown, f"{key}.{name}.") for name in sorted(groups)})
 
 
 def _checked_value(key: str, value: Any, field: dataclasses.Field) -> Any:

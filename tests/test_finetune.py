@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.finetune import TaskModel, folders, outputs
-from diffcse_jax.finetune import run as run_module
 from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.run import HEADS, finetune
@@ -37,9 +37,11 @@ from diffcse_jax.objectives.finetune import (
 )
 from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.training import loop as loop_module
+from diffcse_jax.training import train as train_module
 from diffcse_jax.training.loop import Interrupted
 from diffcse_jax.training.metrics import read_metrics
 from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.programs import Programs, _key
 
 RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
@@ -254,11 +256,26 @@ def config(tmp_path_factory, minilm_dir) -> Config:
     return Config.from_dict(settings(tmp_path_factory.mktemp("tasks"), minilm_dir))
 
 
+class SharedPrograms(Programs):
+    """Compiled once for all runs of this file, whose networks and optimizers are the same."""
+
+    compiled: ClassVar[dict] = {}
+
+    def _start(self, views):
+        of_batch = _key(views)
+        of_stage = (len(self._like[0].params), of_batch)
+        if of_stage not in self.compiled:
+            super()._start(views)
+            self.compiled[of_stage] = self._programs[of_batch]
+        self._programs[of_batch] = self.compiled[of_stage]
+
+
 @pytest.fixture(scope="module")
 def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
     """The workdir of a run of both stages, and its tasks."""
     workdir = tmp_path_factory.mktemp("tuned")
-    with jax.debug_nans(False):  # which keeps memory from being reused
+    with jax.debug_nans(False), pytest.MonkeyPatch.context() as patched:  # the former keeps memory from being reused
+        patched.setattr(train_module, "Programs", SharedPrograms)
         verdict, tasks = finetune(config, workdir)
     assert "average" in verdict
     return workdir, tasks
@@ -291,26 +308,24 @@ def test_the_heads_come_first(tuned, config):
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch):
-    """In the stage of the heads: the other one stops and goes on by the same functions."""
     workdir, _ = tuned
-    train_everything = []
-    monkeypatch.setattr(run_module, "train_everything", lambda *arguments: train_everything.append(arguments) or "")
+    # Asked after every step: it stops after the first of the heads, and after the first of everything.
+    answers = iter([True, *[False] * (STEPS - 1), True])
 
     @contextlib.contextmanager
-    def stopped_at_once():
-        yield lambda: True
+    def stop_requested():
+        yield lambda: next(answers, False)
 
+    monkeypatch.setattr(loop_module, "_stop_requested", stop_requested)
+    monkeypatch.setattr(train_module, "Programs", SharedPrograms)
     with jax.debug_nans(False):
-        with monkeypatch.context() as patched:
-            patched.setattr(loop_module, "_stop_requested", stopped_at_once)
+        for _ in range(2):
             with pytest.raises(Interrupted, match="stopped at step 1"):
                 finetune(config, tmp_path)
-        assert not train_everything
         finetune(config, tmp_path)
-    (arguments,) = train_everything
-    assert arguments[2].keys() == saved_items(workdir / HEADS, STEPS)["params"].keys()
-    expected, found = (saved_items(folder / HEADS, STEPS) for folder in (workdir, tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    for stage, steps in ((HEADS, STEPS), ("", 2)):
+        expected, found = (saved_items(folder / stage, steps) for folder in (workdir, tmp_path))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.slow

@@ -53,5 +53,6 @@ def finetune_and_export(config: Config, workdir: Path) -> None:
             if (workdir / HEADS).is_dir():
                 draw_curves(workdir / HEADS, config)
             files = write_outputs(model, tasks, workdir, config.finetune.predictions, config.eval.batch_size)
-        print("predictions and pictures:", *files)
+        for file in files:
+            print(f"written: {file}")
         print(verdict)
