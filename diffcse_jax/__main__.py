@@ -7,6 +7,7 @@ import sys
 # Modules whose `main` reads `sys.argv`; imported when asked for, since some of them start JAX.
 COMMANDS = {
     "train": ("diffcse_jax.commands.train", "train an encoder and export it"),
+    "finetune": ("diffcse_jax.commands.finetune", "train heads of labelled tasks and the encoder"),
     "evaluate": ("diffcse_jax.commands.evaluate", "score encoders on SentEval's tasks"),
     "eval": ("diffcse_jax.commands.evaluate", "the same as evaluate"),
     "study": ("diffcse_jax.commands.study", "train variants with several seeds and compare them in a table"),

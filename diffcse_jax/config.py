@@ -19,7 +19,7 @@ from diffcse_jax import objectives, original_names
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import OWN_POOLER, START, RunConfig
 from diffcse_jax.objectives import Objective
-from diffcse_jax.options import build_options
+from diffcse_jax.options import Table, build_options, tables_of
 
 if TYPE_CHECKING:
     import ml_collections
@@ -116,8 +116,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's values under their keys as users write them: `{"model.pooler": "cls", ...}`."""
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        group = isinstance(value, Mapping)
-        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if group else {name: value}
+        group = flat(value) if isinstance(value, Mapping) and value else None  # a table without groups is a leaf
+        leaves |= {name: value} if group is None else {f"{name}.{key}": leaf for key, leaf in group.items()}
     return leaves
 
 
@@ -125,33 +125,49 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same with groups of keys: `{"model": {"pooler": "cls"}, ...}`. Paths become strings, as keys have them."""
     groups: dict[str, Any] = {}
     for key, value in flat(values).items():
-        group, _, name = key.rpartition(".")
-        members = groups.setdefault(group, {}) if group else groups
-        if not isinstance(members, dict):
-            raise ConfigError(f"{group}: expected a group of keys, got {members!r}")
+        *path, name = key.split(".")
+        members = groups
+        for group in path:
+            members = members.setdefault(group, {})
+            if not isinstance(members, dict):
+                raise ConfigError(f"{'.'.join(path)}: expected a group of keys, got {members!r}")
         members[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return groups
 
 
 def known_keys() -> dict[str, dataclasses.Field]:
-    """Every dotted key with its field, in the order of definition."""
+    """Every dotted key with its field, in the order of definition; without those of tables, which users name."""
     keys: dict[str, dataclasses.Field] = {}
     for group in dataclasses.fields(Config):
         if dataclasses.is_dataclass(group.type):
-            keys |= {f"{group.name}.{field.name}": field for field in dataclasses.fields(group.type)}
+            keys |= _keys_of(group.type, f"{group.name}.")
         else:
             keys[group.name] = group
     return keys
 
 
+def _keys_of(group: Any, prefix: str) -> dict[str, dataclasses.Field]:
+    return {prefix + field.name: field for field in dataclasses.fields(group) if field.type is not Table}
+
+
+def _keys_beside(key: str) -> dict[str, dataclasses.Field]:
+    """The known keys; of a key in a table those of its group, too."""
+    for table, group in tables_of(Config).items():
+        if key.startswith(f"{table}."):
+            name = key.removeprefix(f"{table}.").partition(".")[0]
+            return known_keys() | _keys_of(group, f"{table}.{name}.")
+    return known_keys()
+
+
 def unknown_key_message(key: str) -> str:
     """`unknown key K; did you mean L?`, with the nearest known key where one is near."""
     leaf = key.rpartition(".")[2]
+    keys = _keys_beside(key)
     meant = original_names.key_for(key)
-    if meant not in known_keys():
+    if meant not in keys:
         meant = original_names.key_for(leaf)
-    near = [meant] if meant else difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
-    near = near or [known for known in known_keys() if known.rpartition(".")[2] == leaf][:1]
+    near = [meant] if meant else difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    near = near or [known for known in keys if known.rpartition(".")[2] == leaf][:1]
     return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -205,7 +221,7 @@ def check_override_names(argv: list[str]) -> None:
     for argument in argv:
         if argument.startswith(("--config.", "-config.")):
             key = argument.partition("=")[0].partition("config.")[2]
-            if key not in known_keys():
+            if key not in _keys_beside(key):
                 raise ConfigError(unknown_key_message(key))
 
 

@@ -27,11 +27,12 @@ from diffcse_jax import hub, onnx_graph
 from diffcse_jax.card.scores import recorded_results
 from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, checked_truncation, normalized
+from diffcse_jax.encoder import SentenceEncoder, checked_truncation
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.evaluation.guard import AGREEMENT, STSB, build_guard, general_sentences
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.runtime.quiet import quiet_transformers
+from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import base_model, sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.files import (

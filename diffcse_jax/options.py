@@ -1,6 +1,7 @@
 """Typed options: dataclass fields that carry their documentation and the values they accept."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -12,6 +13,34 @@ from diffcse_jax.errors import ConfigError
 def option(default: Any, doc: str, *, choices: tuple = (), low: float | None = None, high: float | None = None) -> Any:
     """A dataclass field with its documentation and the values it accepts (`low` and `high` included)."""
     return dataclasses.field(default=default, metadata={"doc": doc, "choices": choices, "low": low, "high": high})
+
+
+class Table(dict):
+    """Groups of the same keys by names that users give; hashable, as the configuration is that holds it."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+def table(of: type, doc: str) -> Any:
+    """A dataclass field, a `Table`, with its documentation.
+
+    Args:
+        of: the dataclass of a group.
+        doc: the documentation.
+    """
+    return dataclasses.field(default=Table(), metadata={"doc": doc, "of": of})
+
+
+def tables_of(cls: type, prefix: str = "") -> dict[str, type]:
+    """The dotted keys of all tables in a dataclass of options, with the dataclasses of their groups."""
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(cls):
+        if field.type is Table:
+            found[prefix + field.name] = field.metadata["of"]
+        elif isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            found |= tables_of(field.type, f"{prefix}{field.name}.")
+    return found
 
 
 def build_options(cls: type, values: Mapping[str, Any], unknown: Callable[[str], str], prefix: str = "") -> Any:
@@ -37,9 +66,22 @@ def build_options(cls: type, values: Mapping[str, Any], unknown: Callable[[str],
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{name}: expected a group of keys, got {value!r}")
             built[name] = build_options(field.type, value, unknown, f"{prefix}{name}.")
+        elif field.type is Table:
+            built[name] = _build_table(prefix + name, value, field.metadata["of"], unknown)
         else:
             built[name] = _checked_value(prefix + name, value, field)
     return cls(**built)
+
+
+def _build_table(key: str, groups: Any, of: type, unknown: Callable[[str], str]) -> Table:
+    if not isinstance(groups, Mapping):
+        raise ConfigError(f"{key}: expected groups of keys by name, got {groups!r}")
+    for name, values in groups.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
+            raise ConfigError(f"{key}: {name!r} is no name: a lower-case letter, then letters, digits and _")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{key}.{name}: expected a group of keys, got {values!r}")
+    return Table({name: build_options(of, groups[name], unknown, f"{key}.{name}.") for name in sorted(groups)})
 
 
 def _checked_value(key: str, value: Any, field: dataclasses.Field) -> Any:

@@ -1,7 +1,8 @@
 """A whole run, from a configuration to an exported model: what `diffcse train` and `diffcse_jax.train` both do."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,38 +28,66 @@ def run(config: Config, workdir: Path, callbacks: "Sequence[Callback]" = ()) -> 
         UserError: as `diffcse_jax.training.train.train` and `diffcse_jax.export.export`.
         Interrupted: by Ctrl-C, SIGTERM or a callback, with everything saved.
     """
-    import jax  # after the configuration: a mistyped key stops before JAX starts
+    return in_workdir(config, workdir, partial(_train_and_export, callbacks=callbacks))
 
-    from diffcse_jax.runtime import hosts
+
+def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str]) -> str:
+    """Joins the other processes, if there are any, and holds the workdir while the work is done in it.
+
+    Args:
+        config: the run.
+        workdir: where it lives.
+        work: does it, and says what came of it.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        UserError: the processes cannot be joined, the workdir is in use, or as the work does.
+        Interrupted: by Ctrl-C, SIGTERM or a callback, with everything saved.
+    """
+    from diffcse_jax.runtime import hosts  # after the configuration: a mistyped key stops before JAX starts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
         hosts.require_alone()
-    from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.runtime.compilation import keep_compiled
     from diffcse_jax.runtime.stopping import terminated_like_interrupted
-    from diffcse_jax.storage.files import writing
     from diffcse_jax.storage.workdir import held
-    from diffcse_jax.training.train import train
 
     keep_compiled()
     try:
         with terminated_like_interrupted(), held(workdir):
-            verdict = train(config, workdir, build_dev_evaluation, callbacks)
-            if jax.process_index() == 0:
-                from diffcse_jax.export import export
-                from diffcse_jax.training.curves import draw_curves
-
-                with writing(workdir / "report", safe="The checkpoints are whole."):
-                    print(f"curves drawn in {draw_curves(workdir, config)}")
-                export(workdir, workdir / "export")
-                print(verdict)
+            return work(config, workdir)
     except Interrupted:
         raise
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; what {workdir} holds is whole: the same command goes on from there") from None
+
+
+def _train_and_export(config: Config, workdir: Path, callbacks: "Sequence[Callback]") -> str:
+    import jax
+
+    from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.training.train import train
+
+    verdict = train(config, workdir, build_dev_evaluation, callbacks)
+    if jax.process_index() == 0:
+        export_with_curves(config, workdir)
+        print(verdict)
     return verdict
+
+
+def export_with_curves(config: Config, workdir: Path) -> None:
+    """Exports what a run has selected to `WORKDIR/export`, and draws its curves."""
+    from diffcse_jax.export import export
+    from diffcse_jax.storage.files import writing
+    from diffcse_jax.training.curves import draw_curves
+
+    with writing(workdir / "report", safe="The checkpoints are whole."):
+        print(f"curves drawn in {draw_curves(workdir, config)}")
+    export(workdir, workdir / "export")
 
 
 def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path:

@@ -39,6 +39,7 @@ RANKING = {
     "distillation": {"weight": 0.1, "teachers": ("start", "store")},
     "anchor": {"weight": 1.0},
 }
+LABELLED = {"finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}}}
 RECONSTRUCTION = {"reconstruction": {"weight": 0.01, "blocks": 1}, "generator": {"name_or_path": "start"}}
 MASKED = {"generator": {"positions": "masked", "decode": "sample"}}
 BOTH = {"data": {"documents": "blank_lines", "max_length": 16}, "difference": {"weight": 0.5, "sentence": "both"}}
@@ -47,7 +48,14 @@ INSERTIONS = {"edited_contrast": {"weight": 0.5, "role": "negative", "edit": "in
 CASES = {
     "hard negatives": (3, SIMCSE),
     "noise and means": (2, SIMCSE, NOISE_AND_MEANS),
-    "ranking": (2, SIMCSE, OFF_DROPOUT, RANKING, {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}}),
+    "ranking, labelled pairs": (
+        2,
+        SIMCSE,
+        OFF_DROPOUT,
+        RANKING,
+        LABELLED,
+        {"matryoshka": {"sizes": (8,)}, "model": {"projector": "none"}},
+    ),
     "reconstruction": (3, SIMCSE, {"mlm": {"weight": 0.1, "tied": True}}, RECONSTRUCTION),
     "supervised difference": (4, NEAR_DUPLICATES, TWO_ENCODERS, BARLOW_TWINS, {"difference": {"weight": 0.5}}),
     "difference, mixed edits of both sentences": (
@@ -89,6 +97,8 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     views = views_of(batch, packed=packed, devices=devices, chunks=chunks, following=following)
     if "store" in config.distillation.teachers:
         views = views._replace(vectors={"store": random_vectors(BATCH_SIZE, views.per_example)})
+    if config.finetune.tasks:
+        views = views._replace(labels={"pair": np.arange(BATCH_SIZE, dtype=np.float32)})
     views = shard_batch(views, mesh)
     arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
     grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))

@@ -12,6 +12,7 @@ from diffcse_jax.__main__ import COMMANDS
 ROOT = Path(__file__).parents[1]
 NO_DEVICE = "Unable to initialize backend 'none'"
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+WITH_CONFIG = ("train", "finetune")  # whose parser of flags is one per process
 DIFFCSE = str(ROOT / "configs" / "diffcse_minilm.py")
 
 
@@ -94,6 +95,13 @@ def test_training_as_an_installed_command_has_the_same_help(tmp_path):
     assert "--workdir" in result.stdout
 
 
+def test_fine_tuning_names_mistakes_likewise(tmp_path):
+    config = ("--config", "finetune_multitask", "--config.init=minilm", "--config.finetune.tasks.sst.fil=a.csv")
+    result = train(tmp_path, *config, script=("-m", "diffcse_jax.finetune"))
+    expected = "unknown key finetune.tasks.sst.fil; did you mean finetune.tasks.sst.file?"
+    assert result.stderr == f"error: {expected}\n"
+
+
 @pytest.fixture
 def diffcse(monkeypatch, capsys):
     """Calls the console script of the wheel in this process; returns exit code and what it printed."""
@@ -109,7 +117,7 @@ def diffcse(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])  # which has a parser per process
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITH_CONFIG])
 def test_each_command_describes_itself_under_its_name(diffcse, command):
     code, printed = diffcse(command, "--help")
     assert code == 0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax import original_names
-from diffcse_jax.config import Config, check_override_names, default_config, known_keys, unknown_key_message
+from diffcse_jax.config import Config, check_override_names, default_config, flat, known_keys, unknown_key_message
 from diffcse_jax.errors import ConfigError
 
 KEYS = known_keys()
@@ -112,6 +112,7 @@ def test_configuration_survives_json(rates, columns):
         ("mlm.masking_ratio", "unknown key mlm.masking_ratio; did you mean mlm.mask_ratio?"),
         ("pooler_type", "unknown key pooler_type; did you mean model.pooler?"),
         ("zzz", "unknown key zzz"),
+        ("finetune.tasks.mine.fil", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.mine.file?"),
     ],
 )
 def test_unknown_key_names_the_nearest_known_one(key, message):
@@ -127,6 +128,9 @@ def test_unknown_key_names_the_nearest_known_one(key, message):
         ({"precison": "auto"}, "unknown key precison; did you mean precision?"),
         ({"optimiser": {"learning_rate": 1.0}}, "unknown key optimiser"),
         ({"optim": 3}, "optim: expected a group of keys, got 3"),
+        ({"finetune": {"tasks": {"mine": 3}}}, "finetune.tasks.mine: expected a group of keys, got 3"),
+        ({"finetune": {"tasks": {"Mine": {}}}}, "finetune.tasks: 'Mine' is no name"),
+        ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
     ],
 )
 def test_unknown_key_is_refused_at_each_level(values, message):
@@ -161,6 +165,17 @@ def test_override_names_ignore_other_arguments():
 def test_wrong_type_is_refused(key, value, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         config_of({key: value})
+
+
+def test_groups_that_users_name():
+    values = {"file": "rows.csv", "texts": ("a", "b"), "ratio": 3}
+    config = Config.from_dict({"finetune": {"weight": 1.0, "tasks": {"mine": values}}, "difference": {"weight": 0.0}})
+    assert {**values, "loss": "auto"}.items() <= flat(config.to_dict()["finetune"]["tasks"]["mine"]).items()
+    assert flat(config.to_dict())["finetune.tasks.mine.ratio"] == 3
+    again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert (again, hash(again)) == (config, hash(config))
+    assert list(config.objectives) == ["contrast", "finetune"]
+    check_override_names(["--config.finetune.tasks.mine.ratio=4"])
 
 
 def test_an_integer_is_a_float():

@@ -36,6 +36,7 @@ OBJECTIVES = {
     "distillation": {"weight": 0.1, "teachers": ("start", "store")},
     "anchor": {"weight": 1.0},
     "reconstruction": {"weight": 0.001, "blocks": 1},
+    "finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}},
     "optim": {"learning_rate": 1e-4},
 }
 # What edits sentences: the next ones, the anchors, the second views.
@@ -69,6 +70,8 @@ def train(
     for batch, following in itertools.pairwise(batches):
         views = views_of(batch, packed=True, devices=data, following=following if edits else None)
         views = views._replace(vectors={"store": random_vectors(16, views.per_example)})
+        if not edits:
+            views = views._replace(labels={"pair": np.arange(16, dtype=np.float32)})
         state, metrics = step(state, frozen, shard_batch(views, mesh))
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())

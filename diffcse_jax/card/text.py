@@ -73,7 +73,7 @@ def model_card(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
 
 def metadata(saved: SavedEncoder, base: BaseModel, exported: Exported) -> ModelCardData:
     """The metadata; what is not known is left out."""
-    text = saved.config.data.train_file
+    text = recipe.training_text(saved.config)
     results = scores.dev_results(saved) + scores.results_of_test(exported.recorded.model)
     language = exported.language or base.language or ([_KNOWN_TEXT[text]] if text in _KNOWN_TEXT else [])
     license = {"license": exported.license} if exported.license else dict(base.license)
@@ -113,7 +113,7 @@ def _facts(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
     cut = exported.truncate_dim
     facts = {
         "start": base.name,
-        "training text": recipe.portable(config)["data"]["train_file"],
+        "training text": recipe.training_text(config),
         "objective": " + ".join(f"{each.weight:g} {name}" for name, each in config.objectives.items()),
         "pooler": saved.pooler,
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),

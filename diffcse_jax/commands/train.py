@@ -8,6 +8,8 @@ Started again with the same workdir it goes on where it stopped. At its end the 
 
 import itertools
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -31,10 +33,20 @@ WORKDIR = flags.DEFINE_string(
 
 def main() -> None:
     """The command line."""
-    sys.modules["__main__"].__doc__ = __doc__  # absl's help shows that module's text and flags
+    main_of(__doc__, run)
+
+
+def main_of(about: str | None, run: Callable[[Config, Path], str]) -> None:
+    """The command line of a command with a configuration and a workdir.
+
+    Args:
+        about: its help.
+        run: what it does.
+    """
+    sys.modules["__main__"].__doc__ = about  # absl's help shows that module's text and flags
     for flag in (CONFIG, WORKDIR):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[flag.name])
-    app.run(train_and_export, flags_parser=parse_flags)
+    app.run(partial(run_as_configured, run), flags_parser=parse_flags)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -92,8 +104,8 @@ def with_shipped_config(argv: list[str]) -> list[str]:
     return arguments
 
 
-def train_and_export(argv: list[str]) -> None:
-    """Runs training and the export of its best checkpoint."""
+def run_as_configured(run: Callable[[Config, Path], str], argv: list[str]) -> None:
+    """Runs a command with the configuration and the workdir that flags give."""
     with reported_to_user():
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; overrides are written --config.KEY=VALUE")

@@ -9,10 +9,10 @@ import threading
 import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.examples import Crops, Neighbours
@@ -79,6 +79,7 @@ class BatchSource:
         next_sentence: the last column is no view, but the next sentence.
         augmentation: changes second views, as a function of the seed and the batch's number.
         vectors: stored ones of the sentences, by the names of their stores; they travel with the views.
+        labels: of all examples, by the name of their task; they travel, too, and a single column is not doubled.
 
     Attributes:
         shapes: what the shapes of batches are chosen from.
@@ -101,6 +102,7 @@ class BatchSource:
         next_sentence: bool = False,
         augmentation: Augmentation | None = None,
         vectors: Mapping[str, SentenceVectors] = MappingProxyType({}),
+        labels: Mapping[str, Shaped[np.ndarray, " examples"]] = MappingProxyType({}),
     ):
         if batch_size % shards.total:
             raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
@@ -114,8 +116,9 @@ class BatchSource:
         self._next_sentence = next_sentence
         self._augmentation = augmentation
         self._vectors = vectors
+        self._labels = labels
         columns = list(range(len(store.columns)))
-        single = len(columns) == 1 + next_sentence
+        single = len(columns) == 1 + next_sentence and not labels
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
         self._batches_per_epoch = batches_per_epoch(len(store), batch_size)
         self._lock = threading.Lock()
@@ -143,6 +146,8 @@ class BatchSource:
             assert not isinstance(self._store, Crops)  # parts of sentences; refused where the vectors are named
             sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
             views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
+        if self._labels:
+            views = views._replace(labels={name: each[rows] for name, each in self._labels.items()})
         return views._replace(next=following[0]) if following else views
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:
@@ -217,7 +222,21 @@ class BatchSource:
         return self._store.order(np.random.Generator(np.random.Philox([self._seed, epoch])))
 
 
-def make_batches(source: BatchSource) -> "grain.DatasetIterator":
+@runtime_checkable
+class Batches(Protocol):
+    """Random access to the batches of a run, of one source or mixed from several."""
+
+    def __len__(self) -> int:
+        """The number of batches."""
+
+    def __getitem__(self, index: int) -> Views:
+        """A batch, as the rows of one process."""
+
+    def shapes_of(self, indices: range) -> Mapping[Any, int]:
+        """The shapes of these batches, each with the index of the first batch that has it, in this order."""
+
+
+def make_batches(source: Batches) -> "grain.DatasetIterator":
     """An iterator that prepares batches ahead in threads.
 
     `get_state()` is a small dict that counts the batches delivered, not those prepared; after `set_state()` with it

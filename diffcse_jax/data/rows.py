@@ -42,6 +42,7 @@ class Views(NamedTuple):
     anchor_layout: Layout | None = None  # of the anchors alone
     next: "Views | None" = None  # the sentence after each example's in its document, once for every view
     vectors: Any = None  # stored ones of the views, by the names of their stores: (examples, views, dimension) float32
+    labels: Any = None  # of the examples of a labelled task, by its name: (examples,) int32 or float32
 
     def padded(self) -> "Views":
         """The same batch, whose padding is computed."""

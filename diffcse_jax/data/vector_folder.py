@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
+from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import expanded
-from diffcse_jax.data.sources import sha256
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.encoder_record import EncoderRecord
 from diffcse_jax.storage.files import read_json_object

@@ -68,7 +68,12 @@ class Pairs:
 
 
 def paired_interval(
-    start: Outcomes, model: Outcomes, golds: Sequence[Float[np.ndarray, " _"] | None], seed: int = 0
+    start: Outcomes,
+    model: Outcomes,
+    golds: Sequence[Float[np.ndarray, " _"] | None],
+    seed: int = 0,
+    *,
+    ranked: bool = True,
 ) -> tuple[float, float]:
     """A 95 % interval of the difference between two models on the same data, by the paired bootstrap.
 
@@ -80,6 +85,7 @@ def paired_interval(
         model: the second model's.
         golds: of each data set, the human scores that outcomes are correlated with; None: outcomes are averaged.
         seed: of the draws.
+        ranked: correlations are Spearman's; else Pearson's.
 
     Returns:
         The 2.5th and the 97.5th percentile of the second model's metric less the first's, averaged over data sets.
@@ -88,18 +94,25 @@ def paired_interval(
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, start), map(np.array, model), golds, strict=True):
         for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
-            differences[index] += _statistic(second, gold, rows) - _statistic(first, gold, rows)
+            before, after = (_statistic(outcomes, gold, rows, ranked=ranked) for outcomes in (first, second))
+            differences[index] += after - before
     low, high = np.percentile(differences / len(golds), (2.5, 97.5))
     return float(low), float(high)
 
 
 def _statistic(
-    outcomes: Float[np.ndarray, " pairs"], gold: Float[np.ndarray, " pairs"] | None, rows: Int[np.ndarray, " draws"]
+    outcomes: Float[np.ndarray, " pairs"],
+    gold: Float[np.ndarray, " pairs"] | None,
+    rows: Int[np.ndarray, " draws"],
+    *,
+    ranked: bool,
 ) -> float:
-    """The metric on some rows: the mean, or Spearman's correlation with human scores, x 100."""
+    """The metric on some rows: the mean, or the correlation with human scores (of ranks, Spearman's), x 100."""
     if gold is None:
         return float(outcomes[rows].mean())
-    ranks, gold_ranks = scipy.stats.rankdata(outcomes[rows]), scipy.stats.rankdata(gold[rows])
-    if np.ptp(ranks) == 0 or np.ptp(gold_ranks) == 0:  # a constant orders nothing
+    values = outcomes[rows], gold[rows]
+    if ranked:
+        values = scipy.stats.rankdata(values[0]), scipy.stats.rankdata(values[1])
+    if np.ptp(values[0]) == 0 or np.ptp(values[1]) == 0:  # a constant orders nothing
         return 0.0
-    return 100 * float(np.corrcoef(ranks, gold_ranks)[0, 1])
+    return 100 * float(np.corrcoef(*values)[0, 1])

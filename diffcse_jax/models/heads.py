@@ -1,12 +1,15 @@
-"""Heads: projectors of the sentence vector, the masked-LM head, the discriminator's token classifier."""
+"""Heads: projectors of the sentence vector, the masked-LM head, the discriminator's token classifier, tasks' heads."""
+
+import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, matmul
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.transformer import TransformerConfig
 
 
@@ -66,6 +69,7 @@ class BatchNorm(nnx.Module):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch)
 
 
+HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}
 PROJECTORS = {"mlp": MlpProjector, "batchnorm": BatchNormProjector}
 
 
@@ -102,9 +106,58 @@ def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float3
     Initialised as PyTorch's `nn.Linear`, U(-1/sqrt(hidden), 1/sqrt(hidden)), from which the published runs began
     (not BERT's N(0, 0.02)).
     """
-    bound = config.hidden_size**-0.5
+    return linear(config.hidden_size, 2, dtype=dtype, rngs=rngs)
+
+
+def linear(inputs: int, outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> Dense:
+    """A dense layer, initialised as PyTorch's `nn.Linear`: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    bound = inputs**-0.5
 
     def uniform(key: PRNGKeyArray, shape: tuple[int, ...]) -> jax.Array:
         return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
-    return Dense(config.hidden_size, 2, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
+    return Dense(inputs, outputs, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
+
+
+class TaskHead(nnx.Module):
+    """Dense layers over features of a sentence or a pair, with an activation between them and dropout before each.
+
+    Args:
+        inputs: number of features.
+        hidden: units between layers.
+        outputs: logits, or 1 value.
+        depth: number of layers.
+        activation: of `HEAD_ACTIVATIONS`.
+        rate: dropout rate.
+        dtype: computation type.
+        rngs: for the initial weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        *,
+        depth: int,
+        activation: str,
+        rate: float,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        sizes = (inputs, *(hidden,) * (depth - 1), outputs)
+        self.layers = nnx.List(linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes))
+        self.activation = activation
+        self.rate = rate
+
+    def __call__(
+        self, features: Float[Array, "rows features"], *, keys: Key[Array, " rows"] | None = None
+    ) -> Float[Array, "rows outputs"]:
+        """Float32 outputs; without keys there is no dropout."""
+        states = features
+        for number, layer in enumerate(self.layers):
+            if number:
+                states = HEAD_ACTIVATIONS[self.activation](states)
+            of_layer = None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
+            states = layer(dropout(states, self.rate, of_layer))
+        return states.astype(jnp.float32)

@@ -34,6 +34,7 @@ NEEDS = frozenset(
         "mask_token",  # of the tokenizer
         "generator",  # the frozen masked LM: networks `generator` and `generator_head`
         "next_sentence",  # of every example, in its document: `views.next`
+        "labels",  # of the examples of a task: `views.labels`, which `diffcse finetune` gives
     }
 )
 
@@ -61,13 +62,11 @@ class Objective(abc.ABC):
     Attributes:
         options: its group of keys.
         config: the whole configuration.
-        panels: pictures of its own among the curves of a run: titles to names of metrics.
         prefixes: its loss is a comparison of sentence vectors, which `matryoshka.sizes` adds of their prefixes.
     """
 
     options: Any
     config: RunConfig
-    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     prefixes: ClassVar[bool] = False
 
     @property
@@ -84,6 +83,16 @@ class Objective(abc.ABC):
     def needs(self) -> frozenset[str]:
         """Members of `NEEDS`."""
         return frozenset({"vectors"})
+
+    @property
+    def panels(self) -> Mapping[str, tuple[str, ...]]:
+        """Pictures of its own among the curves of a run: titles to names of metrics."""
+        return {}
+
+    @property
+    def own_text(self) -> str:
+        """Training data of its own in place of `data.train_file`, for people; empty: none."""
+        return ""
 
     @property
     def teachers(self) -> Mapping[str, str]:

@@ -221,8 +221,8 @@ class Checkpoints:
     def _check_same_run(self, record: Record) -> None:
         if record.text != self._text:
             raise ConfigError(
-                f"the text of data.train_file is not the one that the run in {self._workdir} began with (or its "
-                "tokenizer has changed); restore it, or give another --workdir"
+                f"the text of data.train_file or finetune.tasks is not the one that the run in {self._workdir} began "
+                "with (or its tokenizer has changed); restore it, or give another --workdir"
             )
         if record.dev_metric != self._dev_metric:
             raise ConfigError(
@@ -269,7 +269,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     if selection and selection.share < 1:
         params, record = read_weights(workdir), selection.record
     else:
-        params, record = _read_checkpoint(workdir, None if path == workdir else int(path.name))
+        params, record = read_parameters(workdir, None if path == workdir else int(path.name))
     folder = encoder_folder(workdir)
     hf_config = pretrained.read_hf_config(folder)
     return SavedEncoder(
@@ -290,7 +290,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     )
 
 
-def _read_checkpoint(workdir: Path, step: int | None) -> tuple[Params, Record]:
+def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
     """The parameters and the record of a checkpoint; of the best one where no step is given."""
     checkpoints = workdir / CHECKPOINTS
     asked = workdir if step is None else checkpoints / str(step)

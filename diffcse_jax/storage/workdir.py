@@ -57,6 +57,8 @@ FREE_ON_RESUME = {
     "eval.batch_size",
     "eval.keep_start",
     "eval.interpolate",
+    "finetune.data_dir",
+    "finetune.predictions",
     "data.cache_dir",
     "mesh.data",
     "mesh.model",
@@ -260,7 +262,7 @@ def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str
     return digests if generator is None else digests | {"generator.name_or_path": generator.digest()}
 
 
-def _check_same_weights(workdir: Path, config: Config, now: dict[str, str]) -> None:
+def _check_same_weights(workdir: Path, config: Config, now: Mapping[str, str]) -> None:
     path = workdir / START
     then = read_json_object(path) if path.is_file() else {}  # runs of earlier versions did not record it
     values = flat(config.to_dict())
@@ -279,9 +281,9 @@ def _check_same_config(workdir: Path, config: Config) -> None:
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}
-    changed = [key for key in now if then[key] != now[key] and key not in free]
+    changed = [key for key in now | then if then.get(key) != now.get(key) and key not in free]
     if changed:
-        lines = [f"{key}: {then[key]!r} then, {now[key]!r} now{_advice(key, then[key])}" for key in changed]
+        lines = [f"{key}: {then.get(key)!r} then, {now.get(key)!r} now{_advice(key, then.get(key))}" for key in changed]
         raise ConfigError(
             f"{workdir} holds a run with another configuration (the learning rate's schedule depends on the number "
             "of steps, too). Give the same values to go on with it, or for a new run another --workdir, such as "

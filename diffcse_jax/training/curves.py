@@ -45,6 +45,8 @@ def draw_curves(workdir: Path, config: Config) -> Path:
 def _draw_panel(axes: Axes, rows: Rows, title: str, names: Iterable[str]) -> None:
     for name in names:
         points = [(row["step"], row[name]) for row in rows if name in row]
+        if not points:  # of a task that no logged step was about
+            continue
         marker = "." if len(points) < 50 else None
         (line,) = axes.plot(*zip(*points, strict=True), marker=marker, label=name.split("/")[-1])
         of_start = name.replace("dev/", "start/")

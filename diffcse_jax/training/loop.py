@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grain
 import jax
@@ -17,6 +18,7 @@ from diffcse_jax.data.rows import Views
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.models import parameters
+from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.stopping import StopRequest, stop_requested
@@ -45,6 +47,7 @@ class Run:
     baseline: Record  # the start's
     sentences: Callable[[int], Sequence[str]] = lambda step: ()  # of the batch of a step
     callbacks: Sequence[Callback] = ()  # the user's
+    model: Callable[[Params], Any] | None = None  # makes what is evaluated of the parameters; None: the encoder
 
     def logs_at(self, step: int) -> bool:
         """True if a row of metrics is written after this step."""
@@ -142,9 +145,10 @@ def show_baseline(run: Run, state: TrainState, tell: Callback) -> None:
     """The dev scores of the start, written and shown, and beside them those of the vector that will be trained."""
     start, baseline, config = run.start, run.baseline, run.config
     recorded = "which it records" if start.recorded else "as this run has it, for it records none"
+    recorded = recorded if run.model is None else "as this run trains it"
     report(f"the start, {start.name} with the pooler {baseline.pooler}, {recorded}: {shown(baseline.dev)}")
     scores = baseline.dev
-    if not start.is_trained_vector(config):
+    if run.model is None and not start.is_trained_vector(config):
         tell.on_evaluation_start(0)
         scores = run.evaluation.measure(_encoder(run, state)).scores
         report(f"step 0, the vector that is trained, {config.encoding_pooler}: {shown(scores)}")
@@ -161,7 +165,10 @@ def evaluate(run: Run, state: TrainState, tell: Callback) -> Measured:
     return measured
 
 
-def _encoder(run: Run, state: TrainState) -> SentenceEncoder:
+def _encoder(run: Run, state: TrainState) -> Any:
+    """The encoder, or what `run.model` makes of the parameters."""
+    if run.model is not None:
+        return run.model(state.params)
     return SentenceEncoder(  # the compiled function is shared by all encoders of these sizes
         run.start.checkpoint.config,
         parameters.subset(state.params, "encoder"),

@@ -55,7 +55,7 @@ def total_loss(
             value += weight * of_prefix
         metrics |= {f"loss_{name}": value} | own_metrics
         loss += objective.weight * value
-    if forward.embedded:
+    if forward.embedded and views.labels is None:  # the sentences of labelled pairs are no positives
         metrics |= _similarity_metrics(forward)
     return loss, (metrics | {"loss": loss}, forward.batch_stats)
 

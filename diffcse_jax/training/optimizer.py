@@ -10,13 +10,60 @@ from diffcse_jax.groups import OptimConfig
 from diffcse_jax.models.parameters import Params
 
 
-def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
-    """Clipping, Adam moments, decoupled weight decay and the learning-rate schedule, in that order."""
+def make_optimizer(
+    config: OptimConfig, total_steps: int, *, rests: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Clipping, Adam moments, decoupled weight decay and the learning-rate schedule, in that order.
+
+    Args:
+        config: the options.
+        total_steps: of the schedule.
+        rests: there are steps that do not use all networks: those rest then, as `resting` says.
+    """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay, mask=decays) if config.weight_decay else optax.identity()
-    return optax.chain(
-        clip, scale_by_adam(), decay, optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps))
-    )
+    adam = [resting(optax.chain(scale_by_adam(), decay))] if rests else [scale_by_adam(), decay]
+    return optax.chain(clip, *adam, optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)))
+
+
+def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """The optimizer for each network by itself; one whose gradient is all 0 keeps its weights, moments and counts.
+
+    So does PyTorch with a parameter that a step does not use, whose gradient is None. Left to a common state, the head
+    of a rare task would move on at every step by what its moments remember, and decay.
+    """
+
+    def init(params: Params) -> dict[str, optax.OptState]:
+        return {network: optimizer.init(part) for network, part in _by_network(params).items()}
+
+    def update(
+        updates: Params,
+        state: dict[str, optax.OptState],
+        params: Params | None = None,
+        *,
+        good: jax.Array | bool = True,
+    ) -> tuple[Params, dict[str, optax.OptState]]:
+        assert params is not None
+        weights, new_updates, new_state = _by_network(params), Params(), {}
+        for network, part in _by_network(updates).items():
+            used = jnp.stack([jnp.any(gradient != 0) for gradient in part.values()]).any()
+            scaled, after = optimizer.update(part, state[network], weights[network], good=used & good)
+            new_updates |= {name: jnp.where(used, value, 0.0) for name, value in scaled.items()}
+            # The moments are chosen where they are computed.
+            new_state[network] = jax.tree.map(
+                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old), after, state[network]
+            )
+        return new_updates, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _by_network(params: Params) -> dict[str, Params]:
+    """Parameters, whose names stay, by the networks that these begin with."""
+    parts: dict[str, Params] = {}
+    for name, value in params.items():
+        parts.setdefault(name.partition(".")[0], Params())[name] = value
+    return parts
 
 
 def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Schedule:

@@ -1,7 +1,7 @@
 """The train step compiled for the shapes of a run's batches: the first one at once, the others beside training."""
 
 import concurrent.futures
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import TrainState
 from diffcse_jax.training.metrics import report
 
+Key = tuple[Hashable, ...]
 Program = Any  # jax.stages.Compiled: (state, frozen parameters, batch) -> (state, metrics)
 
 
@@ -29,7 +30,7 @@ class Programs:
         self._step, self._frozen = step, frozen
         self._like = _abstract((state, frozen))
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
-        self._programs: dict[tuple, concurrent.futures.Future[Program]] = {}
+        self._programs: dict[Key, concurrent.futures.Future[Program]] = {}
         for views in batches:
             self._start(views)
 
@@ -60,12 +61,13 @@ def _abstract(arrays: Any) -> Any:
     return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays)
 
 
-def _key(views: Views) -> tuple[int, ...]:
-    """Examples, views, length, and tokens that are computed of all of these (0: no layout)."""
+def _key(views: Views) -> Key:
+    """The task, examples, views, length, and tokens that are computed of all of these (0: no layout)."""
     slots = views.layout.positions.size if views.layout else 0
-    return (*views.input_ids.shape, slots)
+    return (", ".join(views.labels or ()), *views.input_ids.shape, slots)
 
 
-def _described(key: tuple[int, ...]) -> str:
-    examples, views, length, slots = key
-    return f"{examples} x {views} x {length}" + (f" positions ({slots:,} with tokens)" if slots else " positions")
+def _described(key: Key) -> str:
+    task, examples, views, length, slots = key
+    sizes = f"{examples} x {views} x {length}" + (f" positions ({slots:,} with tokens)" if slots else " positions")
+    return f"{task}, {sizes}" if task else sizes

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
@@ -36,7 +36,7 @@ class Evaluation(Protocol):
     def guard_metric(self) -> str:
         """The score of general quality, for `eval.max_drop`; empty where there is none."""
 
-    def measure(self, encoder: SentenceEncoder) -> Measured:
+    def measure(self, encoder: Any) -> Measured:
         """Named scores, among them `metric` and `guard_metric`, higher is better; and what `metric` summarises."""
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
-from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
@@ -23,6 +24,7 @@ from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import pretrained
+from diffcse_jax.models.parameters import Params
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints
 from diffcse_jax.storage.environment import record_start
@@ -63,6 +65,10 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
         Interrupted: after SIGINT, SIGTERM or a callback's request, with everything saved.
     """
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
+    if labelled := config.those_that_need("labels"):
+        raise ConfigError(
+            f"{' and '.join(labelled)}: labelled tasks are trained by `diffcse finetune`; run that instead"
+        )
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
@@ -91,7 +97,6 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     augmentation = open_augmentation(config.data, tokenizer)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
-    batches = make_batches(source)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
     start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
 
@@ -100,21 +105,75 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
         text = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=start.head)
-    optimizer = make_optimizer(config.optim, total_steps)
+    optimizer, sentences = make_optimizer(config.optim, total_steps), partial(_sentences, source, tokenizer)
+    return carry_out(
+        config,
+        workdir,
+        mesh=mesh,
+        start=start,
+        built=built,
+        optimizer=optimizer,
+        source=source,
+        text=store.name,
+        evaluation=evaluation,
+        sentences=sentences,
+        callbacks=callbacks,
+    )
+
+
+def carry_out(
+    config: Config,
+    workdir: Path,
+    *,
+    mesh: Mesh,
+    start: Start,
+    built: networks.Built,
+    optimizer: optax.GradientTransformationExtraArgs,
+    source: Batches,
+    text: str,
+    evaluation: Evaluation,
+    sentences: Callable[[int], list[str]],
+    callbacks: Sequence[Callback] = (),
+    model: Callable[[Params], Any] | None = None,
+) -> str:
+    """Trains networks on batches, from the start or from the workdir's last checkpoint, and selects a model.
+
+    Args:
+        config: the run.
+        workdir: where it lives; it is begun.
+        mesh: the devices.
+        start: the checkpoint that the run starts from.
+        built: the networks.
+        optimizer: changes the trained ones.
+        source: all batches.
+        text: identifies what they are made of.
+        evaluation: the dev evaluation.
+        sentences: those of the batch of a step.
+        callbacks: are told of what happens.
+        model: makes of the trained parameters what is evaluated, and of the first ones the baseline; None: the encoder,
+            and as baseline the start as users take it.
+
+    Returns:
+        The verdict of the selection, as `train`.
+
+    Raises:
+        UserError: as `train`.
+    """
+    batches, total_steps = make_batches(source), len(source)
     state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
 
     # 4. From where an earlier run of this workdir stopped, if there was one.
-    with Checkpoints(workdir, config, dev_metric=evaluation.metric, text=store.name) as checkpoints:
+    with Checkpoints(workdir, config, dev_metric=evaluation.metric, text=text) as checkpoints:
         if checkpoints.latest_step is not None:
             state, data_state = checkpoints.restore(state)
             batches.set_state(data_state)
             report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
-        baseline = _baseline(start, config, workdir, evaluation, store.name, resumed=int(state.step) > 0)
+        first = (lambda: start.encoder(config)) if model is None else partial(model, built.params)
+        baseline = _baseline(start, config, workdir, evaluation, text, first, resumed=int(state.step) > 0)
         if jax.process_index() == 0:
-            record_start(workdir, config, text=store.name, step=int(state.step))
-        sentences = partial(_sentences, source, tokenizer)
-        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences, callbacks)
+            record_start(workdir, config, text=text, step=int(state.step))
+        run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences, callbacks, model)
         # 5. The step, compiled for the shapes of the batches to come.
         if not run.ends_at(int(state.step)):
             step = make_train_step(built.networks, config, optimizer, mesh)
@@ -125,15 +184,22 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
 
 
 def _baseline(
-    start: Start, config: Config, workdir: Path, evaluation: Evaluation, text: str, *, resumed: bool
+    start: Start,
+    config: Config,
+    workdir: Path,
+    evaluation: Evaluation,
+    text: str,
+    first: Callable[[], Any],
+    *,
+    resumed: bool,
 ) -> Record:
-    """The start with its dev scores: those that the run began with, else measured now."""
+    """The start with its dev scores: those that the run began with, else those of `first` now."""
 
     def measured() -> dict[str, Any]:
         record = read_baseline(workdir) if resumed else None
         if record is None:
             report(f"scoring the start, {start.name}")
-            scores, outcomes = evaluation.measure(start.encoder(config))
+            scores, outcomes = evaluation.measure(first())
             record = Record(0, start.pooler(config), scores, evaluation.metric, text, outcomes)
             write_baseline(workdir, record)
         return dataclasses.asdict(record)
@@ -193,7 +259,7 @@ def _batch_source(
     )
 
 
-def _foreseen(source: BatchSource, step: int, mesh: Mesh) -> Iterator[Views]:
+def _foreseen(source: Batches, step: int, mesh: Mesh) -> Iterator[Views]:
     """A batch of each shape that is to come in the next steps, the first one needed first."""
     shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
     return (shard_batch(source[index], mesh) for index in shapes.values())

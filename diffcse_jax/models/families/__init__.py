@@ -63,6 +63,21 @@ def _told(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class SequenceClassifier:
+    """The family's head for labelled sentences in transformers: position 0, dense, activation, dense.
+
+    Attributes:
+        dense: the first layer, with the encoder's prefix where it has one.
+        activation: between the layers.
+        classifier: the last layer.
+    """
+
+    dense: str
+    activation: str
+    classifier: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """The particulars of a family.
 
@@ -77,6 +92,7 @@ class Family:
         mlm_head: names of the masked-LM head.
         decoder: the tensor of the masked-LM head's projection to the vocabulary, which must be the word embeddings.
         ignored: a regular expression of tensors that carry nothing we use: buffers, tied copies, dead heads.
+        sequence_classifier: its head for labelled sentences.
     """
 
     architecture: str
@@ -89,6 +105,7 @@ class Family:
     mlm_head: Mapping[str, str]
     decoder: str
     ignored: str
+    sequence_classifier: SequenceClassifier
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019)."""
 
-from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig
+from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, SequenceClassifier
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -60,4 +60,5 @@ FAMILY = Family(
     },
     decoder="cls.predictions.decoder.weight",
     ignored=r"embeddings\.position_ids|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*",
+    sequence_classifier=SequenceClassifier("bert.pooler.dense", "tanh", "classifier"),
 )

@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019): no token types, no pooler, no dropout on the output of self-attention."""
 
-from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, bert
+from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, SequenceClassifier, bert
 from diffcse_jax.models.transformer import TransformerConfig
 
 
@@ -47,4 +47,5 @@ FAMILY = Family(
     mlm_head={"vocab_transform": "transform", "vocab_layer_norm": "norm", "vocab_projector": ""},
     decoder="vocab_projector.weight",
     ignored=r"embeddings\.position_ids|vocab_projector\.weight",
+    sequence_classifier=SequenceClassifier("pre_classifier", "relu", "classifier"),
 )

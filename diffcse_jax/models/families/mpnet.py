@@ -68,4 +68,5 @@ FAMILY = Family(
     mlm_head=roberta.FAMILY.mlm_head,
     decoder=roberta.FAMILY.decoder,
     ignored=roberta.FAMILY.ignored,
+    sequence_classifier=roberta.FAMILY.sequence_classifier,
 )

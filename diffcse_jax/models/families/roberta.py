@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from diffcse_jax.models.families import Family, HfConfig, bert
+from diffcse_jax.models.families import Family, HfConfig, SequenceClassifier, bert
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
@@ -48,4 +48,5 @@ FAMILY = Family(
     mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
     decoder="lm_head.decoder.weight",
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
+    sequence_classifier=SequenceClassifier("classifier.dense", "tanh", "classifier.out_proj"),
 )

@@ -1,0 +1,77 @@
+"""The dev scores of labelled tasks, whose average chooses the best checkpoint."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float
+
+from diffcse_jax.evaluation.guard import Guard
+from diffcse_jax.evaluation.outcomes import paired_interval
+from diffcse_jax.finetune.data import TaskData
+from diffcse_jax.finetune.model import TaskModel, decided
+from diffcse_jax.storage.selection import Measured, Outcomes
+
+AVERAGE = "average"
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEvaluation:
+    """Accuracy of classes and Pearson's correlation of values on dev rows, x 100, and the average over tasks.
+
+    Attributes:
+        tasks: with their dev rows.
+        batch_size: sentences per encoding batch.
+        guard: scores general quality beside them; None: it is off.
+    """
+
+    tasks: Sequence[TaskData]
+    batch_size: int
+    guard: Guard | None = None
+
+    @property
+    def metric(self) -> str:
+        """The score that chooses."""
+        return AVERAGE
+
+    @property
+    def guard_metric(self) -> str:
+        """The score of general quality; empty where the guard is off."""
+        return self.guard.name if self.guard else ""
+
+    @property
+    def resampled(self) -> str:
+        """The units that the interval is over."""
+        return f"{sum(len(data.dev) for data in self.tasks):,} dev rows"
+
+    def measure(self, model: TaskModel) -> Measured:
+        """The scores, and of each task the correctness of its dev rows (0 or 100), or their values."""
+        scores, outcomes = {}, []
+        for data in self.tasks:
+            outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.batch_size))
+            values = outputs if data.task.kind == "regression" else 100.0 * (outputs == data.dev.labels)
+            outcomes.append(values.astype(float).tolist())
+            scores[score_name(data)] = score(data, values)
+        scores[AVERAGE] = sum(scores.values()) / len(scores)
+        guard = {self.guard.name: self.guard(model.encoder)} if self.guard else {}
+        return Measured(scores | guard, outcomes)
+
+    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
+        """A 95 % interval for the average of a model less that of the start."""
+        golds = [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
+        return paired_interval(start, model, golds, ranked=False)
+
+
+def score_name(data: TaskData) -> str:
+    """The name of a task's score."""
+    return f"{data.name}_{'pearson' if data.task.kind == 'regression' else 'accuracy'}"
+
+
+def score(data: TaskData, values: Float[np.ndarray, " rows"]) -> float:
+    """The accuracy of outcomes, or the correlation of values with those of the rows, x 100."""
+    if data.task.kind == "classification":
+        return float(values.mean())
+    if np.ptp(values) == 0 or np.ptp(data.dev.labels) == 0:  # a constant orders nothing
+        return 0.0
+    return 100 * float(scipy.stats.pearsonr(values.astype(float), data.dev.labels.astype(float)).statistic)

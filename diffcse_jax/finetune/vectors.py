@@ -1,0 +1,48 @@
+"""The vectors of a frozen encoder, computed once and kept in a folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from diffcse_jax.data.stored_vectors import SentenceVectors
+from diffcse_jax.storage.files import made_whole, writing
+
+Encode = Callable[[list[str]], np.ndarray]
+
+
+def kept(folder: Path, sentences: Sequence[str], encode: Encode) -> SentenceVectors:
+    """The vectors of sentences by their numbers: those in the folder, or computed now, each distinct one once.
+
+    Args:
+        folder: where they are; its name tells what they are of.
+        sentences: in the order of their numbers.
+        encode: computes vectors.
+    """
+    if not folder.exists():
+        distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+        vectors = encode([*distinct])
+        with writing(folder, safe="The checkpoints are whole."), made_whole(folder) as new:
+            np.save(new / "vectors.npy", vectors)
+            np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in sentences], np.int64))
+    return SentenceVectors(folder)
+
+
+class Looking:
+    """An encoder that looks vectors up.
+
+    Args:
+        vectors: of known sentences.
+        pooler: that made them.
+    """
+
+    truncate_dim = None
+
+    def __init__(self, vectors: dict[str, Float32[np.ndarray, " dimension"]], pooler: str):
+        self._vectors, self.pooler = vectors, pooler
+
+    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
+        """One vector per sentence, of known ones alone."""
+        del batch_size
+        return np.stack([self._vectors[sentence] for sentence in sentences])

@@ -1,0 +1,419 @@
+"""Fine-tuning on labelled tasks: data, mixing, losses, both stages, what is left at the end."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import scipy.stats
+from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
+
+from diffcse_jax.commands.finetune import with_name
+from diffcse_jax.config import Config
+from diffcse_jax.data.mixture import by_ratio, by_temperature, places
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.finetune import TaskModel, folders, outputs
+from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
+from diffcse_jax.finetune.evaluation import TaskEvaluation
+from diffcse_jax.finetune.run import HEADS, finetune
+from diffcse_jax.groups import OptimConfig
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.objectives.finetune import (
+    Task,
+    binary_cross_entropy,
+    build_head,
+    cross_entropy,
+    features,
+    squared_error,
+)
+from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.training import loop as loop_module
+from diffcse_jax.training import train as train_module
+from diffcse_jax.training.loop import Interrupted
+from diffcse_jax.training.metrics import read_metrics
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.programs import Programs, _key
+
+RNG = np.random.default_rng(0)
+U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
+PAIR = ("first", "second")
+STEPS = 4
+
+
+def test_losses_are_one_value_per_example():
+    logits, labels = jnp.asarray(RNG.normal(size=(4, 3)).astype(np.float32)), jnp.array([2, 0, 1, 1])
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(cross_entropy(logits, labels), -np.log(shares[np.arange(4), labels]), rtol=1e-5)
+    logit, which = logits[:, :1], jnp.array([1, 0, 1, 0])
+    sigmoid = 1 / (1 + np.exp(-logit[:, 0]))
+    np.testing.assert_allclose(
+        binary_cross_entropy(logit, which), -np.log(np.where(which == 1, sigmoid, 1 - sigmoid)), rtol=1e-5
+    )
+    values = jnp.array([1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(squared_error(logit, values), np.square(logit[:, 0] - values), rtol=1e-5)
+
+
+def test_what_a_head_reads():
+    np.testing.assert_array_equal(features(Task(), (U,)), U)
+    every = Task(texts=PAIR, kind="regression", features=("first", "second", "difference", "product", "cosine"))
+    u, v = np.asarray(U), np.asarray(V)
+    cosine = (u * v).sum(axis=1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
+    expected = np.concatenate([u, v, np.abs(u - v), u * v, cosine[:, None]], axis=1)
+    np.testing.assert_allclose(features(every, (U, V)), expected, rtol=1e-5, atol=1e-6)
+    kernel = parameters.shapes(build_head(every, 4))["layers.0.kernel"]
+    assert kernel.shape == (expected.shape[1], 1)
+
+
+def test_every_block_has_the_ratio():
+    order = by_ratio([17, 4, 2], steps=100, seed=0)
+    for block in order[:92].reshape(4, 23):
+        assert np.bincount(block).tolist() == [17, 4, 2]
+    assert (order[:23] != order[23:46]).any()
+    np.testing.assert_array_equal(order, by_ratio([17, 4, 2], steps=100, seed=0))
+    np.testing.assert_array_equal(order[:50], by_ratio([17, 4, 2], steps=50, seed=0))
+    assert (order != by_ratio([17, 4, 2], steps=100, seed=1)).any()
+    numbers = places(order)
+    for source in range(3):
+        assert numbers[order == source].tolist() == list(range((order == source).sum()))
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(1.0, [0.1, 0.9]), (2.0, [0.25, 0.75]), (1e9, [0.5, 0.5])])
+def test_temperature_flattens_the_shares(temperature, expected):
+    order = by_temperature([100, 900], np.full(20_000, temperature), seed=0)
+    np.testing.assert_allclose(np.bincount(order) / len(order), expected, atol=0.015)
+
+
+def test_temperature_may_change():
+    order = by_temperature([100, 900], np.linspace(1, 3, 20_000), seed=0)
+    assert (order[:2000] == 0).mean() < (order[-2000:] == 0).mean() - 0.1
+
+
+def test_a_network_that_rests_is_as_if_the_steps_had_not_been():
+    config = OptimConfig(learning_rate=0.1, weight_decay=0.1, clip_norm=0.0, schedule="constant")
+    params = {"a.kernel": jnp.ones((2, 2)), "b.kernel": jnp.full((2, 2), 2.0)}
+    gradients = [jnp.asarray(RNG.normal(size=(2, 2)).astype(np.float32)) for _ in range(4)]
+    both, alone = make_optimizer(config, 9, rests=True), make_optimizer(config, 9)
+    state, expected_state = both.init(params), alone.init({"b.kernel": params["b.kernel"]})
+    expected = {"b.kernel": params["b.kernel"]}
+    for step, gradient in enumerate(gradients):
+        of_b = gradient if step % 2 else jnp.zeros_like(gradient)
+        updates, state = both.update({"a.kernel": gradient, "b.kernel": of_b}, state, params, good=True)
+        assert step % 2 or not updates["b.kernel"].any()
+        params = optax.apply_updates(params, updates)
+        if step % 2:
+            updates, expected_state = alone.update({"b.kernel": gradient}, expected_state, expected, good=True)
+            expected = optax.apply_updates(expected, updates)
+    np.testing.assert_allclose(params["b.kernel"], expected["b.kernel"], rtol=1e-6)
+
+
+CLASSES = "text,class\n" + "".join(f"sentence {number},{number % 3}\n" for number in range(30))
+NUMBERS = "first\tsecond\tscore\n" + "".join(f"one {n}\tother {n}\t{n / 7}\n" for n in range(30))
+
+
+def read(folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = "error", **options) -> TaskData:
+    (folder / name).write_text(content)
+    texts = ("text",) if "text" in content.partition("\n")[0] else PAIR
+    task = Task(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
+    return read_task("mine", task, folder, on_bad_line=on_bad_line, report=print)
+
+
+def test_rows_are_split_by_their_text(tmp_path):
+    data = read(tmp_path, CLASSES)
+    assert data.task.labels == ("0", "1", "2")
+    assert len(data.train) + len(data.dev) == 30
+    assert 0 < len(data.dev) < 15
+    header, *lines = CLASSES.splitlines(keepends=True)
+    again = read(tmp_path, header + "".join(reversed(lines[5:])))
+    assert {*again.dev.texts} == {*data.dev.texts} - {(f"sentence {number}",) for number in range(5)}
+    assert data.dev.labels.tolist() == [int(text.split()[1]) % 3 for (text,) in data.dev.texts]
+    for number in range(20):  # pairs turned round, white space, case
+        assert is_dev_row((f"B {number}", "a"), 0.5) == is_dev_row(("a", f"b  {number}"), 0.5)
+
+
+def test_tables_of_any_kind(tmp_path):
+    data = read(tmp_path, NUMBERS, name="rows.csv", label="score", kind="regression")  # tabs in a .csv
+    assert data.train.texts[0][0].startswith("one ")
+    assert data.train.labels.dtype == np.float32
+    rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
+    data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.jsonl", texts=("text",))
+    assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
+    assert data.train.ids[:2] == [str(n) for n in range(20) if (str(n),) in data.train.texts][:2]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (
+            CLASSES,
+            {"label": "klass"},
+            r"rows\.csv: no column 'klass' \(finetune\.tasks\.mine\.label\); it has: text, class",
+        ),
+        (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is no class of .*; known: 0, 1, 2"),
+        (CLASSES, {"labels": ("0", "1", "2", "3")}, "no training row of class '3', which finetune.tasks.mine.labels"),
+        (CLASSES + " ,1\n", {}, r"rows\.csv, line 32: text is empty; correct it, or set data\.on_bad_line=skip"),
+        (CLASSES + "more,\n", {}, "line 32: class is empty"),
+        (CLASSES + "more\n", {}, "line 32: wrong number of fields"),
+        ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable row"),
+        ("text,class\na,1\nb,1\n", {}, "at least two different classes, and has: 1"),
+        (CLASSES, {"dev_share": 0.0}, "has no dev rows"),
+        (CLASSES, {"texts": ()}, "one column for single sentences, two for pairs"),
+        (CLASSES, {"loss": "binary_cross_entropy"}, "is for two classes, not 3"),
+        (CLASSES, {"loss": "squared_error"}, "needs kind='regression'"),
+        (CLASSES, {"kind": "regression", "loss": "cross_entropy"}, "needs kind='classification'"),
+        ("first,second,class\na,,1\n", {}, "line 2: second is empty, one side of a pair"),
+        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is no number"),
+        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is no finite number"),
+        (CLASSES, {"file": "other.csv"}, "other.csv: no such file"),
+        (CLASSES, {"file": "rows.txt"}, "unknown extension"),
+    ],
+)
+def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=message):
+        read(tmp_path, content, **options)
+
+
+def test_bad_lines_can_be_skipped(tmp_path, capsys):
+    data = read(tmp_path, CLASSES + " ,1\nmore,\n", on_bad_line="skip")
+    assert len(data.train) + len(data.dev) == 30
+    assert "skipped 2 lines: 1 text is empty, 1 class is empty" in capsys.readouterr().out
+
+
+def test_scores_and_their_interval(tmp_path):
+    classes = read(tmp_path, CLASSES, dev_share=0.4)
+    numbers = read(tmp_path, NUMBERS, name="numbers.tsv", label="score", kind="regression", dev_share=0.4)
+    tasks = [TaskData("classes", *_parts(classes)), TaskData("numbers", *_parts(numbers))]
+    right = np.eye(3, dtype=np.float32)[classes.dev.labels]
+    wrong = np.roll(right, 1, axis=1)
+    mixed = np.where(np.arange(len(right))[:, None] % 2, right, wrong)
+    values = numbers.dev.labels + np.random.default_rng(0).normal(size=len(numbers.dev)).astype(np.float32)
+
+    class Given(TaskModel):
+        def __init__(self, logits):
+            self.logits = logits
+
+        def outputs(self, name, texts, batch_size):
+            return self.logits if name == "classes" else values[:, None].astype(np.float32)
+
+    evaluation = TaskEvaluation(tasks, batch_size=8)
+    worse, better = (evaluation.measure(Given(logits)) for logits in (mixed, right))
+    pearson = 100 * scipy.stats.pearsonr(values, numbers.dev.labels).statistic
+    assert better.scores["classes_accuracy"] == 100
+    assert worse.scores["classes_accuracy"] == pytest.approx(100 * (np.arange(len(right)) % 2).mean())
+    assert better.scores["numbers_pearson"] == pytest.approx(pearson, rel=1e-4)
+    assert better.scores["average"] == pytest.approx((100 + pearson) / 2, rel=1e-4)
+    low, high = evaluation.interval(worse.outcomes, better.outcomes)
+    assert 0 < low < better.scores["average"] - worse.scores["average"] < high
+
+
+def _parts(data: TaskData) -> tuple:
+    return data.task, data.train, data.dev, data.test
+
+
+def test_the_short_name_of_the_start():
+    assert with_name("--config.init=runs/a=b") == "--config.model.name_or_path=runs/a=b"
+    assert with_name("--config.initial=1") == "--config.initial=1"
+
+
+def settings(folder: Path, tokenizer_from: Path) -> dict:
+    """A configuration of two stages on a small encoder with two tasks."""
+    (folder / "classes.csv").write_text(
+        "id,text,class\n" + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
+    )
+    (folder / "numbers.tsv").write_text(
+        "first\tsecond\tscore\n" + "".join(f"one man {n}\tone man {n % 5}\t{n % 5}\n" for n in range(60))
+    )
+    shared = {"dev_share": 0.2, "depth": 2}
+    return {
+        "model": {"name_or_path": str(write_tiny_model(folder / "model", tokenizer_from, blocks=1)),
+                  "pooler": "cls_before_pooler", "projector": "none"},
+        "contrast": {"weight": 0.0}, "difference": {"weight": 0.0},
+        "finetune": {
+            "weight": 1.0, "data_dir": str(folder), "stages": "heads_first", "heads_steps": STEPS,
+            "heads_learning_rate": 1e-2,
+            "tasks": {
+                "classes": {"file": "classes.csv", "texts": ("text",), "label": "class", "id": "id",
+                            "test_file": "classes.csv", **shared},
+                "numbers": {"file": "numbers.tsv", "texts": PAIR, "label": "score", "kind": "regression", **shared},
+            },
+        },
+        "data": {"max_length": 16, "cache_dir": str(folder / "cache")},
+        "train": {"batch_size": 8, "steps": 2, "log_every": 1, "packing": "off", "recompute": "off"},
+        "optim": {"learning_rate": 1e-3}, "eval": {"every": 2}, "mesh": {"data": 1}, "precision": "float32",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, minilm_dir) -> Config:
+    return Config.from_dict(settings(tmp_path_factory.mktemp("tasks"), minilm_dir))
+
+
+class SharedPrograms(Programs):
+    """Compiled once for all runs of this file, whose networks and optimizers are the same."""
+
+    compiled: ClassVar[dict] = {}
+
+    def _start(self, views):
+        of_batch = _key(views)
+        of_stage = (len(self._like[0].params), of_batch)
+        if of_stage not in self.compiled:
+            super()._start(views)
+            self.compiled[of_stage] = self._programs[of_batch]
+        self._programs[of_batch] = self.compiled[of_stage]
+
+
+@pytest.fixture(scope="module")
+def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
+    """The workdir of a run of both stages, and its tasks."""
+    workdir = tmp_path_factory.mktemp("tuned")
+    with jax.debug_nans(False), pytest.MonkeyPatch.context() as patched:  # the former keeps memory from being reused
+        patched.setattr(train_module, "Programs", SharedPrograms)
+        verdict, tasks = finetune(config, workdir)
+    assert "average" in verdict
+    return workdir, tasks
+
+
+def saved_items(workdir: Path, step: int) -> dict:
+    items = {name: ocp.args.StandardRestore() for name in ("params", "opt_state")}
+    with ocp.CheckpointManager(workdir / "checkpoints") as manager:
+        restored = manager.restore(step, args=ocp.args.Composite(**items))
+        return jax.tree.map(np.asarray, {name: restored[name] for name in items})
+
+
+@pytest.mark.slow
+def test_the_heads_come_first(tuned, config):
+    workdir, _ = tuned
+    heads, everything = saved_items(workdir / HEADS, STEPS), saved_items(workdir, 2)
+    assert {name.partition(".")[0] for name in heads["params"]} == {"head_classes", "head_numbers"}
+    moments = jax.tree_util.tree_leaves_with_path(heads["opt_state"])
+    assert "head_classes" in str(moments)
+    assert "encoder" not in str(moments)  # no state, and so no gradient, of the frozen encoder
+    assert "encoder" in str(jax.tree_util.tree_leaves_with_path(everything["opt_state"]))
+    start = pretrained.load(config.model.name_or_path).transformer
+    name = "blocks.0.output.kernel"
+    assert (everything["params"][f"encoder.{name}"] != start[name]).any()
+    rows = {row["step"]: row for row in read_metrics(workdir) if "dev/average" in row}
+    of_heads = {row["step"]: row for row in read_metrics(workdir / HEADS) if "dev/average" in row}
+    best = max(row["dev/average"] for step, row in of_heads.items() if step)
+    assert rows[0]["dev/average"] == pytest.approx(best, abs=1e-3)  # everything starts from the best heads
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch):
+    workdir, _ = tuned
+    # Asked after every step: it stops after the first of the heads, and after the first of everything.
+    answers = iter([True, *[False] * (STEPS - 1), True])
+
+    @contextlib.contextmanager
+    def stop_requested():
+        yield lambda: next(answers, False)
+
+    monkeypatch.setattr(loop_module, "_stop_requested", stop_requested)
+    monkeypatch.setattr(train_module, "Programs", SharedPrograms)
+    with jax.debug_nans(False):
+        for _ in range(2):
+            with pytest.raises(Interrupted, match="stopped at step 1"):
+                finetune(config, tmp_path)
+        finetune(config, tmp_path)
+    for stage, steps in ((HEADS, STEPS), ("", 2)):
+        expected, found = (saved_items(folder / stage, steps) for folder in (workdir, tmp_path))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.slow
+def test_predictions_and_pictures(tuned, tmp_path):
+    workdir, tasks = tuned
+    model = TaskModel.from_run(workdir)
+    files = outputs.write_outputs(model, tasks, tmp_path, "cs224n", batch_size=64)
+    names = {"classes-dev.csv", "classes-test.csv", "numbers-dev.csv", "confusion_classes.png"}
+    assert {file.name for file in files} == names
+    header, *lines = (tmp_path / "predictions" / "classes-test.csv").read_text().splitlines(keepends=True)
+    assert header == "id \t prediction \n"
+    texts = [text for (text,) in tasks[0].test.texts]
+    assert lines == [f"r{n} , {label} \n" for n, label in enumerate(model.predict("classes", texts))]
+    values = model.predict("numbers", [("one man", "one man 3"), ("one man", "one man 4")])
+    assert all(isinstance(value, float) for value in values)
+    with pytest.raises(ConfigError, match="task numbers takes rows of 2"):
+        model.predict("numbers", ["one man"])
+    with pytest.raises(ConfigError, match="no task 'other'; there are: classes, numbers"):
+        model.predict("other", ["one man"])
+
+
+def test_ordinary_csv_quotes(tmp_path):
+    rows = read(
+        tmp_path,
+        "text,class\n" + "".join(f"{n}," + ['"a,b"', "c"][n % 2] + "\n" for n in range(30)),
+    )
+    path = tmp_path / "out" / "mine.csv"
+    outputs.write_predictions(path, rows.task, rows.dev, outputs.named(rows.task, rows.dev.labels), "csv")
+    assert '"a,b"' in path.read_text()
+    assert path.read_text().startswith("id,prediction\n")
+
+
+def test_confusion_counts_classes_by_predictions():
+    counts = outputs.confusion(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 0]), 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("family", "pooler", "options"),
+    [
+        ("bert", "cls", {"labels": ("a", "b", "c")}),
+        ("bert", "cls_before_pooler", {"labels": ("no", "yes"), "depth": 2}),
+        ("roberta", "cls_before_pooler", {"kind": "regression", "depth": 2}),
+        ("distilbert", "cls_before_pooler", {"labels": ("a", "b", "c"), "depth": 2, "activation": "relu"}),
+    ],
+)
+@pytest.mark.slow
+def test_transformers_reads_the_heads_that_it_has_a_class_for(family, pooler, options, minilm_dir, tmp_path):
+    pytest.importorskip("torch")
+    task = Task(**options)
+    saved = saved_encoder(tmp_path / "model", family, pooler, minilm_dir)
+    model = model_of(saved, {"mine": task, "pairs": Task(**options | {"texts": PAIR})})
+    told = folders.write_heads(model, saved, tmp_path / "tasks")
+    assert "its outputs differ by at most" in told["mine"]
+    assert "compares the vectors of two" in told["pairs"]
+    config = json.loads((tmp_path / "tasks/mine/sequence_classification/config.json").read_text())
+    assert list(config["id2label"].values()) == list(task.labels or ("value",))
+    model.heads["mine"]["layers.0.bias"] = model.heads["mine"]["layers.0.bias"] + 1
+    with pytest.raises(CheckpointError, match="does not give the head's outputs"):
+        folders.check(model, "mine", tmp_path / "tasks/mine/sequence_classification", MAX_LENGTH)
+
+
+def saved_encoder(folder: Path, family: str, pooler: str, tokenizer_from: Path) -> SavedEncoder:
+    write_tiny_model(folder, tokenizer_from, family=family, blocks=1, pooler=family != "distilbert")
+    loaded = pretrained.load(str(folder))
+    head = random_params(MlpProjector, loaded.config, seed=5)
+    return SavedEncoder(
+        Config.from_dict({}), loaded.hf_config, folder, loaded.config, loaded.transformer,
+        head if pooler == "cls" else None, pooler, 0, {}, "average",
+    )  # fmt: skip
+
+
+def model_of(saved: SavedEncoder, tasks: dict[str, Task]) -> TaskModel:
+    encoder = SentenceEncoder(
+        saved.transformer_config, saved.transformer, load_tokenizer(saved.folder),
+        pooler=saved.pooler, pooler_head=saved.pooler_head,
+    )  # fmt: skip
+    heads = {}
+    for name, task in tasks.items():
+        shapes = parameters.shapes(build_head(task, HIDDEN))
+        heads[name] = {key: RNG.normal(0, 0.5, shape.shape).astype(np.float32) for key, shape in shapes.items()}
+    return TaskModel(encoder, tasks, heads)
+
+
+@pytest.mark.parametrize(
+    ("pooler", "depth", "message"),
+    [("avg", 1, "read position 0"), ("cls_before_pooler", 1, "depth=2"), ("cls", 2, "one layer")],
+)
+def test_heads_that_transformers_has_no_class_for(pooler, depth, message, minilm_dir, tmp_path):
+    saved = saved_encoder(tmp_path / "model", "bert", pooler, minilm_dir)
+    assert message in folders.why_not(Task(depth=depth), saved)
