@@ -1,10 +1,11 @@
-"""From a training checkpoint to a Hugging Face folder that sentence-transformers loads too.
+"""Writes a trained model as a folder of Hugging Face and sentence-transformers.
 
-python -m diffcse_jax.export --workdir runs/diffcse_base --output DIR
-python -m diffcse_jax.export --workdir runs/diffcse_base --push_to_hub USER/NAME --private
+python -m diffcse_jax.export --workdir runs/mine --output DIR
+python -m diffcse_jax.export --workdir runs/mine --push_to_hub USER/NAME
 
-The export is read back and compared with the encoder in memory before it gets its name; PyTorch takes part in the
-comparison where it is installed and is not needed otherwise.
+The export is read back and compared with the encoder in memory before it gets
+its name; PyTorch takes part in the comparison where it is installed and is not
+needed otherwise.
 """
 
 import argparse

@@ -1,3 +1,4 @@
+import importlib.util
 import itertools
 import json
 import os
@@ -136,6 +137,7 @@ def test_the_card_says_what_the_model_is(saved, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="the extra `onnx` is not installed")
 @pytest.mark.parametrize(
     ("family", "pooler", "truncate_dim"), [("bert", "cls", None), ("mpnet", "avg_first_block_last", 6)]
 )

@@ -87,12 +87,22 @@ def test_what_is_not_known_is_left_out():
     assert (asked.base_model, asked.license, asked.language) == ("bert-base-uncased", "mit", ["de", "fr"])
 
 
+def test_scores_of_whole_vectors_are_no_results_of_cut_ones():
+    saved = saved_with(config_of("adapt", matryoshka__sizes=(4, 8)))
+    cut, whole = (ModelCard(card_of(saved, truncate_dim=size)) for size in (8, SIZES.hidden_size))
+    assert (cut.data.eval_results, len(whole.data.eval_results)) == (None, 1)
+    assert "which chose the checkpoint, with whole vectors of 16 numbers:" in cut.text
+    assert "| dimension | 8, cut from 16 |\n| dimensions that it was trained for | 4, 8, 16 |" in cut.text
+    assert "`SentenceTransformer(..., truncate_dim=4)`" in cut.text
+    assert "matryoshka" in cut.data.tags
+
+
 def test_retrieval_scores_are_of_the_text_that_they_were_measured_on():
     config = config_of("adapt", data__train_file="/home/ada/notes.txt")
     dev = {"lead_retrieval": 50.0, "lead_retrieval_recall@5": 75.0, "uniformity": -3.0}
     saved = dataclasses.replace(saved_with(config), dev=dev)
     found = {r.metric_type: (r.metric_value, r.dataset_name) for r in scores.dev_results(saved)}
-    name = "titles or first sentences, and the rests of held-out documents of notes.txt"
+    name = "titles or first sentences, and the rests, of held-out documents of notes.txt"
     assert found == {"cosine_mrr": (0.5, name), "cosine_recall@5": (0.75, name)}
 
 

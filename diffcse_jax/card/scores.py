@@ -137,8 +137,8 @@ def _dev_data(metric: str, config: Config) -> tuple[str, str, str] | None:
         ours = "first sentences of docstrings, and their rests, of held-out functions"
         return UNKNOWN, ours if config.eval.pairs_file == "docstrings" else own, "validation"
     if metric in _PAIRS:
-        whose = "held-out documents" if config.data.held_out else "training sentences"
-        return UNKNOWN, f"{_PAIRS[metric]} of {whose} of {text}", "validation"
+        whose = "held-out documents of" if config.data.held_out else "the training text"
+        return UNKNOWN, f"{_PAIRS[metric]}, of {whose} {text}", "validation"
     return None
 
 

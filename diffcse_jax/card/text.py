@@ -74,7 +74,8 @@ def model_card(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
 def metadata(saved: SavedEncoder, base: BaseModel, exported: Exported) -> ModelCardData:
     """The metadata; what is not known is left out."""
     text = recipe.training_text(saved.config)
-    results = scores.dev_results(saved) + scores.results_of_test(exported.recorded.model)
+    results = [] if _is_cut(saved, exported) else scores.dev_results(saved)  # which are those of whole vectors
+    results += scores.results_of_test(exported.recorded.model)
     language = exported.language or base.language or ([_KNOWN_TEXT[text]] if text in _KNOWN_TEXT else [])
     license = {"license": exported.license} if exported.license else dict(base.license)
     tags = ["sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax"]
@@ -97,10 +98,15 @@ def metadata(saved: SavedEncoder, base: BaseModel, exported: Exported) -> ModelC
     )
 
 
+def _is_cut(saved: SavedEncoder, exported: Exported) -> bool:
+    """True if vectors are shorter than those that dev scores were measured with."""
+    return exported.truncate_dim not in (None, saved.transformer_config.hidden_size)
+
+
 def _summary(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
     start = f"[{base.name}](https://huggingface.co/{base.name})" if base.name == base.hub_id else f"`{base.name}`"
-    if base.hub_id and base.name != base.hub_id:
-        start += f", a checkpoint that names {base.hub_id} as its origin,"
+    if base.name != base.hub_id:
+        start += f", a checkpoint that names {base.hub_id} as its origin," if base.hub_id else ", a folder,"
     size = exported.truncate_dim or saved.transformer_config.hidden_size
     told = f"A sentence-transformers model: it maps texts to vectors of {size} numbers, which are compared by cosine."
     if saved.share == 0:
@@ -140,7 +146,9 @@ def _scores(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
     parts = []
     if saved.dev:
         columns = list(dict.fromkeys(column for row in rows for column in row.cells))
-        parts.append("On dev data, which chose the checkpoint:\n\n" + table(columns, rows, "markdown"))
+        whole = f", with whole vectors of {saved.transformer_config.hidden_size} numbers"
+        heading = f"On dev data, which chose the checkpoint{whole if _is_cut(saved, exported) else ''}:"
+        parts.append(f"{heading}\n\n{table(columns, rows, 'markdown')}")
     if saved.verdict:
         parts.append("The run's verdict: " + saved.verdict.replace(saved.config.model.name_or_path, base.name) + ".")
     if tests := scores.rows_of(exported.recorded, start, ours):
