@@ -226,7 +226,7 @@ def _write(
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = pa.table({"line": pa.array(numbers, pa.int64()), TEXT: pa.array(sentences), VECTOR: embedding})
     partial = _partial(path)
-    pq.write_table(table, partial, compression="zstd", use_dictionary=False)
+    pq.write_table(table, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)
     partial.replace(path)
 
 

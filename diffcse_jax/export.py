@@ -29,10 +29,10 @@ from diffcse_jax.models import families, pretrained
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.files import give_name, partial_folder, write_json, write_tensors, writing
+from diffcse_jax.storage.manifest import EXPORT_CHECK, described
 from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
-CHECK_FILE = "export_check.json"
 
 SAMPLES = (
     "A man is playing a guitar on stage.",
@@ -60,7 +60,7 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
 
     Returns:
         The content of `export_check.json` in the folder: the largest absolute differences between the embeddings of
-        sample sentences by the encoder in memory and by each reader of the folder.
+        sample sentences by the encoder in memory and by each reader of the folder, and the SHA-256 of its files.
 
     Raises:
         CheckpointError: nothing to export, a folder in the way that is no export, an output that cannot be written, or
@@ -73,8 +73,9 @@ def export(source: Path, output: Path, truncate_dim: int | None = None) -> dict[
     safe = "The checkpoints and an earlier export are whole."
     with writing(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
         write_folder(saved, folder, truncate_dim)
-        check = check_folder(saved, folder, truncate_dim)
-        write_json(folder / CHECK_FILE, check)
+        files = described(folder, (path for path in folder.rglob("*") if path.is_file()))
+        check = check_folder(saved, folder, truncate_dim) | {"files": files}
+        write_json(folder / EXPORT_CHECK, check)
         (folder / "README.md").write_text(model_card(saved, check, truncate_dim), encoding="utf-8")
     weights = origin(saved.share, saved.step)
     print(f"exported to {output}: {weights}; maximal absolute difference of embeddings: {_differences(check)}")
@@ -87,7 +88,7 @@ def _replaced(output: Path) -> Iterator[Path]:
 
     A process killed in here leaves the earlier export under its name or, for an instant, as `NAME.*.old`.
     """
-    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / CHECK_FILE).is_file())):
+    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
     old = output.with_name(f"{output.name}.{uuid.uuid4().hex}.old")
     with partial_folder(output) as new:

@@ -25,10 +25,11 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.files import system_error
-from diffcse_jax.storage.workdir import held, read_config, start_workdir
+from diffcse_jax.storage.workdir import encoder_folder, held, read_config, start_workdir
 from diffcse_jax.training import loop
 
 REPOSITORY = Path(__file__).parents[1]
+WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -84,7 +85,33 @@ def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
     (tmp_path / "start.json").unlink()
     start(tmp_path)
     assert (tmp_path / "start.json").read_text() == recorded
-    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path"}
+    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path", "files"}
+
+
+def test_a_damaged_file_of_the_start_is_written_anew(tmp_path, capsys):
+    start(tmp_path, encoder=WITH_SIZES)
+    path = tmp_path / "encoder/config.json"
+    path.write_text(path.read_text().replace("16", "17"))
+    with pytest.raises(CheckpointError, match=r"encoder/config\.json is not what start\.json says was written"):
+        encoder_folder(tmp_path)
+    start(tmp_path, encoder=WITH_SIZES)
+    assert f"warning: {path} was damaged and is written anew" in capsys.readouterr().err
+    assert encoder_folder(tmp_path) == path.parent
+
+
+def test_a_start_whose_sizes_have_changed_is_refused(tmp_path):
+    start(tmp_path, encoder=WITH_SIZES)
+    with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
+        start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
+
+
+def test_a_configuration_that_is_damaged_is_named(tmp_path):
+    """A key on which no result depends: no comparison with the command's own would notice it."""
+    start(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"every": 125', '"every": 121'))
+    with pytest.raises(CheckpointError, match=r"config\.json is not what start\.json beside it says was written"):
+        read_config(tmp_path)
 
 
 def test_a_start_that_was_cut_off_is_begun_again(tmp_path):

@@ -8,6 +8,7 @@ newer than that are moved to `WORKDIR/damaged`.
 
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -32,7 +33,15 @@ from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import digests
 from diffcse_jax.storage.files import disk_error, system_error, writing
 from diffcse_jax.storage.selection import Measured, Outcomes, Record, read_baseline, read_selection, read_weights
-from diffcse_jax.storage.workdir import CHECKPOINTS, encoder_folder, read_config, read_pooler, set_aside, workdir_of
+from diffcse_jax.storage.workdir import (
+    CHECKPOINTS,
+    METRICS,
+    encoder_folder,
+    read_config,
+    read_pooler,
+    set_aside,
+    workdir_of,
+)
 
 # Orbax warns about what is as it should be, and prints every error that it raises as well, several times.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -141,6 +150,7 @@ class Checkpoints:
             outcomes=measured.outcomes,
             eligible=eligible,
             bad_steps=int(state.bad_steps),
+            metrics=self._described_metrics(),
         )
         own = {"data": digests.of_json(data), "record": digests.of_json(record.content())}
         record = dataclasses.replace(record, digests=own | {item: digests.of_arrays(items[item]) for item in items})
@@ -178,6 +188,7 @@ class Checkpoints:
             record = _read_record(self._folder / str(step))
             data = _read_data(self._folder / str(step), record)
             self._check_same_run(record)
+            self._check_metrics(record)
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -227,6 +238,25 @@ class Checkpoints:
             raise ConfigError(
                 f"the run in {self._workdir} chose its best checkpoint by {record.dev_metric}, now it would "
                 f"be {self._dev_metric}; give the same evaluation data (eval.data_dir), or another --workdir"
+            )
+
+    def _described_metrics(self, size: int | None = None) -> dict[str, Any]:
+        """Size and SHA-256 of the first so many bytes of `metrics.jsonl`, or of all; it is the first process's."""
+        path = self._workdir / METRICS
+        if jax.process_index() or not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            content = file.read(size)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def _check_metrics(self, record: Record) -> None:
+        """Tells where rows of `metrics.jsonl` have changed since the checkpoint was saved."""
+        expected = record.metrics
+        if jax.process_index() == 0 and expected and self._described_metrics(expected["bytes"]) != expected:
+            print(
+                f"warning: {self._workdir / METRICS} is damaged: its rows up to step {record.step} are not those that "
+                "were written. Training goes on without them; restore the file before its numbers are used",
+                file=sys.stderr,
             )
 
     def wait(self) -> None:

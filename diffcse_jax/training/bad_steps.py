@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diffcse_jax.errors import UserError
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.storage.files import writing
+from diffcse_jax.storage.files import append_line, writing
 from diffcse_jax.training.metrics import report
 
 REMEMBERED = 100  # steps whose metrics are kept until it is known whether one of them was bad
@@ -84,8 +84,7 @@ class BadSteps:
         line = json.dumps({"step": step, "where": where, "sentences": sentences}, ensure_ascii=False)
         with writing(self._path, safe="The checkpoints are whole."):
             self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_line(self._path, line)
         return f"{where} at step {step} (its sentences are in {self._path})"
 
 
