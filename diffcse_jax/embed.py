@@ -36,10 +36,11 @@ from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.sources import open_corpus, sha256
 from diffcse_jax.data.stored_vectors import SETTINGS_FILE, TEXT, VECTOR
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
 from diffcse_jax.groups import POOLERS, DataConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.compilation import keep_compiled
+from diffcse_jax.storage.files import read_json_object
 from diffcse_jax.storage.workdir import lock
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
@@ -156,19 +157,37 @@ def _told(key: str, record: dict[str, Any]) -> str:
 
 
 def _record_once(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The content of the JSON file; where there is none, it is written with `content`, by one process alone."""
-    partial = _partial(path)
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """The content of the JSON file; where there is none, it is written with `content`, by one process alone.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    if not path.is_file():
+        partial = _partial(path)
+        try:
+            partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            _give_name_once(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of killed processes: nobody needs it now
+        leftover.unlink(missing_ok=True)
+    try:
+        return read_json_object(path)
+    except CheckpointError as error:
+        raise DataError(
+            f"{error}; if neither the input nor the settings have changed since, remove that file, and the same "
+            "command goes on"
+        ) from error
+
+
+def _give_name_once(partial: Path, path: Path) -> None:
     try:
         os.link(partial, path)
-    except FileExistsError:  # another process, or an earlier start, was first
+    except FileExistsError:  # another process was first
         pass
     except OSError:  # a file system without links, such as a mounted bucket
         if not path.is_file():
             partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
@@ -278,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 batch_size=options.batch_size,
                 dtype=options.dtype,
             )
-        except (OSError, json.JSONDecodeError) as error:  # a full disk, say
+        except OSError as error:  # a full disk, say
             raise DataError(f"{error}; started again, the same command goes on with what is missing") from error
         print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
 

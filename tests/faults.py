@@ -309,9 +309,10 @@ PHASES = (
 )
 
 
-def phase_of(path: str) -> str:
-    """The phase of a run that writes to a path below the trial's folder."""
-    return next((phase for pattern, phase in PHASES if re.search(pattern, path)), "start")
+def phase_of(path: str, command: str) -> str:
+    """The phase of a command that writes to a path below the trial's folder."""
+    otherwise = {"train": "start", "evaluate": "evaluation"}.get(command, command)
+    return next((phase for pattern, phase in PHASES if re.search(pattern, path)), otherwise)
 
 
 # Which faults there are.
@@ -369,7 +370,7 @@ def _processes(kind: str, observed: Observed, chance: random.Random) -> Iterator
     sources: dict[tuple[str, str, str, str], list] = collections.defaultdict(list)
     for (state, command), operations in observed.operations.items():
         for number, name, path in operations:
-            phase = phase_of(path)
+            phase = phase_of(path, command)
             if kind == "disk full" and not re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name):
                 continue  # nothing that needs room
             if phase in ONLY.get((state, command), [phase]):
@@ -418,7 +419,9 @@ def _damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator
         for name in order:
             path = chance.choice(by_kind[name])
             state, command = _reader(path, chance, untrained=untrained)
-            yield Trial(kind, phase_of(path), state, command, damaged=(path,), cold=path.startswith("compiled"))
+            yield Trial(
+                kind, phase_of(path, "train"), state, command, damaged=(path,), cold=path.startswith("compiled")
+            )
 
 
 def _reader(path: str, chance: random.Random, *, untrained: bool) -> tuple[str, str]:
@@ -437,7 +440,7 @@ def _reader(path: str, chance: random.Random, *, untrained: bool) -> tuple[str, 
 def _pairs(observed: Observed, files: Sequence[str], chance: random.Random) -> Iterator[Trial]:
     """Two faults: a spoiled checkpoint after a kill, a kill while going on, a signal on a full disk, two files."""
     begun = observed.operations["begun", "train"]
-    saving = [number for number, _, path in begun if phase_of(path) == "save"]
+    saving = [number for number, _, path in begun if phase_of(path, "train") == "save"]
     checkpoints = [path for path in files if re.search(r"checkpoints/\d+/(params|opt_state|record)", path)]
     others = [path for path in files if re.match(r"workdir/(encoder|metrics|start|generator)|cache/\w+/\w+\.", path)]
     while True:
@@ -446,7 +449,7 @@ def _pairs(observed: Observed, files: Sequence[str], chance: random.Random) -> I
         full = Fault(error=errno.ENOSPC, operation=chance.choice(saving))
         yield Trial("two at once", "save", "begun", "train", (full, Fault(signal.SIGTERM, operation=full.operation)))
         damaged = tuple(chance.sample(others, 2))
-        yield Trial("two at once", phase_of(damaged[0]), "finished", "train", damaged=damaged)
+        yield Trial("two at once", phase_of(damaged[0], "train"), "finished", "train", damaged=damaged)
         yield Trial("two at once", "save", "begun", "train", (first, second))
         damaged = (chance.choice(checkpoints), chance.choice(others))
         yield Trial("two at once", "save", "finished", "train", damaged=damaged)
@@ -495,6 +498,10 @@ class Judge:
         Args:
             training: else the export is the untrained encoder, and there is but the state with all that is made of it.
         """
+        from tiny_model import HIDDEN
+
+        from diffcse_jax.storage import sentence_transformers_folder
+
         world, operations, spent = self._world, {}, {}
         world.trial.mkdir()
 
@@ -503,6 +510,7 @@ class Judge:
 
         if not training:
             shutil.copytree(world.inputs / "model", world.export)
+            sentence_transformers_folder.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
             for command in UNTRAINED:
                 observed("finished", command, self._clean(command))
                 self._expected[command] = outcome(world, command)
@@ -571,6 +579,9 @@ class Judge:
         if trial.faults and trial.command in OUTPUTS and self._chance.random() < 0.7:  # else there is an earlier one
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
+        if trial.faults and trial.command == "vectors":
+            for copy in world.trial.glob("cache/*/vectors-*"):
+                shutil.rmtree(copy)
         if trial.cold:
             self._worker.renew()
         printed = ""
@@ -603,7 +614,7 @@ class Judge:
         if ended.operations:
             _, name, path = ended.operations[-1]
             path = str(Path(path).relative_to(self._world.trial))
-            verdict.where, verdict.phase = f"{name} {kind_of_file(path)}", phase_of(path)
+            verdict.where, verdict.phase = f"{name} {kind_of_file(path)}", phase_of(path, verdict.trial.command)
         else:
             verdict.where = f"{fault.moment}, call {fault.call}, after {fault.seconds:.2f} s" if fault.moment else ""
         self._judge_message(verdict, ended)
@@ -636,7 +647,8 @@ class Judge:
         resumed = re.findall(r"resumed at step (\d+)", ended.output)
         if trial.command == "train" and checkpoints and not trial.damaged and resumed != [str(checkpoints[-1])]:
             verdict.problems["lost"] = f"resumed at {resumed} with checkpoints {checkpoints}"
-        if left := left_over(self._world.trial):
+        # What a process could not remove is removed once it has ended; that of trials lives on.
+        if left := [path for path in left_over(self._world.trial) if f".{self._worker.process}." not in path]:
             verdict.problems["left over"] = ", ".join(left[:5])
 
     def _spoil(self, trial: Trial, path: str) -> bytes:

@@ -101,11 +101,15 @@ class Worker:
     Args:
         commands: functions by their names; each returns an exit code.
         prepare: called first in a new process.
+
+    Attributes:
+        process: the id of the present one.
+        started: how many there were.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., int]], prepare: Callable[[], None]):
         self._commands, self._prepare = commands, prepare
-        self._process, self._connection = 0, None
+        self.process, self._connection = 0, None
         self.started = 0
 
     def run(
@@ -144,8 +148,8 @@ class Worker:
     def _start(self) -> None:
         here, there = Pipe()
         sys.stdout.flush()
-        self._process = os.fork()
-        if not self._process:
+        self.process = os.fork()
+        if not self.process:
             here.close()
             try:
                 self._prepare()
@@ -162,12 +166,12 @@ class Worker:
         self._connection.close()
         self._connection = None
         for _ in range(100):
-            process, status = os.waitpid(self._process, os.WNOHANG)
+            process, status = os.waitpid(self.process, os.WNOHANG)
             if process:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.05)
-        os.kill(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
         return None
 
 

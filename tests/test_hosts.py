@@ -43,7 +43,7 @@ MEET = """
 import sys
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.runtime import hosts
-hosts.INITIALIZATION_SECONDS, hosts.HEARTBEAT_SECONDS = float(sys.argv[1]), 10
+hosts.INITIALIZATION_SECONDS, hosts.HEARTBEAT_SECONDS = int(sys.argv[1]), 10
 with reported_to_user():
     hosts.join()
     for number in range(10**9):
@@ -137,11 +137,11 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
 
 def test_a_port_that_stays_closed_is_named():
     address = f"127.0.0.1:{free_port()}"
-    process = meet(address, 1, patience=0.5)
+    process = meet(address, 1, patience=1)
     output = process.communicate(timeout=BOUND)[0]
     assert process.returncode == 2
     assert output.count("\n") == 1
-    assert f"error: after 0.5 s process 1 of 2 has not reached process 0 at {address}: is that running," in output
+    assert f"error: after 1 s process 1 of 2 has not reached process 0 at {address}: is that running," in output
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def start(workdir: Path, arguments: list[str], host: dict[str, str]) -> subproce
     )  # fmt: skip
 
 
-def meet(address: str, index: int, *, patience: float) -> subprocess.Popen:
+def meet(address: str, index: int, *, patience: int) -> subprocess.Popen:
     """Starts one of two processes that meet at an address, and wait for one another so many seconds."""
     host = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
     return subprocess.Popen(

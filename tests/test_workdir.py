@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -198,6 +199,18 @@ def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monke
     )
     start(tmp_path)
     start(tmp_path)
+
+
+def test_a_lock_without_room_is_told(tmp_path):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    try:
+        with pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. What is complete"):
+            held(tmp_path / "run").__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with held(tmp_path / "run"):
+        pass
 
 
 def test_errors_of_the_system_that_libraries_quote_are_recognised():

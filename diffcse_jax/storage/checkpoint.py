@@ -14,7 +14,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +101,8 @@ class Checkpoints:
         self._workdir = workdir
         self._folder = workdir / CHECKPOINTS
         self._scores = _scores(self._folder)
+        self._silence = ExitStack()
+        self._silence.enter_context(_late_answers_silenced())
         with self._saving():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -268,6 +270,7 @@ class Checkpoints:
         """Waits, then releases the manager."""
         with self._saving():
             self._manager.close()
+        self._silence.close()  # not after a failure
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -426,7 +429,7 @@ def _read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[s
     record = _read_record(checkpoint)
     with (
         _damage_reported(checkpoint),
-        _late_reads_silenced(),
+        _late_answers_silenced(),
         ocp.CheckpointManager(
             checkpoint.parent.absolute(),
             options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
@@ -471,20 +474,21 @@ def _damage_reported(checkpoint: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _late_reads_silenced() -> Iterator[None]:
-    """Keeps reads that end after another one has failed from printing a traceback each.
+def _late_answers_silenced() -> Iterator[None]:
+    """Keeps reads and writes that end after another one has failed from printing a traceback each.
 
     Orbax closes its event loop at the first failure, and they have nowhere to report to. They may end after the block.
     """
     hook = sys.unraisablehook
 
-    def without_late_reads(unraisable: Any) -> None:
+    def without_late_answers(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
             hook(unraisable)
 
-    sys.unraisablehook = without_late_reads
+    sys.unraisablehook = without_late_answers
     yield
-    sys.unraisablehook = hook  # not after a failure
+    if sys.unraisablehook is without_late_answers:  # else a block in this one has failed
+        sys.unraisablehook = hook  # not after a failure
 
 
 def _listed(steps: Sequence[int]) -> str:

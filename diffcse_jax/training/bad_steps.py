@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.errors import UserError
 from diffcse_jax.objectives import Metrics
@@ -26,7 +27,7 @@ class BadSteps:
         limit: so many are borne.
         already: so many there were when the run was resumed.
         parameters: the names of the trained parameters.
-        sentences: those of the batch of a step.
+        sentences: those of the batch of a step, as JSON.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class BadSteps:
         limit: int,
         already: int,
         parameters: Sequence[str],
-        sentences: Callable[[int], Sequence[str]],
+        sentences: Callable[[int], Sequence[Any]],
     ):
         self._path, self._limit, self._known = workdir / "report" / "bad_steps.jsonl", limit, already
         self._parameters, self._sentences = sorted(parameters), sentences

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import grain
 import jax
@@ -52,7 +53,7 @@ class Run:
     checkpoints: Checkpoints
     start: Start
     baseline: Record  # the start's
-    sentences: Callable[[int], Sequence[str]] = lambda step: ()  # of the batch of a step
+    sentences: Callable[[int], Sequence[Any]] = lambda step: ()  # of the batch of a step, as JSON
 
     def logs_at(self, step: int) -> bool:
         """True if a row of metrics is written after this step."""

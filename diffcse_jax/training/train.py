@@ -1,6 +1,8 @@
 """A run: from a configuration to a trained, evaluated, checkpointed workdir."""
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
@@ -21,7 +24,7 @@ from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints
@@ -110,7 +113,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation) -> s
         baseline = _baseline(start, config, workdir, evaluation, store.name, resumed=int(state.step) > 0)
         if jax.process_index() == 0:
             record_start(workdir, config, text=store.name, step=int(state.step))
-        sentences = partial(_sentences, source, tokenizer)
+        sentences = partial(_sentences, corpus, source, tokenizer)
         run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences)
         # 5. The step, compiled for the shapes of the batches to come.
         if not run.ends_at(int(state.step)):
@@ -137,9 +140,18 @@ def _baseline(
     return Record(**hosts.decided_by_first(measured))
 
 
-def _sentences(source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int) -> list[str]:
-    """The sentences of a step's batch, as far as their tokens tell them."""
-    return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
+def _sentences(
+    corpus: Corpus, source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int
+) -> list[dict[str, Any]]:
+    """The sentences of a step's batch, as far as their tokens tell them, with their lines (reads the text again)."""
+    rows = source.text_rows(step - 1).tolist()
+    texts = tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
+    places: dict[int, Place] = {}
+    with contextlib.suppress(DataError):  # the text is no longer there
+        wanted = set(rows)
+        numbered = enumerate(itertools.islice(corpus.numbered(), max(rows) + 1))
+        places = {row: place for row, (place, _) in numbered if row in wanted}
+    return [{"line": places.get(row), "sentence": text} for row, text in zip(rows, texts, strict=True)]
 
 
 def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Crops:
