@@ -11,7 +11,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-fast fuzz lint types docs tpu coverage constraints
+.PHONY: help setup quickstart test test-fast fuzz faults lint types docs tpu coverage constraints
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,6 +32,9 @@ test-fast: $(VENV)/dev.stamp ## run the tests that take seconds
 
 fuzz: $(VENV)/dev.stamp ## read files spoiled in EXAMPLES=2000 ways by every reader, other ones each time
 	DIFFCSE_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(PYTEST) --dist load tests/test_fuzz.py
+
+faults: $(VENV)/dev.stamp ## inject COUNT=200 faults into small runs (needs `cc`): half an hour, one core
+	$(BIN)/python tests/faults.py --count $(or $(COUNT),200) --workdir runs/faults --output runs/faults.json
 
 lint: $(VENV)/dev.stamp ## check style and formatting
 	$(BIN)/ruff check .

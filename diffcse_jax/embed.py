@@ -48,7 +48,7 @@ from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, SETTINGS_FILE, state_of, vector_table
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
 from diffcse_jax.runtime import hosts
 from diffcse_jax.runtime.progress import Progress
 from diffcse_jax.storage.files import read_json_object
@@ -227,19 +227,37 @@ def _told(key: str, record: dict[str, Any]) -> str:
 
 
 def _record_once(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the JSON file; where there is none, it is written with `content`, by one process alone."""
-    partial = _partial(path)
-    partial.write_text(json.dumps(dict(content), indent=2) + "\n", encoding="utf-8")
+    """The content of the JSON file; where there is none, it is written with `content`, by one process alone.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    if not path.is_file():
+        partial = _partial(path)
+        try:
+            partial.write_text(json.dumps(dict(content), indent=2) + "\n", encoding="utf-8")
+            _give_name_once(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of killed processes: nobody needs it now
+        leftover.unlink(missing_ok=True)
+    try:
+        return read_json_object(path)
+    except CheckpointError as error:
+        raise DataError(
+            f"{error}; if neither the input nor the settings have changed since, remove that file, and the same "
+            "command goes on"
+        ) from error
+
+
+def _give_name_once(partial: Path, path: Path) -> None:
     try:
         os.link(partial, path)
-    except FileExistsError:  # another process, or an earlier start, was first
+    except FileExistsError:  # another process was first
         pass
     except OSError:  # a file system without links, such as a mounted bucket
         if not path.is_file():
             partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
@@ -280,7 +298,7 @@ def process_of(distributed: bool) -> tuple[int, int]:
 def _write(path: Path, table: pa.Table) -> None:
     """Writes a file elsewhere first, so that a reader, or a restart, never takes half of it for the whole."""
     partial = _partial(_state_of_inputs(path.parent) / path.name)
-    pq.write_table(table, partial, compression="zstd", use_dictionary=False)
+    pq.write_table(table, partial, compression="zstd", use_dictionary=False, write_page_checksum=True)
     partial.replace(path)
 
 
@@ -332,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 dtype=options.dtype,
                 **further,
             )
-        except (OSError, json.JSONDecodeError) as error:  # a full disk, say
+        except OSError as error:  # a full disk, say
             raise DataError(f"{error}; started again, the same command goes on with what is missing") from error
         print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
 

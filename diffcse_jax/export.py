@@ -45,11 +45,11 @@ from diffcse_jax.storage.files import (
     write_text,
     writing,
 )
+from diffcse_jax.storage.manifest import EXPORT_CHECK, described
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
-CHECK_FILE = "export_check.json"
 
 SAMPLES = (
     "A man is playing a guitar on stage.",
@@ -100,7 +100,7 @@ def export(
 
     Returns:
         The content of `export_check.json` in the folder: the largest absolute differences between the embeddings of
-        sample sentences by the encoder in memory and by each reader of the folder.
+        sample sentences by the encoder in memory and by each reader of the folder, and the SHA-256 of its files.
 
     Raises:
         CheckpointError: nothing to export, a folder in the way that is no export, an output that cannot be written, or
@@ -122,7 +122,8 @@ def export(
         if onnx:
             onnx_graph.write(saved, folder, truncate_dim)
             check["onnx"] = _measured(saved, folder, truncate_dim)
-        write_json(folder / CHECK_FILE, check)
+        check["files"] = described(folder, (path for path in folder.rglob("*") if path.is_file()))
+        write_json(folder / EXPORT_CHECK, check)
         exported = Exported(
             name=about.hub_id or (workdir_of(source) or source).resolve().name,
             on_hub=about.hub_id is not None,
@@ -155,7 +156,7 @@ def _replaced(output: Path) -> Iterator[Path]:
 
     A process killed in here leaves the earlier export under its name or, for an instant, as `NAME.*.old`.
     """
-    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / CHECK_FILE).is_file())):
+    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
     old = output.with_name(f"{output.name}.{uuid.uuid4().hex}.old")
     with partial_folder(output) as new:

@@ -161,6 +161,20 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, t
     assert not capsys.readouterr().err
 
 
+def test_metrics_that_have_changed_are_told(tmp_path, capsys):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "loss": 0.25}\n')
+    saved(tmp_path, {1: 80.0})
+    with metrics.open("a") as file:
+        file.write('{"step": 2, "lo')  # what follows the checkpoint may be anything
+    for content in (metrics.read_text(), metrics.read_text().replace("0.25", "0.75"), ""):
+        metrics.write_text(content)
+        with opened(tmp_path) as checkpoints:
+            checkpoints.restore(state_of(0))
+        told = f"warning: {metrics} is damaged: its rows up to step 1 are not those that were written"
+        assert (told in capsys.readouterr().err) == ("0.25" not in content)
+
+
 def test_where_no_checkpoint_is_intact_nothing_is_touched(two_checkpoints, tmp_path):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     for step in ("1", "2"):

@@ -284,6 +284,20 @@ def test_an_output_without_links_is_written(tmp_path, shards, model, monkeypatch
     assert not list((tmp_path / "out.state").rglob(".*"))
 
 
+def test_a_damaged_record_is_named_and_what_killed_processes_left_is_removed(tmp_path):
+    path = tmp_path / "_a.json"
+    embed._record_once(path, {"bytes": 1})
+    (tmp_path / "._a.json.0123").write_text("half a record")
+    assert embed._record_once(path, {"bytes": 2}) == {"bytes": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["_a.json"]
+    for damaged in (b"", b'{"bytes', b'{"bytes": "\x8a"}'):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            DataError, match=r"_a\.json is not valid JSON: .*remove that file, and the same command goes"
+        ):
+            embed._record_once(path, {"bytes": 1})
+
+
 def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
     def write_table(table, path, **options):
         if "shard-3" in path.name:

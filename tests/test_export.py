@@ -335,6 +335,21 @@ def test_files_have_the_permissions_that_the_umask_gives(saved, tmp_path, monkey
     assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {expected}
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "1_Pooling/config.json", "tokenizer.json"])
+def test_a_damaged_export_is_named(name, saved, tmp_path, monkeypatch):
+    """The last byte, with which each of these files may still be read."""
+    monkeypatch.setattr(export, "_installed", lambda module: False)
+    saved()
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    path = tmp_path / "out" / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(
+        CheckpointError, match=rf"out/{name} is not what export_check\.json beside it says was exported"
+    ):
+        SentenceEncoder.from_pretrained(tmp_path / "out")
+
+
 def test_an_output_below_a_file_is_refused(saved, tmp_path):
     (tmp_path / "file").write_text("")
     saved()

@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -31,9 +34,22 @@ COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the proce
 # `python train.py`, where the loss of a process is noticed sooner.
 TRAIN = """
 from diffcse_jax.runtime import hosts
-hosts.HEARTBEAT_SECONDS = 15
+hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 15, 10
 from diffcse_jax.commands.train import main
 main()
+"""
+# A process that meets the others, and computes with them until one is lost.
+MEET = """
+import sys
+from diffcse_jax.errors import reported_to_user
+from diffcse_jax.runtime import hosts
+hosts.INITIALIZATION_SECONDS, hosts.HEARTBEAT_SECONDS = int(sys.argv[1]), 10
+with reported_to_user():
+    hosts.join()
+    for number in range(10**9):
+        hosts.decided_by_first(lambda: number)
+        if number == 3:
+            print("working", flush=True)
 """
 BOUND = 60  # seconds in which the loss of a process must be noticed
 
@@ -81,23 +97,51 @@ def test_two_processes_train_like_one(tmp_path, arguments, alone):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, arguments, alone):
-    """The model axis spans the two processes, which feed the same rows."""
+def test_a_full_disk_of_one_process_ends_the_other_and_a_third_goes_on(tmp_path, arguments, alone):
+    """The model axis spans the two processes, which feed the same rows and save a half each."""
     workdir = tmp_path / "run"
     processes = start_hosts(workdir, [*arguments, *overrides({"mesh.model": 2})])
     wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
-    processes[1].kill()
-    processes[1].communicate()
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (0, 0))
     try:
-        output = processes[0].communicate(timeout=BOUND)[0]
+        outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
     finally:
-        processes[0].kill()
-    assert processes[0].returncode != 0, output
-    assert "error" in output.lower()
+        for process in processes:
+            process.kill()
+    assert all(process.returncode for process in processes), outputs
+    assert re.search(r"error: cannot write .*checkpoints: File too large", outputs[1]), outputs[1]
+    assert "error" in outputs[0].lower(), outputs[0]
     assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
     (output,) = finish([start(workdir, arguments, {})])
     assert f"of {STEPS} from" in output  # resumed
     check_same(workdir, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
+    address = f"127.0.0.1:{free_port()}"
+    processes = [meet(address, index, patience=BOUND) for index in range(2)]
+    try:
+        for process in processes:
+            assert any(line == "working\n" for line in process.stdout)
+        processes[lost].send_signal(signal.SIGSTOP)
+        output = processes[1 - lost].communicate(timeout=BOUND)[0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[1 - lost].returncode not in (None, 0)
+    assert f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for " in output
+
+
+def test_a_port_that_stays_closed_is_named():
+    address = f"127.0.0.1:{free_port()}"
+    process = meet(address, 1, patience=1)
+    output = process.communicate(timeout=BOUND)[0]
+    assert process.returncode == 2
+    assert output.count("\n") == 1
+    assert f"error: after 1 s process 1 of 2 has not reached process 0 at {address}: is that running," in output
 
 
 @pytest.mark.slow
@@ -221,6 +265,16 @@ def start(workdir: Path, arguments: list[str], host: dict[str, str]) -> subproce
     command = [sys.executable, "-c", TRAIN, "--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
     return subprocess.Popen(
         [*command, *arguments],
+        cwd=REPOSITORY, env=environment(COMPILED.name, **host), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def meet(address: str, index: int, *, patience: int) -> subprocess.Popen:
+    """Starts one of two processes that meet at an address, and wait for one another so many seconds."""
+    host = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
+    return subprocess.Popen(
+        [sys.executable, "-c", MEET, str(patience)],
         cwd=REPOSITORY, env=environment(COMPILED.name, **host), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

@@ -11,13 +11,20 @@ import pytest
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax.data.batches import BatchSource, Shards
+from diffcse_jax.data.examples import Neighbours
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import UserError
+from diffcse_jax.groups import DataConfig
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
 from diffcse_jax.storage.selection import Measured, Record
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.metrics import MetricsWriter
 from diffcse_jax.training.start import Start
+from diffcse_jax.training.train import _sentences
 
 
 @pytest.fixture
@@ -123,3 +130,20 @@ def test_bad_steps_that_a_run_bears_are_told_and_their_sentences_written(events,
 def test_a_gradient_of_nothing_is_told_once(events, tmp_path, capsys):
     start(events, tmp_path, [1.0] * 4, grad_norm=0.0, log_every=1)
     assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1: nothing is learned") == 1
+
+
+@pytest.mark.parametrize("documents", ["none", "blank_lines"])
+def test_the_sentences_of_a_batch_have_their_lines(documents, tmp_path, minilm_dir):
+    lines = ["" if row % 4 == 0 else f"number {row}" for row in range(40)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    corpus = open_corpus(DataConfig(train_file=str(tmp_path / "text.txt"), documents=documents))
+    tokenizer = load_tokenizer(minilm_dir)
+    store = build_or_open(corpus, tokenizer, 16, tmp_path / "cache")
+    examples = store if documents == "none" else Neighbours(store)
+    source = BatchSource(examples, batch_size=8, steps=4, seed=0, pad_token_id=0, shards=Shards(range(1, 2), 2))
+    for step in (1, 4):
+        found = _sentences(corpus, source, tokenizer, step)
+        assert [lines[each["line"] - 1] for each in found] == [each["sentence"] for each in found]
+        assert len({each["line"] for each in found}) == 4
+    (tmp_path / "text.txt").unlink()
+    assert _sentences(corpus, source, tokenizer, 1)[0]["line"] is None

@@ -10,6 +10,7 @@ import pytest
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import DiskError
+from diffcse_jax.storage.files import append_line
 from diffcse_jax.training import metrics
 from diffcse_jax.training.callbacks import TensorBoard, Training
 from diffcse_jax.training.metrics import MetricsWriter, read_metrics
@@ -67,6 +68,16 @@ def test_half_a_row_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
             writer.write(2, {"loss": 2.0})
     writer.write(2, {"loss": 2.0})
     assert read_metrics(tmp_path) == [row(1), row(2)]
+
+
+@pytest.mark.parametrize("before", [None, b"", b"whole\n", b"whole\nhal"])
+def test_a_line_is_never_joined_to_half_of_one(before, tmp_path):
+    path = tmp_path / "lines"
+    if before is not None:
+        path.write_bytes(before)
+    append_line(path, "next")
+    expected = (before or b"") + (b"\n" if (before or b"\n")[-1:] != b"\n" else b"") + b"next\n"
+    assert path.read_bytes() == expected
 
 
 def test_tensorboard_reads_the_rows(tmp_path):

@@ -1,6 +1,7 @@
 """The model that a finished run gives. Weights are constants here: 0 the start, a checkpoint's step."""
 
 import dataclasses
+import json
 from unittest import mock
 
 import jax.numpy as jnp
@@ -10,10 +11,10 @@ from test_checkpoint import HF_CONFIG
 from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
-from diffcse_jax.storage.selection import Measured, Record, read_selection, write_baseline
+from diffcse_jax.storage.selection import Measured, Record, read_baseline, read_selection, write_baseline
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import selection
@@ -119,6 +120,23 @@ def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
     saved, _ = chosen(keep_start=False)
     assert weight_of(saved) == 1
     assert not (tmp_path / "selected.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["selection.json", "selected.safetensors", "start_scores.json"])
+def test_a_damaged_record_is_named_with_the_remedy(name, chosen, tmp_path):
+    """A digit of a score, the last byte of the weights."""
+    chosen(1, keep_start=True)
+    path = tmp_path / name
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"60.0", b"60.5") if path.suffix == ".json" else content[:-1] + b"\xff")
+    with pytest.raises(CheckpointError, match=f"{name} is not what was saved: .*(started again|measures the start)"):
+        read_encoder(tmp_path)
+    path.write_bytes(content[:9])
+    with pytest.raises(CheckpointError, match=name):
+        read_encoder(tmp_path)
+    if path.suffix == ".json":  # as an earlier version wrote it
+        path.write_text(json.dumps({key: value for key, value in json.loads(content).items() if key != "sha256"}))
+        assert read_encoder(tmp_path).start == read_baseline(tmp_path) == BASELINE
 
 
 def test_shares_end_with_the_trained_weights():

@@ -1,5 +1,7 @@
 """Stored vectors: each sentence of a batch gets its own, and stores that do not fit are refused."""
 
+import errno
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, VectorStore, find_store
 from diffcse_jax.embed import embed
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.storage.encoder_record import EncoderRecord
 
@@ -159,3 +161,42 @@ def test_files_that_are_no_store_are_refused(tmp_path):
     pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet: not as `diffcse embed` writes it.*has: sentence"):
         find_store(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "rows.npy", "meta.json"])
+def test_a_damaged_copy_is_made_anew(name, tmp_path, text, tokenised, capsys):
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text)
+    every = np.arange(len(tokens))[:, None]
+    expected = np.array(open_vectors(store, corpus, tokens).gather(every))
+    (path,) = (tmp_path / "cache").glob(f"*/vectors-*/{name}")
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    np.testing.assert_array_equal(open_vectors(store, corpus, tokens).gather(every), expected)
+    assert f"warning: {path} is damaged; the vectors are copied anew" in capsys.readouterr().err
+    assert path.read_bytes() == content
+    open_vectors(store, corpus, tokens)
+    assert "is damaged" not in capsys.readouterr().err
+
+
+def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    part = store.parts[1]
+    corpus, tokens = tokenised(text)
+    column = pq.ParquetFile(part).metadata.row_group(0).column(2)
+    content = bytearray(part.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    part.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=f"{part.name}: cannot be read .*(CRC|crc|[Cc]hecksum)"):
+        open_vectors(find_store(str(store.folder)), corpus, tokens)
+
+
+def test_a_disk_without_room_for_the_copy_is_told(tmp_path, text, tokenised, monkeypatch):
+    """Reserved before mapped memory is written to, where a full disk would end the process."""
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text)
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} stays as it is"):
+        open_vectors(store, corpus, tokens)
+    assert not list((tmp_path / "cache").glob("*/vectors-*"))

@@ -529,6 +529,18 @@ def test_the_table_says_what_is_measured_published_and_missing(outcome):
     )  # text between tables is a comment
 
 
+def test_the_table_says_what_is_not_the_official_data(tmp_path):
+    plan = plan_of(tmp_path, seeds=(1,))
+    for run in plan.runs:
+        finish(run, 80.0, STS12=60.0)
+    path = plan.runs[0].folder / runs.RESULTS
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"not_official": {"STS12": "test 137 instead of 3,108"}}))
+    outcome = table.read_outcome(plan)
+    for style in table.FILES:
+        assert "STS12: not the official data: test 137 instead of 3,108" in table.show(outcome, style)
+    assert table.document(outcome)["not_official"] == {"STS12": "test 137 instead of 3,108"}
+
+
 def test_nothing_done_is_a_table_too(tmp_path):
     text = table.show(table.write(plan_of(tmp_path), tmp_path), "text")
     assert "plain     0" in text

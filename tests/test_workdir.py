@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,9 +27,10 @@ from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import base_model
 from diffcse_jax.storage.files import system_error
-from diffcse_jax.storage.workdir import held, read_config, start_workdir
+from diffcse_jax.storage.workdir import encoder_folder, held, read_config, start_workdir
 
 REPOSITORY = Path(__file__).parents[1]
+WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -84,7 +86,33 @@ def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
     (tmp_path / "start.json").unlink()
     start(tmp_path)
     assert (tmp_path / "start.json").read_text() == recorded
-    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path"}
+    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path", "files"}
+
+
+def test_a_damaged_file_of_the_start_is_written_anew(tmp_path, capsys):
+    start(tmp_path, encoder=WITH_SIZES)
+    path = tmp_path / "encoder/config.json"
+    path.write_text(path.read_text().replace("16", "17"))
+    with pytest.raises(CheckpointError, match=r"encoder/config\.json is not what start\.json says was written"):
+        encoder_folder(tmp_path)
+    start(tmp_path, encoder=WITH_SIZES)
+    assert f"warning: {path} was damaged and is written anew" in capsys.readouterr().err
+    assert encoder_folder(tmp_path) == path.parent
+
+
+def test_a_start_whose_sizes_have_changed_is_refused(tmp_path):
+    start(tmp_path, encoder=WITH_SIZES)
+    with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
+        start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
+
+
+def test_a_configuration_that_is_damaged_is_named(tmp_path):
+    """A key on which no result depends: no comparison with the command's own would notice it."""
+    start(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"every": 125', '"every": 121'))
+    with pytest.raises(CheckpointError, match=r"config\.json is not what start\.json beside it says was written"):
+        read_config(tmp_path)
 
 
 def test_the_name_of_the_start_is_kept_for_the_model_card(tmp_path):
@@ -190,6 +218,18 @@ def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monke
     )
     start(tmp_path)
     start(tmp_path)
+
+
+def test_a_lock_without_room_is_told(tmp_path):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    try:
+        with pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. What is complete"):
+            held(tmp_path / "run").__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with held(tmp_path / "run"):
+        pass
 
 
 def test_errors_of_the_system_that_libraries_quote_are_recognised():

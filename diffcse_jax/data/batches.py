@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int, Integer, Shaped
 
 from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.examples import Crops, Neighbours
@@ -149,6 +149,10 @@ class BatchSource:
         if self._labels:
             views = views._replace(labels={name: each[rows] for name, each in self._labels.items()})
         return views._replace(next=following[0]) if following else views
+
+    def text_rows(self, index: int) -> Integer[np.ndarray, " B"]:
+        """The numbers, from 0, of the rows of the text that the anchors of a batch are from; of this process alone."""
+        return self._store.text_rows(self._rows(index)[self._shards.of(self._batch_size)])
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:
         """The shapes of these batches, each with the index of the first batch that has it, in this order."""

@@ -60,6 +60,10 @@ class Neighbours:
         choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
         return examples + len(self) * choices
 
+    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+        """The numbers of the rows of the text that are the first sentences of the examples `rows`."""
+        return self._sentences[rows % len(self)]
+
     def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
         """The numbers of both sentences of the examples `rows`, in the order of the text."""
         return np.stack(self._pairs(rows), axis=1)
@@ -119,6 +123,10 @@ class Crops:
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
         """A random order of the examples, each with a draw."""
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
+
+    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+        """The numbers of the rows of the text that are the passages of the examples `rows`."""
+        return self._passages[rows % len(self)]
 
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
         """The number of tokens of both spans of the examples `rows`."""

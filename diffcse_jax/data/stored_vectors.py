@@ -2,11 +2,13 @@
 
 A vector is found by the text of its sentence: a store may hold more text than the training file, in another order, in
 any number of parts. What a training file needs is copied once, beside its tokens, to arrays on disk that training maps
-into memory: `vectors.npy`, one row per distinct sentence, and `rows.npy`, the row of every sentence.
+into memory: `vectors.npy`, one row per distinct sentence, and `rows.npy`, the row of every sentence. `meta.json` has
+their SHA-256, with which they are compared at every opening; a damaged copy is made anew.
 """
 
 import hashlib
 import itertools
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +18,13 @@ import tqdm
 from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.tokens import META, TokenStore
 from diffcse_jax.data.vector_folder import VectorStore
-from diffcse_jax.errors import DataError
-from diffcse_jax.storage.files import made_whole, writing
+from diffcse_jax.errors import CheckpointError, DataError
+from diffcse_jax.storage.files import made_whole, partial_folder, read_json_object, write_json, writing
+from diffcse_jax.storage.manifest import changed, described
+
+_ARRAYS = ("vectors.npy", "rows.npy")
 
 
 class SentenceVectors:
@@ -51,12 +56,26 @@ def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quie
         DataError: the store lacks sentences of the text or cannot be read, or the text has changed.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
-    if not folder.exists():
-        with writing(folder, safe=f"{store.folder} stays as it is."), made_whole(folder) as new:
-            _copy(store, corpus, tokens, new, quiet)
+    with writing(folder, safe=f"{store.folder} stays as it is."):
+        if folder.exists() and (damaged := _damaged(folder)):
+            print(f"warning: {folder / damaged} is damaged; the vectors are copied anew", file=sys.stderr)
+            with partial_folder(folder) as old:
+                folder.rename(old / "damaged")
+        if not folder.exists():
+            with made_whole(folder) as new:
+                _copy(store, corpus, tokens, new, quiet)
+                write_json(new / META, described(new, [new / name for name in _ARRAYS]))
     if not quiet:
         print(f"vectors of {store.folder}: {store.dimension} numbers each, in {folder}", file=sys.stderr)
     return SentenceVectors(folder)
+
+
+def _damaged(folder: Path) -> str:
+    """The first file of a copy that is not what was written; empty where there is none."""
+    try:
+        return changed(folder, dict.fromkeys(_ARRAYS, "") | read_json_object(folder / META))
+    except CheckpointError:  # copies of earlier versions have none
+        return META
 
 
 def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
@@ -67,6 +86,7 @@ def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, 
     places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's
     shape = (len(distinct), store.dimension)
     vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=store.dtype, shape=shape)
+    _reserve(folder / "vectors.npy")
     missing = np.ones(len(distinct), bool)
     with tqdm.tqdm(desc=f"reading {store.folder}", unit=" rows", delay=1.0, disable=quiet or None) as progress:
         for texts, block in store.blocks():
@@ -80,6 +100,13 @@ def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, 
         raise _lacks(store, corpus, np.flatnonzero(missing[inverse]), len(sentences))
     vectors.flush()
     np.save(folder / "rows.npy", places[inverse])
+
+
+def _reserve(path: Path) -> None:
+    """Takes the room that a file of holes needs: where a disk is full, writing to mapped memory ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _lacks(store: VectorStore, corpus: Corpus, missing: Int[np.ndarray, " n"], of: int) -> DataError:

@@ -68,6 +68,10 @@ class TokenStore:
         """A random order of the examples."""
         return generator.permutation(len(self))
 
+    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+        """The numbers, from 0, of the rows of the text that the examples `rows` are."""
+        return rows
+
     @property
     def token_count(self) -> int:
         """Tokens of all sentences, [CLS] and [SEP] included."""

@@ -29,6 +29,7 @@ from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.storage.files import read_json_object
+from diffcse_jax.storage.manifest import require_whole_export
 from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
@@ -75,9 +76,10 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
 
     Raises:
         CheckpointError: nothing found, an unsupported architecture, a pickled checkpoint without torch to read it, or
-            tensors missing, unknown or of a wrong shape (all of them named).
+            tensors missing, unknown or of a wrong shape (all of them named); an export that is damaged.
     """
     folder = find_folder(name_or_path)
+    require_whole_export(folder)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = families.find(config.family)

@@ -1,8 +1,11 @@
 """Processes that run one command together, on one host or many."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,8 +14,11 @@ from jax.experimental import multihost_utils
 
 from diffcse_jax import errors
 from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.runtime.watch import watch
 
+INITIALIZATION_SECONDS = 100  # in which all processes must have come
 HEARTBEAT_SECONDS = 60  # a process that is silent for so long ends the others
+SHUTDOWN_SECONDS = 30  # for so long a process that has ended waits for the others, which its end then ends
 
 
 def join() -> None:
@@ -23,13 +29,54 @@ def join() -> None:
     """
     index, count = process_from_environment() or (None, None)
     try:
-        jax.distributed.initialize(num_processes=count, process_id=index, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        with _not_waiting_for_ever(index, count):
+            jax.distributed.initialize(
+                num_processes=count,
+                process_id=index,
+                initialization_timeout=2 * INITIALIZATION_SECONDS,  # it ends the process without a word for people
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows them on TPU pods, "
             "GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
+    watch(HEARTBEAT_SECONDS)
+
+
+@contextlib.contextmanager
+def _not_waiting_for_ever(index: int | None, count: int | None) -> Iterator[None]:
+    """Ends the process, with a paragraph, where the block takes longer than all processes may take to come."""
+
+    def end() -> None:
+        print(f"error: {_nobody_came(index, count)}", file=sys.stderr, flush=True)
+        os._exit(ConfigError.exit_code)  # the block cannot be interrupted
+
+    timer = threading.Timer(INITIALIZATION_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _nobody_came(index: int | None, count: int | None) -> str:
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
+    waited = f"after {INITIALIZATION_SECONDS} s"
+    if index is None or count is None:
+        return f"{waited} the processes of this job have not found one another: are all of them running?"
+    if index == 0:
+        return (
+            f"{waited} process 0 of {count}, at {address}, has not been joined by all the others: are they running, "
+            "and can they reach that port?"
+        )
+    return (
+        f"{waited} process {index} of {count} has not reached process 0 at {address}: is that running, is the port "
+        "open, and is JAX_COORDINATOR_ADDRESS the same for all?"
+    )
 
 
 def require_alone() -> None:

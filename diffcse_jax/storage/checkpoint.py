@@ -8,12 +8,13 @@ newer than that are moved to `WORKDIR/damaged`.
 
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from diffcse_jax.storage import digests
 from diffcse_jax.storage.files import disk_error, system_error, writing
 from diffcse_jax.storage.run_folder import CHECKPOINTS, workdir_of
 from diffcse_jax.storage.selection import Measured, Outcomes, Record, read_baseline, read_selection, read_weights
-from diffcse_jax.storage.workdir import encoder_folder, read_config, read_pooler, set_aside
+from diffcse_jax.storage.workdir import METRICS, encoder_folder, read_config, read_pooler, set_aside
 
 # Orbax warns about what is as it should be, and prints every error that it raises as well, several times.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -93,6 +94,8 @@ class Checkpoints:
         self._workdir = workdir
         self._folder = workdir / CHECKPOINTS
         self._scores = _scores(self._folder)
+        self._silence = ExitStack()
+        self._silence.enter_context(_late_answers_silenced())
         with self._saving():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -142,6 +145,7 @@ class Checkpoints:
             outcomes=measured.outcomes,
             eligible=eligible,
             bad_steps=int(state.bad_steps),
+            metrics=self._described_metrics(),
         )
         own = {"data": digests.of_json(data), "record": digests.of_json(record.content())}
         record = dataclasses.replace(record, digests=own | {item: digests.of_arrays(items[item]) for item in items})
@@ -179,6 +183,7 @@ class Checkpoints:
             record = _read_record(self._folder / str(step))
             data = _read_data(self._folder / str(step), record)
             self._check_same_run(record)
+            self._check_metrics(record)
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -230,6 +235,25 @@ class Checkpoints:
                 f"be {self._dev_metric}; give the same evaluation data (eval.data_dir), or another --workdir"
             )
 
+    def _described_metrics(self, size: int | None = None) -> dict[str, Any]:
+        """Size and SHA-256 of the first so many bytes of `metrics.jsonl`, or of all; it is the first process's."""
+        path = self._workdir / METRICS
+        if jax.process_index() or not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            content = file.read(size)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def _check_metrics(self, record: Record) -> None:
+        """Tells where rows of `metrics.jsonl` have changed since the checkpoint was saved."""
+        expected = record.metrics
+        if jax.process_index() == 0 and expected and self._described_metrics(expected["bytes"]) != expected:
+            print(
+                f"warning: {self._workdir / METRICS} is damaged: its rows up to step {record.step} are not those that "
+                "were written. Training goes on without them; restore the file before its numbers are used",
+                file=sys.stderr,
+            )
+
     def wait(self) -> None:
         """Blocks until everything is on disk."""
         with self._saving():
@@ -239,6 +263,7 @@ class Checkpoints:
         """Waits, then releases the manager."""
         with self._saving():
             self._manager.close()
+        self._silence.close()  # not after a failure
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -397,7 +422,7 @@ def _read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[s
     record = _read_record(checkpoint)
     with (
         _damage_reported(checkpoint),
-        _late_reads_silenced(),
+        _late_answers_silenced(),
         ocp.CheckpointManager(
             checkpoint.parent.absolute(),
             options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
@@ -442,20 +467,21 @@ def _damage_reported(checkpoint: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _late_reads_silenced() -> Iterator[None]:
-    """Keeps reads that end after another one has failed from printing a traceback each.
+def _late_answers_silenced() -> Iterator[None]:
+    """Keeps reads and writes that end after another one has failed from printing a traceback each.
 
     Orbax closes its event loop at the first failure, and they have nowhere to report to. They may end after the block.
     """
     hook = sys.unraisablehook
 
-    def without_late_reads(unraisable: Any) -> None:
+    def without_late_answers(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
             hook(unraisable)
 
-    sys.unraisablehook = without_late_reads
+    sys.unraisablehook = without_late_answers
     yield
-    sys.unraisablehook = hook  # not after a failure
+    if sys.unraisablehook is without_late_answers:  # else a block in this one has failed
+        sys.unraisablehook = hook  # not after a failure
 
 
 def _listed(steps: Sequence[int]) -> str:

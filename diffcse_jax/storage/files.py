@@ -94,6 +94,21 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a file as a whole or not at all, and never to half a line that a killed process left."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        with path.open("a+b") as file:
+            if size:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else f"\n{line}"
+            file.write(f"{line}\n".encode())
+    except OSError:
+        with contextlib.suppress(OSError):  # nothing can be written at all
+            os.truncate(path, size)
+        raise
+
+
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a safetensors file at once, with the permissions of any new file (the library's own are 0600)."""
     partial = path.with_name(f"{path.name}.tmp")

@@ -8,17 +8,22 @@ of the run), `selection.json` (the choice, once training is over) and, where tha
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from safetensors.numpy import load_file
 
+from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.files import read_json, write_json, write_tensors, writing
+from diffcse_jax.storage import digests
+from diffcse_jax.storage.files import read_json_object, write_json, write_tensors, writing
+from diffcse_jax.storage.manifest import changed, described
 
 _BASELINE = "start_scores.json"
 SELECTION = "selection.json"
 _WEIGHTS = "selected.safetensors"
 _SAFE = "The checkpoints are whole."
+_SEAL = "sha256"
+_CHOSEN_AGAIN = "the command that trained the run, started again, chooses the model once more"
 
 Outcomes = list[list[float]]  # what a dev metric summarises: of each of its data sets, one value per query or pair
 
@@ -45,6 +50,7 @@ class Record:
     outcomes: Outcomes = dataclasses.field(default_factory=list)  # of `dev_metric`
     eligible: bool = True  # may be the best one
     bad_steps: int = 0  # that were not applied
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `bytes` and `sha256` of metrics.jsonl
     digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by item; empty in those of earlier versions
 
     @property
@@ -53,8 +59,9 @@ class Record:
         return self.dev[self.dev_metric] if self.dev and self.eligible else None
 
     def content(self) -> dict[str, Any]:
-        """All but the digests."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "digests"}
+        """All but the digests; without `metrics` where it is empty, since records of earlier versions have none."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name != "digests" and (value or name != "metrics")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +79,9 @@ class Selection:
     verdict: str
 
 
+_Kept = TypeVar("_Kept", Record, Selection)
+
+
 def origin(share: float, step: int) -> str:
     """Where a model's weights are from, in words."""
     if share == 0:
@@ -82,22 +92,32 @@ def origin(share: float, step: int) -> str:
 def write_baseline(workdir: Path, record: Record) -> None:
     """Keeps the record of the start."""
     with writing(workdir / _BASELINE, safe=_SAFE):
-        write_json(workdir / _BASELINE, dataclasses.asdict(record))
+        _write_sealed(workdir / _BASELINE, record.content())
 
 
 def read_baseline(workdir: Path) -> Record | None:
-    """The record of the start; None for runs of earlier versions, and before it is evaluated."""
+    """The record of the start; None for runs of earlier versions, and before it is evaluated.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     path = workdir / _BASELINE
-    return Record(**read_json(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    values = _read_sealed(path, "remove it, and training that goes on, or is over, measures the start again")
+    return _built(Record, values, path)
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Keeps the choice; `weights`, with a checkpoint's names, only where it is no checkpoint."""
     clear_selection(workdir)
     with writing(workdir / SELECTION, safe=_SAFE):
+        files = {}
         if selection.share < 1:
             write_tensors(workdir / _WEIGHTS, weights)
-        write_json(workdir / SELECTION, dataclasses.asdict(selection))  # last: its presence says that all is there
+            files = described(workdir, [workdir / _WEIGHTS])
+        content = dataclasses.asdict(selection) | {"files": files}
+        _write_sealed(workdir / SELECTION, content)  # last: its presence says that all is there
 
 
 def clear_selection(workdir: Path) -> None:
@@ -107,14 +127,48 @@ def clear_selection(workdir: Path) -> None:
 
 
 def read_selection(workdir: Path) -> Selection | None:
-    """The choice; None while training goes on, and for runs of earlier versions."""
+    """The choice; None while training goes on, and for runs of earlier versions.
+
+    Raises:
+        CheckpointError: it, or the weights that belong to it, are damaged.
+    """
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    values = read_json(path)
-    return Selection(**values | {"record": Record(**values["record"])})
+    values = _read_sealed(path, _CHOSEN_AGAIN)
+    if name := changed(workdir, values.pop("files", {})):
+        raise CheckpointError(f"{workdir / name} is not what was saved: {_CHOSEN_AGAIN}")
+    return _built(Selection, values | {"record": _built(Record, values.get("record", {}), path)}, path)
 
 
 def read_weights(workdir: Path) -> Params:
     """The weights of a choice that is no checkpoint, with a checkpoint's names."""
     return load_file(workdir / _WEIGHTS)
+
+
+def _write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON object with its own SHA-256."""
+    write_json(path, content | {_SEAL: digests.of_json(content)})
+
+
+def _read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """The content of `_write_sealed`; what earlier versions wrote has no digest.
+
+    Raises:
+        CheckpointError: it is damaged, with the remedy.
+    """
+    try:
+        content = read_json_object(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {remedy}") from error
+    expected = content.pop(_SEAL, None)
+    if expected is not None and expected != digests.of_json(content):
+        raise CheckpointError(f"{path} is not what was saved: {remedy}")
+    return content
+
+
+def _built(kind: type[_Kept], values: dict[str, Any], path: Path) -> _Kept:
+    try:
+        return kind(**values)
+    except TypeError as error:  # a key that there is not, or one that is missing
+        raise CheckpointError(f"{path} is not what was saved: {error}") from error

@@ -2,13 +2,14 @@
 
 It holds `config.json` (the resolved configuration), `encoder/` (config.json, tokenizer and, where there is one, pooler
 of the checkpoint that training starts from: everything but the weights that are trained), `start.json` (digests of the
-weights that the run began from), `lock` (who trains here, or was the last to do so), `checkpoints/STEP`
-(`storage/checkpoint.py`), what was evaluated and selected (`storage/selection.py`) and, where something was damaged,
-`damaged/`, where it was moved out of the way.
+weights that the run began from, and of all these files, compared when they are read), `lock` (who trains here, or was
+the last to do so), `metrics.jsonl`, `checkpoints/STEP` (`storage/checkpoint.py`), what was evaluated and selected
+(`storage/selection.py`) and, where something was damaged, `damaged/`, where it was moved out of the way.
 """
 
 import contextlib
 import datetime
+import json
 import os
 import shutil
 import socket
@@ -30,16 +31,20 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import base_model
+from diffcse_jax.storage.digests import of_json
 from diffcse_jax.storage.files import disk_error, read_json_object, write_json, write_tensors, writing
+from diffcse_jax.storage.manifest import changed, described
 from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
 
 if sys.platform != "win32":
     import fcntl
 
 START = "start.json"
+METRICS = "metrics.jsonl"
 
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
+_FILES = "files"  # of `start.json`: digests of `config.json` and of the files in `encoder/`
 _LOCK = "lock"
 _DAMAGED = "damaged"
 _SAFE = "What is complete there stays as it is."
@@ -117,10 +122,15 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         raise InUseError(f"{path.parent} is in use by {holder}") from error
     except OSError:
         pass  # a file system without locks
-    file.truncate(0)
     now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is not written yet is tried again
+            file.close()
+        raise disk_error(path.parent, error, safe=_SAFE, instead=_INSTEAD) from error
     return file
 
 
@@ -157,6 +167,7 @@ def start_workdir(
             if _has_checkpoint(workdir):
                 _check_same_config(workdir, config)
                 _check_same_weights(workdir, config, digests)
+                _mend_encoder(workdir, config, encoder, tokenizer)
                 return
             if (workdir / CONFIG).is_file():
                 _clear_unlike(workdir, config, digests)
@@ -189,12 +200,23 @@ def read_config(workdir: Path) -> Config:
     """The resolved configuration of a workdir.
 
     Raises:
-        CheckpointError: no workdir of ours.
+        CheckpointError: no workdir of ours, or it is damaged.
     """
     path = workdir / CONFIG
     if not (workdir / CHECKPOINTS).is_dir() or not path.is_file():
         raise CheckpointError(f"{workdir} is no training workdir: it needs {CONFIG} and {CHECKPOINTS}/")
-    return Config.from_dict(read_json_object(path))
+    return _read_config(workdir)
+
+
+def _read_config(workdir: Path) -> Config:
+    path = workdir / CONFIG
+    content = read_json_object(path)
+    if _recorded_files(workdir, CONFIG).get(CONFIG, of_json(content)) != of_json(content):
+        raise CheckpointError(
+            f"{path} is not what {START} beside it says was written: restore it from a copy (starts.jsonl there has "
+            "its content as `configuration`, too)"
+        )
+    return Config.from_dict(content)
 
 
 def set_aside(workdir: Path, path: Path) -> Path:
@@ -212,7 +234,16 @@ def place_for_damaged(workdir: Path, name: str) -> Path:
 
 
 def encoder_folder(workdir: Path) -> Path:
-    """The folder with config.json and tokenizer of the checkpoint that training started from."""
+    """The folder with config.json and tokenizer of the checkpoint that training started from.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if name := changed(workdir, _recorded_files(workdir, _ENCODER)):
+        raise CheckpointError(
+            f"{workdir / name} is not what {START} says was written: the command that trained the run, started again, "
+            "writes it anew"
+        )
     return workdir / _ENCODER
 
 
@@ -229,15 +260,19 @@ def _write_run(
     tokenizer: PreTrainedTokenizerFast,
     digests: Mapping[str, str],
 ) -> None:
+    _write_encoder(workdir, config.model.name_or_path, encoder, tokenizer)
+    write_json(workdir / START, {**digests, _FILES: _digests_of_files(workdir, config.to_dict())})
+    write_json(workdir / CONFIG, config.to_dict())  # last: its presence says that the others are whole
+
+
+def _write_encoder(workdir: Path, name: str, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
     folder = workdir / _ENCODER
     folder.mkdir(exist_ok=True, parents=True)
     write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
-    base_model.write(folder, base_model.describe(config.model.name_or_path, encoder.folder, encoder.hf_config))
+    base_model.write(folder, base_model.describe(name, encoder.folder, encoder.hf_config))
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
-    write_json(workdir / START, digests)
-    write_json(workdir / CONFIG, config.to_dict())  # last: its presence says that the others are whole
 
 
 def _has_checkpoint(workdir: Path) -> bool:
@@ -254,6 +289,40 @@ def _clear_unlike(workdir: Path, config: Config, digests: Mapping[str, str]) -> 
         (workdir / CONFIG).unlink()  # first: what is left without it is no run
         for name in _BEFORE_CHECKPOINTS:
             shutil.rmtree(workdir / name, ignore_errors=True)
+
+
+def _digests_of_files(workdir: Path, config: dict[str, Any]) -> dict[str, str]:
+    encoder = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
+    return described(workdir, encoder) | {CONFIG: of_json(config)}
+
+
+def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
+    """The recorded digests of `config.json` or of the files in `encoder/`; none for runs of earlier versions."""
+    path = workdir / START
+    recorded = read_json_object(path).get(_FILES, {}) if path.is_file() else {}
+    if not isinstance(recorded, dict):
+        raise CheckpointError(f"{path}: `{_FILES}` is no object: restore the file from a copy")
+    return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
+
+
+def _mend_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Writes `encoder/` anew where it is damaged: what it holds is the start's.
+
+    Raises:
+        ConfigError: the start is no longer what it was.
+    """
+    recorded = _recorded_files(workdir, _ENCODER)
+    damaged = changed(workdir, recorded)
+    if damaged:
+        _write_encoder(workdir, config.model.name_or_path, encoder, tokenizer)
+    then = read_json_object(workdir / _ENCODER / "config.json")
+    if (damaged and changed(workdir, recorded)) or then != json.loads(json.dumps(dict(encoder.hf_config))):
+        raise ConfigError(
+            f"config.json or the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the "
+            f"run in {workdir} began; restore the earlier files there, or give another --workdir to begin a new run"
+        )
+    if damaged:
+        print(f"warning: {workdir / damaged} was damaged and is written anew", file=sys.stderr)
 
 
 def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str]:
@@ -273,11 +342,12 @@ def _check_same_weights(workdir: Path, config: Config, now: Mapping[str, str]) -
             "restore the earlier files there, or give another --workdir to begin a new run"
         )
     if now.keys() - then.keys():
-        write_json(path, then | now)
+        files = then.get(_FILES) or _digests_of_files(workdir, read_json_object(workdir / CONFIG))
+        write_json(path, {**then, **now, _FILES: files})
 
 
 def _check_same_config(workdir: Path, config: Config) -> None:
-    then, now = flat(Config.from_dict(read_json_object(workdir / CONFIG)).to_dict()), flat(config.to_dict())
+    then, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}

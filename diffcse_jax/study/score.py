@@ -54,7 +54,8 @@ def score(folder: Path, tasks: list[str]) -> None:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
         report.write(evaluation, folder / EVALUATION)
         print(report.table(evaluation))
-    results |= {"scores": comparison.scores_by_column(evaluation), "missing": evaluation["missing"]}
+    results |= {name: evaluation.get(name, {}) for name in ("missing", "not_official")}
+    results |= {"scores": comparison.scores_by_column(evaluation)}
     write_json(folder / RESULTS, results)
 
 

@@ -46,6 +46,7 @@ class Outcome:
         poolers: of the rows of the start.
         open_runs: the state of runs that are not done, by label.
         missing: reasons why tasks have no score, by task.
+        not_official: what is wrong with data of another than the official size, by task.
         overrides: the values from the command line, now or recorded by runs, that change results.
     """
 
@@ -55,6 +56,7 @@ class Outcome:
     poolers: dict[str, str]
     open_runs: dict[str, str]
     missing: dict[str, str]
+    not_official: dict[str, str]
     overrides: dict[str, Any]
 
 
@@ -65,6 +67,7 @@ def read_outcome(plan: Plan) -> Outcome:
     poolers: dict[str, str] = {}
     open_runs: dict[str, str] = {}
     missing: dict[str, str] = {}
+    not_official: dict[str, str] = {}
     overrides = dict(plan.overrides)
     for row, runs in plan.rows.items():
         for run in runs:
@@ -76,11 +79,12 @@ def read_outcome(plan: Plan) -> Outcome:
             dev_columns.append(dev)
             scores.setdefault(row, {})[run.seed] = {dev: results["dev"]} | results["scores"]
             missing |= results["missing"]
+            not_official |= results.get("not_official", {})  # runs scored by earlier versions have none
             if run.seed is None:
                 poolers[row] = results["pooler"]
             overrides |= read_json(run.folder / RUN)["overrides"]
     changed = {key: value for key, value in overrides.items() if key not in FREE_ON_RESUME}
-    return Outcome(plan, scores, tuple(dict.fromkeys(dev_columns)), poolers, open_runs, missing, changed)
+    return Outcome(plan, scores, tuple(dict.fromkeys(dev_columns)), poolers, open_runs, missing, not_official, changed)
 
 
 def difference(
@@ -146,6 +150,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "rows": rows,
         "open": outcome.open_runs,
         "missing": outcome.missing,
+        "not_official": outcome.not_official,
     }
 
 
@@ -233,6 +238,7 @@ def _notes(outcome: Outcome) -> list[str]:
     if outcome.plan.study.published:
         notes.append(f"published: {outcome.plan.study.source}, with its own checkpoints, text and number of steps")
     notes += [f"{task}: no score: {reason}" for task, reason in outcome.missing.items()]
+    notes += [f"{task}: not the official data: {reason}" for task, reason in outcome.not_official.items()]
     notes += [f"{label}: {state}" for label, state in outcome.open_runs.items() if state != NOT_BEGUN]
     waiting = [label for label, state in outcome.open_runs.items() if state == NOT_BEGUN]
     return notes + [f"{NOT_BEGUN}: {'; '.join(waiting)}"] * bool(waiting)

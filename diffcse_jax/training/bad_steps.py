@@ -5,10 +5,11 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.errors import UserError
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.storage.files import writing
+from diffcse_jax.storage.files import append_line, writing
 from diffcse_jax.training.metrics import report
 
 REMEMBERED = 100  # steps whose metrics are kept until it is known whether one of them was bad
@@ -26,7 +27,7 @@ class BadSteps:
         limit: so many are borne.
         already: so many there were when the run was resumed.
         parameters: the names of the trained parameters.
-        sentences: those of the batch of a step.
+        sentences: those of the batch of a step, as JSON.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class BadSteps:
         limit: int,
         already: int,
         parameters: Sequence[str],
-        sentences: Callable[[int], Sequence[str]],
+        sentences: Callable[[int], Sequence[Any]],
     ):
         self._path, self._limit, self._known = workdir / "report" / "bad_steps.jsonl", limit, already
         self._parameters, self._sentences = sorted(parameters), sentences
@@ -84,8 +85,7 @@ class BadSteps:
         line = json.dumps({"step": step, "where": where, "sentences": sentences}, ensure_ascii=False)
         with writing(self._path, safe="The checkpoints are whole."):
             self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            append_line(self._path, line)
         return f"{where} at step {step} (its sentences are in {self._path})"
 
 

@@ -45,7 +45,7 @@ class Run:
     checkpoints: Checkpoints
     start: Start
     baseline: Record  # the start's
-    sentences: Callable[[int], Sequence[str]] = lambda step: ()  # of the batch of a step
+    sentences: Callable[[int], Sequence[Any]] = lambda step: ()  # of the batch of a step, as JSON
     callbacks: Sequence[Callback] = ()  # the user's
     model: Callable[[Params], Any] | None = None  # makes what is evaluated of the parameters; None: the encoder
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 import jax
 import tqdm
 
-from diffcse_jax.storage.files import write_text, writing
-from diffcse_jax.storage.workdir import place_for_damaged
-
-_METRICS = "metrics.jsonl"
+from diffcse_jax.storage.files import append_line, write_text, writing
+from diffcse_jax.storage.workdir import METRICS, place_for_damaged
 
 
 class MetricsWriter:
@@ -30,12 +27,12 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
-        self._path = workdir / _METRICS
+        self._path = workdir / METRICS
         with self._writing():
             before = self._path.read_bytes() if self._path.is_file() else b""
             rows, unreadable = _parsed(before)
             if unreadable:
-                copy = place_for_damaged(workdir, _METRICS)
+                copy = place_for_damaged(workdir, METRICS)
                 copy.write_bytes(before)
                 report(f"warning: {_unreadable(self._path, unreadable)}; the file as it was is kept as {copy}")
             kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
@@ -45,21 +42,10 @@ class MetricsWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one row, `{"step": step, name: value}`."""
         with self._writing():
-            _append(self._path, json.dumps({"step": step, **values}) + "\n")
+            append_line(self._path, json.dumps({"step": step, **values}))
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing(self._path.parent, safe="The rows written before and the checkpoints are whole.")
-
-
-def _append(path: Path, line: str) -> None:
-    """Adds a line as a whole or not at all: the next one must not be joined to half of it."""
-    size = path.stat().st_size
-    try:
-        with path.open("ab") as file:
-            file.write(line.encode())
-    except OSError:
-        os.truncate(path, size)
-        raise
 
 
 def report(message: str) -> None:
@@ -80,7 +66,7 @@ def no_bar() -> bool | None:
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
     """The rows of a workdir's `metrics.jsonl`; lines that cannot be read are named and left out."""
-    path = workdir / _METRICS
+    path = workdir / METRICS
     rows, unreadable = _parsed(path.read_bytes()) if path.is_file() else ([], [])
     if unreadable:
         report(f"warning: {_unreadable(path, unreadable)}")

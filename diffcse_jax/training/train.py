@@ -1,6 +1,8 @@
 """A run: from a configuration to a trained, evaluated, checkpointed workdir."""
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
@@ -22,7 +25,7 @@ from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.runtime import hosts
@@ -105,7 +108,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
         text = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=start.head)
-    optimizer, sentences = make_optimizer(config.optim, total_steps), partial(_sentences, source, tokenizer)
+    optimizer, sentences = make_optimizer(config.optim, total_steps), partial(_sentences, corpus, source, tokenizer)
     return carry_out(
         config,
         workdir,
@@ -132,7 +135,7 @@ def carry_out(
     source: Batches,
     text: str,
     evaluation: Evaluation,
-    sentences: Callable[[int], list[str]],
+    sentences: Callable[[int], Sequence[Any]],
     callbacks: Sequence[Callback] = (),
     model: Callable[[Params], Any] | None = None,
 ) -> str:
@@ -207,9 +210,18 @@ def _baseline(
     return Record(**hosts.decided_by_first(measured))
 
 
-def _sentences(source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int) -> list[str]:
-    """The sentences of a step's batch, as far as their tokens tell them."""
-    return tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
+def _sentences(
+    corpus: Corpus, source: BatchSource, tokenizer: PreTrainedTokenizerFast, step: int
+) -> list[dict[str, Any]]:
+    """The sentences of a step's batch, as far as their tokens tell them, with their lines (reads the text again)."""
+    rows = source.text_rows(step - 1).tolist()
+    texts = tokenizer.batch_decode(source[step - 1].input_ids[:, 0], skip_special_tokens=True)
+    places: dict[int, Place] = {}
+    with contextlib.suppress(DataError):  # the text is no longer there
+        wanted = set(rows)
+        numbered = enumerate(itertools.islice(corpus.numbered(), max(rows) + 1))
+        places = {row: place for row, (place, _) in numbered if row in wanted}
+    return [{"line": places.get(row), "sentence": text} for row, text in zip(rows, texts, strict=True)]
 
 
 def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Crops:

@@ -1,0 +1,297 @@
+"""Commands of the package in processes to which a fault happens: a signal, a disk that is full or read-only.
+
+A worker is a process that runs commands one after the other, so that what is compiled once serves all of them. It is
+forked from this one, which has imported everything and never computes, and takes the place of one that was killed. A
+library that is loaded before libc (faulty_files.c) counts its operations on files and lets one of them fail.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import os
+import pkgutil
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+LONGEST = 900  # seconds after which a command hangs
+SOURCE = Path(__file__).with_name("faulty_files.c")
+LIBRARY = "DIFFCSE_FAULTY_FILES"  # the variable that names the loaded library
+
+# Where a run computes: a signal may come at a moment of the n-th call.
+MOMENTS = {
+    "tokenising": "diffcse_jax.data.tokens._write_arrays",
+    "head training": "diffcse_jax.training.generator.train_head",
+    "step": "diffcse_jax.training.train.Programs.__call__",
+    "save": "diffcse_jax.storage.checkpoint.Checkpoints.save",
+    "evaluation": "diffcse_jax.training.loop.evaluate",
+    "export": "diffcse_jax.export.check_folder",
+    "embed": "diffcse_jax.encoder.SentenceEncoder.encode",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens to a command.
+
+    Attributes:
+        signal: sent to it; 0: none.
+        error: what operations on files fail with from then on; 0: none.
+        operation: when: at this operation below the folder, from 1.
+        moment: or in this part of a run (`MOMENTS`), and not at an operation,
+        call: at this call of it,
+        seconds: after so much computing.
+    """
+
+    signal: int = 0
+    error: int = 0
+    operation: int = 0
+    moment: str = ""
+    call: int = 1
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code; of a process that a signal ended, less than 0; None where it had to be ended.
+        output: what it printed.
+        operations: number, name and path of those that were recorded.
+        spent: seconds of computing in the calls of each part, in order.
+    """
+
+    code: int | None
+    output: str
+    operations: list[tuple[int, str, str]]
+    spent: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
+
+
+def load_library(folder: Path) -> None:
+    """Compiles the library and starts this program again with it, unless that is done.
+
+    Raises:
+        RuntimeError: there is no C compiler.
+    """
+    if os.environ.get(LIBRARY):
+        return
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise RuntimeError("faults are injected by a library in C, and there is no compiler `cc`")
+    library = folder / "faulty_files.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl", "-lrt"]
+    subprocess.run(command, check=True)
+    os.environ |= {LIBRARY: str(library), "LD_PRELOAD": str(library)}
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class Worker:
+    """Runs commands, one at a time, in a process that is forked anew after one that died.
+
+    Args:
+        commands: functions by their names; each returns an exit code.
+        prepare: called first in a new process.
+
+    Attributes:
+        process: the id of the present one.
+        started: how many there were.
+    """
+
+    def __init__(self, commands: Mapping[str, Callable[..., int]], prepare: Callable[[], None]):
+        self._commands, self._prepare = commands, prepare
+        self.process, self._connection = 0, None
+        self.started = 0
+
+    def run(
+        self, command: str, *arguments: Any, folder: Path, fault: Fault | None = None, every: bool = False
+    ) -> Ended:
+        """Runs a command.
+
+        Args:
+            command: its name.
+            arguments: what it takes.
+            folder: operations below it count.
+            fault: what happens to it.
+            every: record all operations instead of the one that is hit.
+        """
+        if self._connection is None:
+            self._start()
+        log, record = folder.parent / "log", folder.parent / "record"
+        log.write_bytes(b"")
+        record.write_bytes(b"")
+        connection = self._connection
+        assert connection is not None
+        connection.send((command, arguments, folder, fault, every, log, record))
+        code, spent = None, {}
+        if connection.poll(LONGEST):
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                code, spent = connection.recv()
+        if code is None:
+            code = self._end()
+        return Ended(code, log.read_text(errors="replace"), _operations(record), spent)
+
+    def renew(self) -> None:
+        """Lets the next command run in a new process, which has compiled nothing."""
+        if self._connection is not None:
+            self._end()
+
+    def _start(self) -> None:
+        here, there = Pipe()
+        sys.stdout.flush()
+        self.process = os.fork()
+        if not self.process:
+            here.close()
+            try:
+                self._prepare()
+                _serve(there, self._commands)
+            finally:
+                os._exit(0)
+        there.close()
+        self._connection = here
+        self.started += 1
+
+    def _end(self) -> int | None:
+        """Ends the process; the exit code of one that had ended by itself."""
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        for _ in range(100):
+            process, status = os.waitpid(self.process, os.WNOHANG)
+            if process:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        return None
+
+
+def _operations(record: Path) -> list[tuple[int, str, str]]:
+    lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
+    return [(int(number), name, path) for number, name, path in lines]
+
+
+def _serve(connection: Connection, commands: Mapping[str, Callable[..., int]]) -> None:
+    """The life of a worker."""
+    library = ctypes.CDLL(os.environ[LIBRARY])
+    library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]
+    watch = Watch(library)
+    watch.begin()
+    while True:
+        try:
+            command, arguments, folder, fault, every, log, record = connection.recv()
+        except EOFError:
+            return
+        fault = fault or Fault()
+        records = os.open(record, os.O_WRONLY | os.O_APPEND)
+        with _printing_to(log):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            watch.expect(fault)
+            at = (fault.operation, fault.signal, fault.error) if not fault.moment else (0, 0, 0)
+            library.fault_arm(str(folder).encode(), *(ctypes.c_long(at[0]), *at[1:]), records, int(every))
+            code = _code(functools.partial(commands[command], *arguments))
+            library.fault_disarm()
+        os.close(records)
+        connection.send((code, watch.spent))
+
+
+def _code(command: Callable[[], int]) -> int:
+    """The exit code that a process of the command alone would have."""
+    try:
+        return command()
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:  # as an interpreter reports it
+        traceback.print_exc()
+        return 1
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """File descriptors 1 and 2, as C and threads use them, and Python's streams."""
+    kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(file, number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, earlier in zip((1, 2), kept, strict=True):
+            os.dup2(earlier, number)
+            os.close(earlier)
+        os.close(file)
+
+
+class Watch:
+    """Knows in which part of a run a process is, how long it computes there, and lets a signal come there."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+        self.expect(Fault())
+
+    def expect(self, fault: Fault) -> None:
+        self._fault, self.spent = fault, {name: [] for name in MOMENTS}
+
+    def begin(self) -> None:
+        for name, path in MOMENTS.items():
+            owner, _, attribute = path.rpartition(".")
+            target = pkgutil.resolve_name(owner)
+            setattr(target, attribute, self._watched(name, getattr(target, attribute)))
+
+    def _watched(self, name: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            calls, fault = self.spent[name], self._fault
+            calls.append(0.0)
+            if fault.moment == name and len(calls) == fault.call:
+                self._library.fault_after(fault.seconds, fault.signal)
+            number, begun = len(calls) - 1, time.process_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                calls[number] = time.process_time() - begun
+
+        return watched
+
+
+class Compiled:
+    """A jitted train step whose programs are kept for all runs of a process, by the shapes of their arguments."""
+
+    def __init__(self, step: Any):
+        self._step, self._programs = step, {}
+
+    def lower(self, *arguments: Any) -> "Compiled":
+        self._key = str(arguments)
+        if self._key not in self._programs:
+            self._programs[self._key] = self._step.lower(*arguments).compile()
+        return self
+
+    def compile(self) -> Any:
+        return self._programs[self._key]
+
+
+def kept(function: Callable[..., Any], wrap: Callable[[Any], Any] = lambda value: value) -> Callable[..., Any]:
+    """A function that is called once; later calls get its first value."""
+    values: list[Any] = []
+
+    @functools.wraps(function)
+    def first(*arguments: Any, **options: Any) -> Any:
+        if not values:
+            values.append(wrap(function(*arguments, **options)))
+        return values[0]
+
+    return first
