@@ -11,6 +11,8 @@ COMMANDS = {
     "study": ("diffcse_jax.commands.study", "train variants with several seeds and compare them in a table"),
     "embed": ("diffcse_jax.embed", "embed files of sentences into Parquet"),
     "export": ("diffcse_jax.export", "write a checkpoint as a Hugging Face folder"),
+    "report": ("diffcse_jax.commands.report", "write what came of runs as one HTML page"),
+    "demo": ("diffcse_jax.commands.demo", "search a text in the browser, with one model or two"),
 }
 
 
