@@ -94,7 +94,7 @@ def test_a_finished_run_in_words_and_pictures(tmp_path):
     assert {"dev score: stsb spearman", "loss of contrast", "new measure", "replaced-token detection"} <= titles
     assert {"loss of difference, weight 0.005", "alignment and uniformity on the way", "sentences per second"} <= titles
     (dev,) = (label for label in described if label.startswith("dev score"))
-    assert "50 at 0, 80 at 6. Dashed, the start: 60. Marked: chosen: 80.00 at 6." in dev
+    assert "50 at 0, 80 at 6. Dashed, the start: 60. Marked: chosen: 80.00." in dev
     for section in ("outcome", "curves", "space", "searches", "scores", "configuration", "environment"):
         assert section in shown.values("id")
     assert "cpu" in shown.text
@@ -133,6 +133,24 @@ def test_runs_in_progress_and_of_earlier_versions_beside_one_another(tmp_path):
     assert len(described) == 1  # one chart for all runs
     assert "a/seed-1: 50 at 0, 60 at 2. b/seed-1: 50 at 0, 80 at 6." in described[0]
     checked(page.report([runs[2]], page.Compared(PAIRS, (), ["new/seed-2: no complete checkpoint"])))
+
+
+@pytest.mark.parametrize(
+    ("step", "share", "score", "words_of_it", "mark"),
+    [
+        (0, 0.0, 60.0, "the start, unchanged", None),
+        (4, 0.5, 75.0, "0.5 of the weights of step 4 and 0.5 of the start's", "chosen, nearer to the start: 75.00"),
+    ],
+)
+def test_what_a_run_gives_may_be_no_checkpoint(tmp_path, step, share, score, words_of_it, mark):
+    workdir = write_run(tmp_path / "mine")
+    record = Record(step, "cls", {"stsb_spearman": score}, "stsb_spearman", "text")
+    write_selection(workdir, Selection(record, share, "said"), {"weight": np.zeros(1, np.float32)})
+    (run,) = read_runs([workdir])
+    assert words.chosen(run) == words_of_it
+    marks = curves.of_dev([run])[0].marks
+    assert [each.label for each in marks] == ([mark] if mark else [])
+    checked(page.report([run]))
 
 
 def test_what_is_no_run(tmp_path):

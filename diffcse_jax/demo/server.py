@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, runtime_checkable
 
-from diffcse_jax.demo.page import EXAMPLES, LONGEST_QUERY, Answer, Hits, search_page
+from diffcse_jax.demo.page import EXAMPLES, LONGEST_QUERY, Answer, search_page
 from diffcse_jax.errors import ConfigError, UserError
 
 HEADERS = {
@@ -33,8 +33,8 @@ PATIENCE = 20  # seconds that a browser may take to send its request
 class Searcher(Protocol):
     """An encoder with an index."""
 
-    def search(self, queries: str, top_k: int = 5) -> Hits:
-        """The most similar sentences with their similarities, best first."""
+    def search(self, queries: str, top_k: int = 5) -> Any:
+        """The most similar sentences with their similarities, best first: `Hits`, where `queries` is one string."""
 
 
 class Corpus:

@@ -1,7 +1,7 @@
 """HTML and SVG elements. Text becomes part of them escaped, unless it is `Markup` already."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 VOID = frozenset({"br", "hr", "input", "link", "meta"})  # elements of HTML that have no content
 
@@ -36,24 +36,25 @@ def escaped(text: str) -> Markup:
     return text if isinstance(text, Markup) else Markup(html.escape(_visible(text)))
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", *, numbers: bool = False) -> Markup:
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False, own: Collection[str] = ()
+) -> Markup:
     """A table in a box that scrolls by itself where the screen is narrow; the first cell of a row names it.
 
     Args:
         titles: of the columns.
         rows: their cells.
-        caption: of the table.
         numbers: all cells but the first are numbers, which are aligned at their ends.
+        own: the first cells of rows that are marked among the others.
     """
     head = element("tr", *(element("th", title, scope="col") for title in titles))
-    body = [
-        element("tr", element("th", first, scope="row"), *(element("td", each) for each in rest))
-        for first, *rest in rows
-    ]
-    content = [element("caption", caption)] if caption else []
-    content += [element("thead", head), element("tbody", *body)]
-    whole = element("table", *content, class_="numbers" if numbers else None)
-    return element("div", whole, class_="scrolled", tabindex="0", role="region", aria_label=caption or titles[0])
+    body = []
+    for first, *rest in rows:
+        cells = [element("th", first, scope="row"), *(element("td", cell) for cell in rest)]
+        body.append(element("tr", *cells, class_="own" if first in own else None))
+    whole = element("table", element("thead", head), element("tbody", *body), class_="numbers" if numbers else None)
+    name = f"table: {', '.join(filter(None, titles))}"
+    return element("div", whole, class_="scrolled", tabindex="0", role="region", aria_label=name)
 
 
 def _attribute(key: str, value: str | float | bool) -> str:

@@ -18,8 +18,9 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 16, 24, 36
 COLOURS = 6  # of runs; 0 is the start's
 MOST_POINTS = 400  # of a line
 MOST_PLACES = 12  # of a path, each the mean of its neighbours: single batches jump about
+ROOM_FOR_WORDS = 0.16  # of the height, above marks
 DECADES = 1.5  # a line over more of them is drawn on a logarithmic axis
-SHAPES = ("circle", "square", "triangle", "diamond")
+SHAPES = ("diamond", "circle", "square", "triangle", "tip")  # by the number of the colour
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ def draw(chart: Chart) -> Markup:
         "svg",
         *_grid(shown, x_axis, y_axis),
         *(_level(level, x_axis, y_axis) for level in chart.levels),
-        *(_line(shown, shape, x_axis, y_axis) for shape in range(len(lines))),
+        *(_line(shown, line, x_axis, y_axis) for line in lines),
         *(_mark(mark, x_axis, y_axis) for mark in chart.marks),
         element("line", class_="cursor", x1=LEFT, x2=LEFT, y1=TOP, y2=HEIGHT - BOTTOM),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -194,6 +195,8 @@ def _axes(chart: Chart) -> tuple[Axis, Axis]:
     ys = [*values, *(level.y for level in chart.levels), *(mark.y for mark in chart.marks)]
     log = min(ys) > 0 and max(values) / min(values) > 10**DECADES if chart.log is None else chart.log
     low, high = chart.y_range or _padded(ys, log=log)
+    if any(mark.label for mark in chart.marks):
+        high += ROOM_FOR_WORDS * (high - low)
     x_low, x_high = _padded(xs, log=False) if chart.is_path or min(xs) == max(xs) else (min(xs), max(xs))
     return Axis(x_low, x_high, LEFT, WIDTH - RIGHT), Axis(low, high, HEIGHT - BOTTOM, TOP, log)
 
@@ -230,26 +233,28 @@ def _grid(chart: Chart, x_axis: Axis, y_axis: Axis) -> list[Markup]:
     return [*parts, element("text", words, class_="axis", x=2, y=11)] if words else parts
 
 
-def _line(chart: Chart, index: int, x_axis: Axis, y_axis: Axis) -> Markup:
+def _line(chart: Chart, line: Line, x_axis: Axis, y_axis: Axis) -> Markup:
     """A line of the chart within the picture, and its shape; of a path a ring around the first point."""
-    line = chart.lines[index]
     pixels = [(x_axis.pixel(x), y_axis.pixel(min(max(y, y_axis.low), y_axis.high))) for x, y in line.points]
     sign = min(pixels, key=lambda pixel: pixel[1]) if chart.signs_on_top else pixels[-1]
     ring = _ring(*pixels[0]) if chart.is_path else ""
     path = "M" + "L".join(f"{_number(x)},{_number(y)}" for x, y in pixels)
-    return element("g", element("path", d=path, class_="line"), _shape(index, *sign), ring, class_=line.colour)
+    return element("g", element("path", d=path, class_="line"), _shape(line.colour, *sign), ring, class_=line.colour)
 
 
-def _shape(shape: int, x: float, y: float, size: float = 3.6) -> Markup:
-    """The sign of the line at this position."""
+def _shape(colour: str, x: float, y: float, size: float = 3.6) -> Markup:
+    """The sign of a line, which goes with its colour."""
     x, y = round(x, 1), round(y, 1)
-    match SHAPES[shape % len(SHAPES)]:
+    corners: list[tuple[float, float]]
+    match SHAPES[int(colour[1:]) % len(SHAPES)]:
         case "circle":
             return element("circle", class_="end", cx=x, cy=y, r=size)
         case "square":
             corners = [(-1, -1), (1, -1), (1, 1), (-1, 1)]
         case "triangle":
             corners = [(0, -1.25), (1.2, 0.95), (-1.2, 0.95)]
+        case "tip":
+            corners = [(0, 1.25), (1.2, -0.95), (-1.2, -0.95)]
         case _:
             corners = [(0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)]
     points = " ".join(f"{_number(x + dx * size)},{_number(y + dy * size)}" for dx, dy in corners)
@@ -263,16 +268,15 @@ def _level(level: Level, x_axis: Axis, y_axis: Axis) -> Markup:
 
 
 def _mark(mark: Mark, x_axis: Axis, y_axis: Axis) -> Markup:
-    """The ring, with its words on the side that has room."""
+    """The ring, with its words above, on the side that has room."""
     x, y = x_axis.pixel(mark.x), y_axis.pixel(mark.y)
     is_right = x > (x_axis.start + x_axis.end) / 2
-    above = y > TOP + 24
     words = element(
         "text",
         mark.label,
         class_="words",
         x=_number(min(x + 8, WIDTH - RIGHT) if is_right else max(x - 8, LEFT + 2)),
-        y=_number(y - 9 if above else y + 18),
+        y=_number(y - 10),
         text_anchor="end" if is_right else "start",
     )
     return element("g", _ring(x, y), words, class_=mark.colour)
@@ -285,8 +289,8 @@ def _ring(x: float, y: float) -> Markup:
 def _legend(chart: Chart) -> Markup:
     """The lines' names, and room for their values under the pointer."""
     named = [
-        element("li", _sample(_shape(index, 11, 5.5)), line.label, element("output"), class_=line.colour)
-        for index, line in enumerate(chart.lines)
+        element("li", _sample(_shape(line.colour, 11, 5.5)), line.label, element("output"), class_=line.colour)
+        for line in chart.lines
         if line.label
     ]
     dashes = element("line", class_="level", x1=1, x2=21, y1=5.5, y2=5.5)

@@ -50,7 +50,10 @@ def of_optimisation(runs: Sequence[Run]) -> list[Chart]:
         dataclasses.replace(chart, note="Without the first reading, which has the compilation in it.")
         for chart in charts
     ]
-    return charts + _panels({TITLES.get(name, named(name)): [name] for name in OPTIMISATION}, runs)
+    charts += _panels({TITLES["grad_norm"]: ["grad_norm"]}, runs)
+    return charts + [
+        dataclasses.replace(chart, log=False) for chart in _panels({"learning rate": ["learning_rate"]}, runs)
+    ]
 
 
 def of_others(runs: Sequence[Run]) -> list[Chart]:
@@ -93,11 +96,17 @@ def _chooser(metric: str, runs: Sequence[Run]) -> Chart:
             )
         if run.best and run.best[0]:
             step, score = run.best
-            verb = "chosen" if run.selection else "best"
-            marks.append(Mark("" if name else f"{verb}: {short2(score)} at {step:,}", step, score, colour_of(index)))
+            marks.append(Mark("" if name else f"{_choice(run)} {short2(score)}", step, score, colour_of(index)))
     return Chart(
         f"dev score: {named(metric)}", "step", lines, levels=_merged(levels), marks=marks, note=_about_start(runs)
     )
+
+
+def _choice(run: Run) -> str:
+    """The words beside the ring; weights between the start and a checkpoint are not on the curve."""
+    if run.selection is None:
+        return "best so far:"
+    return "chosen:" if run.selection.share == 1 else "chosen, nearer to the start:"
 
 
 def _about_start(runs: Sequence[Run]) -> str:

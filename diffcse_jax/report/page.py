@@ -2,10 +2,10 @@
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from diffcse_jax import __version__
+from diffcse_jax.evaluation.report import Results
 from diffcse_jax.pages import asset, page
 from diffcse_jax.pages.markup import Markup, element, joined, table
 from diffcse_jax.report import curves, tables, vectors, words
@@ -14,6 +14,8 @@ from diffcse_jax.report.runs import Run
 from diffcse_jax.report.sample import Sample
 from diffcse_jax.report.vectors import Model
 from diffcse_jax.report.words import short2
+
+ARROW = "\N{RIGHTWARDS ARROW}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +33,7 @@ class Compared:
     problems: Sequence[str] = ()
 
 
-def report(
-    runs: Sequence[Run], compared: Compared | None = None, others: Sequence[Mapping[str, Any]] = (), now: str = ""
-) -> str:
+def report(runs: Sequence[Run], compared: Compared | None = None, others: Sequence[Results] = (), now: str = "") -> str:
     """The whole page.
 
     Args:
@@ -59,7 +59,8 @@ def report(
     header = element(
         "header",
         element("p", "training report", class_="kicker"),
-        element("h1", title if len(runs) == 1 else ", ".join(run.label for run in runs)),
+        element("h1", title),
+        element("p", ", ".join(run.label for run in runs), class_="soft") if len(runs) > 1 else "",
         contents,
     )
     body = [
@@ -74,65 +75,82 @@ def report(
 
 
 def _outcome(runs: Sequence[Run]) -> Iterable[Markup]:
-    cards = [_card(run, colour_of(index)) for index, run in enumerate(runs)]
-    yield element("div", *cards, class_="cards" if len(runs) > 1 else "cards alone")
+    if len(runs) == 1:
+        yield element("div", _card(runs[0], colour_of(0), is_alone=True), class_="alone")
+        return
+    titles = ["run", "state", "chosen by", "before", "after", "change", "model", "steps took"]
+    yield table(titles, [_summary(run) for run in runs], numbers=True)
+    yield element(
+        "div", *(_card(run, colour_of(index), is_alone=False) for index, run in enumerate(runs)), class_="cards"
+    )
 
 
-def _card(run: Run, colour: str) -> Markup:
-    """What was run and what came of it, with the numbers that matter most."""
-    numbers = []
-    if run.best is not None:
-        change = run.best[1] - run.before if run.before is not None else None
-        after = element("span", short2(run.best[1]), class_="after")
-        numbers = [element("span", words.named(run.metric), class_="soft"), element("span", after, class_="row")]
-        if change is not None:
-            sign = "+" if change >= 0 else ""
-            arrow = [
-                element("span", short2(run.before), class_="before"),
-                element("span", "\N{RIGHTWARDS ARROW}", class_="soft"),
-                after,
-            ]
-            delta = element("span", f"{sign}{short2(change)}", class_="good" if change > 0 else "bad")
-            numbers[1] = element("span", *arrow, delta, class_="row")
-    took = words.duration(run)
+def _summary(run: Run) -> list[str]:
+    """The run's row among several."""
+    before, after = run.before, run.best[1] if run.best else None
+    change = _change(before, after)
+    scores = [short2(before), short2(after), change or "\N{EN DASH}"]
+    return [run.label, words.state(run), words.named(run.metric), *scores, words.chosen(run), words.duration(run)]
+
+
+def _change(before: float | None, after: float | None) -> str:
+    """The difference with its sign; empty where one of the two is unknown."""
+    if before is None or after is None:
+        return ""
+    return ("+" if after >= before else "") + short2(after - before)
+
+
+def _card(run: Run, colour: str, *, is_alone: bool) -> Markup:
+    """What was run and what came of it, with the numbers that matter most; one of several runs tells less at once."""
+    outcome = element(
+        "div",
+        _headline(run),
+        element("p", words.what_came_of_it(run), class_="verdict"),
+        *(element("p", f"Note: {warning}.", class_="warning") for warning in words.warnings(run)),
+    )
+    details = element("div", element("p", words.what_was_run(run)), _facts(run))
+    if not is_alone:
+        details = element("details", element("summary", "what was run"), details)
+    return element("article", element("h3", run.label), outcome, details, class_=f"card {colour}")
+
+
+def _headline(run: Run) -> Markup:
+    """The dev score before and after."""
+    if run.best is None:
+        return Markup("")
+    numbers = [element("span", short2(run.best[1]), class_="after")]
+    if change := _change(run.before, run.best[1]):
+        verdict = "soft" if change == "+0.00" else "good" if change[0] == "+" else "bad"
+        before = [element("span", short2(run.before), class_="before"), element("span", ARROW, class_="soft")]
+        numbers = [*before, *numbers, element("span", change, class_=verdict)]
+    name = element("span", words.named(run.metric), class_="soft")
+    return element("p", name, element("span", *numbers, class_="row"), class_="numbers-large")
+
+
+def _facts(run: Run) -> Markup:
+    objectives = [
+        element("span", element("b", name), " ", element("span", about, class_="soft"))
+        for name, about in words.objectives_of(run)
+    ]
     facts = {
         "state": words.state(run),
         "model": words.chosen(run),
-        "time of the steps": took or "not recorded",
-        "objectives": joined(
-            [
-                element("span", element("b", name), " ", element("span", about, class_="soft"))
-                for name, about in words.objectives_of(run)
-            ],
-            element("br"),
-        ),
+        "steps took": words.duration(run) or "not recorded",
+        "objectives": joined(objectives, element("br")),
     }
-    rows = [part for name, value in facts.items() for part in (element("dt", name), element("dd", value))]
-    return element(
-        "article",
-        element("h3", run.label),
-        element(
-            "div",
-            element("p", *numbers, class_="numbers-large") if numbers else "",
-            element("p", words.what_came_of_it(run), class_="verdict"),
-            *(element("p", f"Note: {warning}.", class_="warning") for warning in words.warnings(run)),
-        ),
-        element("div", element("p", words.what_was_run(run)), element("dl", *rows)),
-        class_=f"card {colour}",
-    )
+    return element("dl", *(part for name, fact in facts.items() for part in (element("dt", name), element("dd", fact))))
 
 
 def _curves(runs: Sequence[Run]) -> Iterable[Markup]:
     if not any(run.rows for run in runs):
         yield _missing("No metrics are recorded yet.")
         return
-    for problem, charts in (
-        ("No dev score is recorded yet.", curves.of_dev(runs)),
-        ("No loss is recorded yet.", curves.of_losses(runs)),
-    ):
-        if not charts:
-            yield _missing(problem)
-    yield gallery([*curves.of_dev(runs), *curves.of_losses(runs), *curves.of_objectives(runs)])
+    dev, losses = curves.of_dev(runs), curves.of_losses(runs)
+    if not dev:
+        yield _missing("No dev score is recorded yet.")
+    if not losses:
+        yield _missing("No loss is recorded yet.")
+    yield gallery([*dev, *losses, *curves.of_objectives(runs)])
     if optimisation := curves.of_optimisation(runs):
         yield element("h3", "Throughput and optimisation")
         yield gallery(optimisation)
@@ -210,7 +228,7 @@ def _hits(model: Model, hits: Sequence[tuple[str, float]], wanted: str) -> Marku
     return element("div", element("h4", model.label), element("ol", *items), class_=model.colour)
 
 
-def _scores(runs: Sequence[Run], others: Sequence[Mapping[str, Any]]) -> Iterable[Markup]:
+def _scores(runs: Sequence[Run], others: Sequence[Results]) -> Iterable[Markup]:
     found = tables.of_scores(runs, others)
     if missing := [run for run in runs if not run.results]:
         names = ", ".join(run.label for run in missing)
@@ -220,7 +238,7 @@ def _scores(runs: Sequence[Run], others: Sequence[Mapping[str, Any]]) -> Iterabl
         yield element(
             "p",
             f"No test scores are recorded of {names}. This command adds those of the next report: ",
-            element("code", command),
+            element("code", command, class_="command"),
             class_="missing",
         )
     if found:

@@ -16,7 +16,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.guard import general_sentences
-from diffcse_jax.evaluation.outcomes import Pairs
+from diffcse_jax.evaluation.outcomes import Pairs, Queries
 from diffcse_jax.evaluation.suite import is_local
 
 MOST_PAIRS = 200
@@ -84,6 +84,7 @@ def _dev_text(config: Config) -> Sample:
         first, second, gold = (list(column) for column in zip(*evenly_spaced(rated, MOST_PAIRS), strict=True))
         about = f"{len(first)} of the {len(rated):,} rated pairs that the dev score is measured on"
         return Sample(about, first, second, gold)
+    assert isinstance(evidence, Queries)
     pairs = list(zip(evidence.queries, evidence.targets, strict=True))
     first, second = (list(column) for column in zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True))
     return Sample(f"{len(first)} of the {len(pairs):,} pairs that the dev score is measured on", first, second)

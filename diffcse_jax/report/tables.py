@@ -6,6 +6,7 @@ from typing import Any
 from diffcse_jax.config import SHIPPED, Config, flat, shipped_config
 from diffcse_jax.evaluation import comparison, published, report
 from diffcse_jax.evaluation.comparison import SHORT_NAMES
+from diffcse_jax.evaluation.report import Results
 from diffcse_jax.pages.markup import Markup, table
 from diffcse_jax.report.runs import Run
 
@@ -14,7 +15,7 @@ OWN = PLACES | {"data.train_file", "train.seed", "distributed"}  # keys that mak
 DECIDED = ("auto", "own")  # values that a run replaces by what they mean for it
 
 
-def of_scores(runs: Sequence[Run], others: Sequence[Mapping[str, Any]]) -> list[Markup]:
+def of_scores(runs: Sequence[Run], others: Sequence[Results]) -> list[Markup]:
     """The scores of tasks beside the published ones, a table for each group of tasks.
 
     Args:
@@ -38,7 +39,7 @@ def of_scores(runs: Sequence[Run], others: Sequence[Mapping[str, Any]]) -> list[
         ]
         titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
         cells = [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in (*above, *rows)]
-        tables.append(table(titles, cells, numbers=True))
+        tables.append(table(titles, cells, numbers=True, own=[row.label for row in rows]))
     return tables
 
 
@@ -105,6 +106,6 @@ def _environment(run: Run) -> dict[str, str]:
     count, kind, hosts = (devices.get(name, "?") for name in ("count", "kind", "hosts"))
     found |= {"devices": f"{count} \N{MULTIPLICATION SIGN} {kind}, hosts: {hosts}"}
     if git:
-        found["commit"] = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}"
+        found["commit"] = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
     found |= {name: str(version) for name, version in (last.get("versions") or {}).items()}
     return found | {f"digest of {name}": str(value)[:16] for name, value in (last.get("digests") or {}).items()}

@@ -1,7 +1,9 @@
 """How encoders place a sample of sentences: similarities, singular values, searches."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation.geometry import RATING_GROUPS, best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.retrieval import retrieval_scores
-from diffcse_jax.report.charts import Chart, Line, colour_of
+from diffcse_jax.report.charts import Chart, Line, colour_of, short
 from diffcse_jax.report.runs import EXPORT, Run
 from diffcse_jax.report.sample import Sample, evenly_spaced
 
@@ -58,16 +60,18 @@ class Search:
 
 def loaders(runs: Sequence[Run]) -> dict[str, tuple[str, Load]]:
     """How the encoders are loaded, by label, with their colours: each distinct start once, then the runs."""
+    starts = {(run.config.model.name_or_path, run.baseline.pooler if run.baseline else ""): run for run in runs}
+    ends = collections.Counter(_end(name) for name in {name for name, _ in starts})
     found: dict[str, tuple[str, Load]] = {}
-    for run in runs:
-        label = f"start ({_name(run)}, {run.baseline.pooler})" if run.baseline else f"start ({_name(run)})"
-        found.setdefault(label, ("c0", lambda run=run: start_of(run)))
-    return found | {run.label: (colour_of(index), lambda run=run: model_of(run)) for index, run in enumerate(runs)}
+    for (name, pooler), run in starts.items():
+        named = _end(name) if ends[_end(name)] == 1 else name
+        found[f"start ({', '.join(filter(None, (named, pooler)))})"] = "c0", partial(start_of, run)
+    return found | {run.label: (colour_of(index), partial(model_of, run)) for index, run in enumerate(runs)}
 
 
-def _name(run: Run) -> str:
-    """The end of the name of the checkpoint that a run starts from."""
-    return run.config.model.name_or_path.rstrip("/").rpartition("/")[2]
+def _end(name: str) -> str:
+    """The last part of the name or path of a checkpoint."""
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def start_of(run: Run) -> SentenceEncoder:
@@ -217,7 +221,7 @@ def spectrum(models: Sequence[Model]) -> Chart:
         y_label="share of the largest",
         log=True,
         y_range=(max(low / 1.5, LEAST_SINGULAR_VALUE), 1.2),
-        note=f"Cut at {LEAST_SINGULAR_VALUE:g}. Where a line falls late many directions are in use, where early few.",
+        note=f"Cut at {short(LEAST_SINGULAR_VALUE)}. A line that falls late uses many directions, an early one few.",
     )
 
 
