@@ -1,6 +1,7 @@
 """A run's metrics over its steps as charts."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from diffcse_jax.report.charts import Chart, Level, Line, Mark, colour_of
@@ -27,7 +28,7 @@ def of_dev(runs: Sequence[Run]) -> list[Chart]:
     recalls = [name for name in others if "recall@" in name]
     panels: dict[str, Sequence[str]] = {"found among the first 1, 5 and 10, %": recalls} if recalls else {}
     panels |= {named(name): [name] for name in others if name not in recalls}
-    charts += _panels(panels, runs, starts=True)
+    charts += _panels(panels, runs)
     return [chart for chart in charts if chart.lines]
 
 
@@ -64,8 +65,8 @@ def of_others(runs: Sequence[Run]) -> list[Chart]:
     return _panels({named(name): [name] for name in names}, runs)
 
 
-def trajectory(runs: Sequence[Run]) -> Chart | None:
-    """Alignment and uniformity of the training batches, as a way from the first step to the last; None without any."""
+def trajectory(runs: Sequence[Run]) -> Chart:
+    """Alignment and uniformity of the training batches, as a way from the first step to the last."""
     lines = []
     for index, run in enumerate(runs):
         points = [(row["uniformity"], row["alignment"]) for row in run.rows if all(name in row for name in TRAJECTORY)]
@@ -76,29 +77,30 @@ def trajectory(runs: Sequence[Run]) -> Chart | None:
         "projector. Alignment is the distance of a sentence's two views, uniformity how evenly all are spread; of both "
         "less is better."
     )
-    return (
-        Chart("alignment and uniformity on the way", "uniformity", lines, "alignment", note=about, is_path=True)
-        if lines
-        else None
-    )
+    return Chart("alignment and uniformity on the way", "uniformity", lines, "alignment", note=about, is_path=True)
 
 
 def _chooser(metric: str, runs: Sequence[Run]) -> Chart:
-    lines, levels, marks = [], [], []
-    for index, run in enumerate(runs):
-        if run.metric != metric or not run.evaluations:
-            continue
-        name = run.label if len(runs) > 1 else ""
-        lines.append(Line(name, run.evaluations, colour_of(index)))
-        if run.before is not None:
-            levels.append(
-                Level(f"start of {run.label}" if name else "the start", run.before, colour_of(index) if name else "c0")
-            )
-        if run.best and run.best[0]:
-            step, score = run.best
-            marks.append(Mark("" if name else f"{_choice(run)} {short2(score)}", step, score, colour_of(index)))
+    """The score that chooses among the checkpoints of those runs that have it."""
+    several = len(runs) > 1
+    those = [(run, colour_of(index)) for index, run in enumerate(runs) if run.metric == metric and run.evaluations]
+    starts = [
+        Level(f"start of {run.label}", run.before, colour) if several else Level("the start", run.before, "c0")
+        for run, colour in those
+        if run.before is not None
+    ]
+    marks = [
+        Mark("" if several else f"{_choice(run)} {short2(run.best[1])}", *run.best, colour)
+        for run, colour in those
+        if run.best and run.best[0]
+    ]
     return Chart(
-        f"dev score: {named(metric)}", "step", lines, levels=_merged(levels), marks=marks, note=_about_start(runs)
+        f"dev score: {named(metric)}",
+        "step",
+        [Line(run.label if several else "", run.evaluations, colour) for run, colour in those],
+        levels=_merged(starts),
+        marks=marks,
+        note=_about_start(runs),
     )
 
 
@@ -132,36 +134,35 @@ def _merged(levels: Iterable[Level]) -> list[Level]:
     ]
 
 
-def _panels(
-    panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, starts: bool = False, skipped: int = 0
-) -> list[Chart]:
-    """Charts of metrics over steps. Of one run a panel shows its metrics together; of several it is one per metric."""
+def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skipped: int = 0) -> list[Chart]:
+    """Charts of metrics over steps. Of one run a panel shows its metrics together; of several it is one per metric.
+
+    Args:
+        panels: titles to names of metrics.
+        runs: their lines.
+        skipped: first rows that are left out.
+    """
     if len(runs) > 1:
         panels = {
             title if len(names) == 1 else named(name): [name] for title, names in panels.items() for name in names
         }
-    charts = []
-    for title, names in panels.items():
-        lines, levels = [], []
-        for index, run in enumerate(runs):
-            for position, name in enumerate(names):
-                if not (points := run.points(name)[skipped:]):
-                    continue
-                colour = colour_of(index + position)
-                label = named(name) if len(names) > 1 else run.label if len(runs) > 1 else ""
-                lines.append(Line(_without_metric(label, run), points, colour))
-                of_start = run.points(name.replace("dev/", "start/")) if starts else []
-                levels += [
-                    Level(f"the start, {_without_metric(label, run)}".rstrip(", "), y, colour) for _, y in of_start[:1]
-                ]
-        if lines:
-            charts.append(Chart(title, "step", lines, levels=_merged(levels)))
-    return charts
+    charts = [_panel(title, names, runs, skipped) for title, names in panels.items()]
+    return [chart for chart in charts if chart.lines]
 
 
-def _without_metric(label: str, run: Run) -> str:
-    """`recall@1` of `stsb retrieval recall@1`."""
-    return label.removeprefix(f"{named(run.metric)} ")
+def _panel(title: str, names: Sequence[str], runs: Sequence[Run], skipped: int) -> Chart:
+    """A line for each run, or for each metric of one run; dashed the start's dev scores."""
+    lines, levels = [], []
+    for index, (run, name) in enumerate(itertools.product(runs, names)):
+        label = run.label if len(runs) > 1 else ""
+        if len(names) > 1:
+            label = named(name).removeprefix(f"{named(run.metric)} ")
+        if points := run.points(name)[skipped:]:
+            lines.append(Line(label, points, colour_of(index)))
+        if name.startswith("dev/"):
+            of_start = run.points(name.replace("dev/", "start/"))[:1]
+            levels += [Level(f"the start, {label}" if label else "the start", y, colour_of(index)) for _, y in of_start]
+    return Chart(title, "step", lines, levels=_merged(levels))
 
 
 def _own_panels(runs: Sequence[Run]) -> dict[str, Sequence[str]]:

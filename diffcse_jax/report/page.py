@@ -160,9 +160,9 @@ def _curves(runs: Sequence[Run]) -> Iterable[Markup]:
 
 def _space(runs: Sequence[Run], compared: Compared | None) -> Iterable[Markup]:
     way = curves.trajectory(runs)
-    if way is None:
+    if not way.lines:
         yield _missing("Alignment and uniformity are not recorded of training batches.")
-    charts = [way] if way else []
+    charts = [way]
     if compared is None:
         yield _missing("Similarities, singular values and searches were left out: no model was loaded.")
     else:

@@ -1,5 +1,6 @@
 """Tables of a report: scores beside published ones, settings that differ, environments."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ def of_shipped(config: Config) -> tuple[str, list[tuple[str, str, str]]]:
     return name, differences[name]
 
 
+@functools.cache
 def shipped(name: str) -> Config:
     """A configuration of `configs/`."""
     return Config.from_dict(shipped_config(name).to_dict())

@@ -2,9 +2,8 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -20,6 +19,7 @@ from diffcse_jax.report.runs import EXPORT, Run
 from diffcse_jax.report.sample import Sample, evenly_spaced
 
 LEAST_SINGULAR_VALUE = 1e-6  # where the axis is cut
+LEAST_DENSITY = 1e-3  # that is drawn
 GRID = np.linspace(-1, 1, 201)  # of densities
 SEARCHES = 4
 HITS = 3
@@ -131,45 +131,31 @@ def measures(model: Model, sample: Sample) -> dict[str, float]:
 
 def density_charts(models: Sequence[Model], sample: Sample) -> list[Chart]:
     """Densities of cosine similarities: a chart for each model, or one for all where there is one kind of pairs."""
-    densities = {
-        model.label: {name: density(each) for name, each in similarities(model, sample).items()} for model in models
-    }
-    drawn = [point for groups in densities.values() for line in groups.values() for point in line if point[1] > 1e-3]
-    if not drawn:
-        return []
+    charts = {model.label: _densities(similarities(model, sample)) for model in models}
+    title = "similarity of pairs: {}"
+    if not sample.second:
+        charts = {"": [Line(model.label, charts[model.label][0].points, model.colour) for model in models]}
+        title = "similarity of all pairs of sentences"
+    drawn = [(x, y) for lines in charts.values() for line in lines for x, y in line.points if y > LEAST_DENSITY]
     low, high = min(x for x, _ in drawn), max(x for x, _ in drawn)
-    top = 1.05 * max(y for _, y in drawn)
-
-    def cut(points: Density) -> Density:
-        return [point for point in points if low - 0.02 <= point[0] <= high + 0.02]
-
-    common: dict[str, Any] = {
-        "x_label": "cosine similarity",
-        "y_label": "density",
-        "log": False,
-        "y_range": (0.0, top),
-        "signs_on_top": True,
-    }
-    if all(len(groups) == 1 for groups in densities.values()):
-        lines = [
-            Line(model.label, cut(points), model.colour)
-            for model in models
-            for points in densities[model.label].values()
-        ]
-        return [Chart("similarity of all pairs of sentences", lines=lines, **common)]
     return [
         Chart(
-            f"similarity of pairs: {model.label}",
-            lines=[
-                Line(name, cut(points), colour)
-                for (name, points), colour in zip(
-                    densities[model.label].items(), _degrees(len(densities[model.label])), strict=True
-                )
-            ],
-            **common,
+            title.format(label),
+            "cosine similarity",
+            [dataclasses.replace(line, points=[(x, y) for x, y in line.points if low <= x <= high]) for line in lines],
+            y_label="density",
+            log=False,
+            y_range=(0.0, 1.05 * max(y for _, y in drawn)),
+            signs_on_top=True,
         )
-        for model in models
+        for label, lines in charts.items()
     ]
+
+
+def _densities(groups: Mapping[str, Float[np.ndarray, " pairs"]]) -> list[Line]:
+    """A line for each kind of pairs, from faint to strong."""
+    colours = [f"g{round(index * 4 / max(len(groups) - 1, 1))}" for index in range(len(groups))]
+    return [Line(name, density(group), colour) for (name, group), colour in zip(groups.items(), colours, strict=True)]
 
 
 def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " pairs"]]:
@@ -189,12 +175,12 @@ def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " 
         f"rated {gold.min() + step * unit:.3g} to {gold.min() + (step + 1) * unit:.3g}": own[steps == step]
         for step in range(len(RATING_GROUPS))
     }
-    return {name: group for name, group in groups.items() if len(group) > 1}
+    return {name: group for name, group in groups.items() if len(group)}
 
 
 def density(values: Float[np.ndarray, " values"]) -> Density:
     """The density of similarities on a grid, by Gaussian kernels (Scott's rule); a peak where all are the same."""
-    values = np.asarray(values, np.float64)
+    values = np.clip(values.astype(np.float64), -1, 1)  # that of equal texts may be rounded to more
     deviation = values.std(ddof=1) if len(values) > 1 else 0.0
     width = max(deviation * len(values) ** -0.2, 0.01)
     counts, edges = np.histogram(values, bins=2000, range=(-1.0, 1.0))  # similarities are many, and a pixel is wide
@@ -236,8 +222,3 @@ def searches(models: Sequence[Model], sample: Sample) -> list[Search]:
         hits = [(model, best_hits(model.of(texts) @ model.vectors[query], texts, HITS)) for model in models]
         found.append(Search(query, wanted, hits))
     return found
-
-
-def _degrees(count: int) -> list[str]:
-    """Colour classes from faint to strong."""
-    return [f"g{round(index * 4 / max(count - 1, 1))}" for index in range(count)]
