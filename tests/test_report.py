@@ -86,7 +86,7 @@ def test_a_finished_run_in_words_and_pictures(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "mine")])
     shown = checked(page.report([run], compared("start", "mine"), now="today"))
     assert "Better than the start: 80.00 against 60.00." in shown.text
-    assert "1 steps were not applied" in shown.text
+    assert "1 step not applied" in shown.text
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "mine")
     assert words.duration(run) == "0:00:02"  # five steps of 8 sentences, 16 in a second
     described = [label for label in shown.values("aria-label") if "Horizontal axis" in label]

@@ -30,7 +30,7 @@ def main() -> None:
             print(f"encoding {len(sentences):,} sentences with {name} ...", file=sys.stderr)
             encoder.build_index(sentences, show_progress=True)
         corpus = Corpus(Path(options.corpus).name, sentences, encoders, options.top_k)
-        corpus.search(corpus.examples[0])  # compiles, so that the first person to search need not wait
+        corpus.search(corpus.name)  # compiles what short queries need, so that nobody waits for it
         with open_server(corpus, options.host, options.port) as server:
             print(f"search at {address(options.host, server.server_address[1])} (Ctrl-C ends it)", flush=True)
             if warning := warning_of(options.host):

@@ -107,7 +107,7 @@ def _chooser(metric: str, runs: Sequence[Run]) -> Chart:
 def _choice(run: Run) -> str:
     """The words beside the ring; weights between the start and a checkpoint are not on the curve."""
     if run.selection is None:
-        return "best so far:"
+        return "best:" if run.is_finished else "best so far:"
     return "chosen:" if run.selection.share == 1 else "chosen, nearer to the start:"
 
 

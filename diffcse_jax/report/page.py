@@ -237,7 +237,7 @@ def _scores(runs: Sequence[Run], others: Sequence[Results]) -> Iterable[Markup]:
         )
         yield element(
             "p",
-            f"No test scores are recorded of {names}. This command adds those of the next report: ",
+            f"No test scores are recorded of {names}. This command measures them, for the next report: ",
             element("code", command, class_="command"),
             class_="missing",
         )
@@ -255,7 +255,7 @@ def _configuration(runs: Sequence[Run]) -> Iterable[Markup]:
     if len(runs) > 1:
         between, count = tables.of_differences(runs)
         yield element("h3", "Between the runs")
-        yield element("p", f"They differ in {count} key{'s' * (count != 1)}." if count else "They do not differ.")
+        yield element("p", f"They differ in {words.counted(count, 'key')}." if count else "They do not differ.")
         if between:
             yield between
     for run in runs:
@@ -263,12 +263,8 @@ def _configuration(runs: Sequence[Run]) -> Iterable[Markup]:
         yield element("h3", "Beside what is shipped" if len(runs) == 1 else run.label)
         nearest = element("code", f"configs/{name}.py")
         if differences:
-            yield element(
-                "p",
-                "The nearest shipped configuration is ",
-                nearest,
-                f"; {len(differences)} key{'s' * (len(differences) != 1)} differ.",
-            )
+            count = words.counted(len(differences), "key")
+            yield element("p", "The nearest shipped configuration is ", nearest, f", from which it differs in {count}.")
             yield table(["key", "shipped", "this run"], differences)
         else:
             yield element("p", "It is ", nearest, ".")

@@ -79,7 +79,7 @@ def warnings(run: Run) -> list[str]:
     """What a reader must know before trusting the numbers."""
     found = []
     if bad := max((row.get("bad_steps", 0) for row in run.rows), default=0):
-        found.append(f"{bad:,.0f} steps were not applied, for their loss or gradient was no finite number")
+        found.append(f"{counted(round(bad), 'step')} not applied: a loss or gradient was no finite number")
     if any(row.get("grad_norm") == 0 for row in run.rows):
         found.append("the gradient was 0 at some steps: nothing was learned there")
     environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in run.starts}
@@ -99,6 +99,11 @@ def duration(run: Run) -> str:
         if speed > 0
     )
     return str(timedelta(seconds=round(seconds))) if seconds else ""
+
+
+def counted(count: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def named(metric: str) -> str:
