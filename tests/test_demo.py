@@ -143,6 +143,10 @@ def test_hosts_of_others(header):
 def test_a_port_in_use_and_an_unknown_host():
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"port {port}: .*--port"):
         open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", port)
+    with pytest.raises(ConfigError, match="port 70000"):
+        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
+    with pytest.raises(ConfigError, match="--top_k 0"):
+        Corpus("t", SENTENCES, {}, top_k=0)
     with pytest.raises(ConfigError, match="--host no such host"):
         open_server(Corpus("t", SENTENCES, {}), "no such host", 0)
 

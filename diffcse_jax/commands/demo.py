@@ -1,10 +1,10 @@
-"""Opens a search page over a text of your own, in the browser, with one model or with two side by side.
+"""Serves a search page over a text of your own, with one model or two.
 
 diffcse demo --model runs/quickstart --corpus sentences.txt
 diffcse demo --model runs/quickstart --against minilm --corpus docstrings
 
-The text is read as training text is: a line, or a row, is a sentence. Nobody but this machine can open the page, unless
---host says so.
+The text is read as training text is: a line, or a row, is a sentence. Nobody but
+this machine can open the page, unless --host says so. docs/report.md
 """
 
 import argparse
@@ -26,12 +26,12 @@ def main() -> None:
         keep_compiled()
         sentences = read_sentences(options.corpus, tuple(options.columns))
         encoders = {name: SentenceEncoder.from_pretrained(name) for name in models_of(options.model, options.against)}
-        for name, encoder in encoders.items():
-            print(f"encoding {len(sentences):,} sentences with {name} ...", file=sys.stderr)
-            encoder.build_index(sentences, show_progress=True)
         corpus = Corpus(Path(options.corpus).name, sentences, encoders, options.top_k)
-        corpus.search(corpus.name)  # compiles what short queries need, so that nobody waits for it
-        with open_server(corpus, options.host, options.port) as server:
+        with open_server(corpus, options.host, options.port) as server:  # first: a port may be taken
+            for name, encoder in encoders.items():
+                print(f"encoding {len(sentences):,} sentences with {name} ...", file=sys.stderr)
+                encoder.build_index(sentences, show_progress=True)
+            corpus.search(corpus.name)  # compiles what short queries need, so that nobody waits for it
             print(f"search at {address(options.host, server.server_address[1])} (Ctrl-C ends it)", flush=True)
             if warning := warning_of(options.host):
                 print(warning, file=sys.stderr)

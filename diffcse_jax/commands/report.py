@@ -4,8 +4,8 @@ diffcse report runs/quickstart
 diffcse report runs/seed-1 runs/seed-2 --output seeds.html
 diffcse report runs/mine --results results.json --skip_models
 
-A run in progress has a report, too. Test scores that `diffcse evaluate --output RUN/results.json` wrote are shown
-beside published ones.
+A run in progress has a report, too. Test scores that `diffcse evaluate` wrote
+to RUN/results.json (--output) are shown beside published ones. docs/report.md
 """
 
 import argparse

@@ -43,11 +43,16 @@ class Corpus:
     Args:
         name: of the text.
         sentences: the text.
-        models: their names, and encoders that have an index of the sentences.
+        models: their names, and encoders that have an index of the sentences when the first search comes.
         top_k: how many sentences a search finds.
+
+    Raises:
+        ConfigError: `top_k` is below 1.
     """
 
     def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Searcher], top_k: int = 10):
+        if top_k < 1:
+            raise ConfigError(f"--top_k {top_k}: a search finds at least one sentence")
         self.name, self.size = name, len(sentences)
         shown = min(EXAMPLES, self.size)
         self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
@@ -76,9 +81,10 @@ def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
     server = type("Server", (_Server,), {"address_family": _family(host, port)})
     try:
         return server((host, port), handler)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port, or 0 for any"
+            f"cannot listen at {host}, port {port}: {reason}; give another --port, or 0 for any"
         ) from error
 
 

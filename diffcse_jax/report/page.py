@@ -263,8 +263,8 @@ def _configuration(runs: Sequence[Run]) -> Iterable[Markup]:
         yield element("h3", "Beside what is shipped" if len(runs) == 1 else run.label)
         nearest = element("code", f"configs/{name}.py")
         if differences:
-            count = words.counted(len(differences), "key")
-            yield element("p", "The nearest shipped configuration is ", nearest, f", from which it differs in {count}.")
+            keys = words.counted(len(differences), "key")
+            yield element("p", "The nearest shipped configuration is ", nearest, f", from which it differs in {keys}.")
             yield table(["key", "shipped", "this run"], differences)
         else:
             yield element("p", "It is ", nearest, ".")
