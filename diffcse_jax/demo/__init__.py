@@ -1,0 +1,1 @@
+"""The search page: a text, one encoder or two, and a browser."""

@@ -1,0 +1,104 @@
+"""The text on which a report compares encoders: of a run's dev text, or the package's general sentences.
+
+What is taken of it is decided by positions, evenly spaced, never by an outcome.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.lines import expanded
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation.guard import general_sentences
+from diffcse_jax.evaluation.outcomes import Pairs, Queries
+from diffcse_jax.evaluation.suite import is_local
+
+MOST_PAIRS = 200
+RELATED_SHARE = 0.2  # of rated pairs: those rated highest belong together
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Pairs of texts, or texts alone.
+
+    Attributes:
+        about: what they are, in words.
+        first: of pairs the queries, or all texts.
+        second: of pairs the other texts; empty where there are no pairs.
+        gold: human ratings of the pairs; None where there are none, and all pairs belong together.
+    """
+
+    about: str
+    first: Sequence[str]
+    second: Sequence[str] = ()
+    gold: Sequence[float] | None = None
+
+    @property
+    def related(self) -> list[int]:
+        """The pairs that belong together."""
+        if self.gold is None:
+            return list(range(len(self.second)))
+        bound = float(np.quantile(self.gold, 1 - RELATED_SHARE))
+        return [index for index, rating in enumerate(self.gold) if rating >= bound]
+
+    @property
+    def texts(self) -> list[str]:
+        """All distinct texts."""
+        return list(dict.fromkeys([*self.first, *self.second]))
+
+
+def sample_of(config: Config) -> Sample:
+    """A sample of the dev text of a run; general sentences where that text is not on this machine."""
+    try:
+        return _dev_text(config)
+    except UserError as error:
+        reason = str(error).splitlines()[0]
+    sentences = general_sentences()
+    return Sample(
+        f"{len(sentences)} general English sentences of the package, since the run's dev text is not here ({reason})",
+        sentences,
+    )
+
+
+def _dev_text(config: Config) -> Sample:
+    """A sample of the dev text.
+
+    Raises:
+        UserError: it is not here.
+    """
+    if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
+        raise DataError("no folder of SentEval's data is named by eval.data_dir or $DIFFCSE_DATA_DIR")
+    evidence = build_dev_evaluation(config, lambda: _training_sentences(config)).evidence
+    if isinstance(evidence, Pairs):
+        rated = [
+            row for pairs in evidence.sets for row in zip(pairs.first, pairs.second, pairs.gold.tolist(), strict=True)
+        ]
+        first, second, gold = (list(column) for column in zip(*evenly_spaced(rated, MOST_PAIRS), strict=True))
+        about = f"{len(first)} of the {len(rated):,} rated pairs that the dev score is measured on"
+        return Sample(about, first, second, gold)
+    assert isinstance(evidence, Queries)
+    pairs = list(zip(evidence.queries, evidence.targets, strict=True))
+    first, second = (list(column) for column in zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True))
+    return Sample(f"{len(first)} of the {len(pairs):,} pairs that the dev score is measured on", first, second)
+
+
+def _training_sentences(config: Config) -> Iterator[str]:
+    """A pass over the training text, which is not fetched for a report."""
+    name = config.data.train_file
+    if name != "docstrings" and not Path(expanded(name)).exists():
+        raise DataError(f"there is no {name}")
+    return (row[0] for row in open_corpus(config.data))
+
+
+def evenly_spaced(items: Sequence[_Item], count: int) -> list[_Item]:
+    """At most `count` of the items, the first one among them, at even distances."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]

@@ -1,0 +1,183 @@
+"""The search page: served, searched, refused."""
+
+import http.client
+import threading
+import time
+import urllib.parse
+from contextlib import contextmanager
+
+import pytest
+from html_pages import checked, in_browser
+
+from diffcse_jax.commands import demo as command
+from diffcse_jax.demo.page import LONGEST_QUERY, search_page
+from diffcse_jax.demo.server import Corpus, names_this_machine, open_server
+from diffcse_jax.errors import CheckpointError, ConfigError, NoSentencesError
+
+SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
+
+
+class Searcher:
+    """Finds the sentences in their order, or backwards."""
+
+    def __init__(self, step: int = 1):
+        self.step, self.queries, self.busy, self.busiest = step, [], 0, 0
+
+    def search(self, queries, top_k=5):
+        self.busy += 1
+        self.busiest = max(self.busiest, self.busy)
+        time.sleep(0.01)
+        self.queries.append(queries)
+        self.busy -= 1
+        if queries == "broken":
+            raise CheckpointError("the vectors are <not> finite")
+        return [(text, 1 - rank / 4) for rank, text in enumerate(SENTENCES[:: self.step])][:top_k]
+
+
+@contextmanager
+def served(**models):
+    with open_server(Corpus("text.txt", SENTENCES, models, top_k=3), "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read().decode()
+    finally:
+        connection.close()
+
+
+def query(text: str) -> str:
+    return f"/?{urllib.parse.urlencode({'q': text})}"
+
+
+def test_two_models_answer_side_by_side():
+    models = {"one": Searcher(), "<i>other": Searcher(step=-1)}
+    with served(**models) as port:
+        status, headers, text = ask(port, query(' what is "baked"? <b>'))
+    page = checked(text)
+    assert status == 200
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert [each.queries for each in models.values()] == [['what is "baked"? <b>']] * 2
+    (box,) = (attributes for tag, attributes in page.tags if tag == "input")
+    assert box["value"] == 'what is "baked"? <b>'
+    for shown in ("A <b>bold</b> sentence & more.", "1.000", "place 2 with one", "not found by <i>other", "<i>other"):
+        assert shown in page.text
+    assert len([tag for tag, _ in page.tags if tag == "ol"]) == 2
+
+
+def test_without_a_query_there_are_examples_that_can_be_followed():
+    with served(one=Searcher()) as port:
+        page = checked(ask(port, "/")[2])
+        links = [link for link in page.values("href") if link.startswith("/?")]
+        assert len(links) == 3
+        followed = checked(ask(port, links[0])[2])
+        assert SENTENCES[0] in [attributes.get("value") for _, attributes in followed.tags]
+        status, _, body = ask(port, "/", method="HEAD")
+        assert (status, body) == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (query("rain"), {"Host": "evil.example"}, 421),
+        (query("rain"), {"Host": "evil.example:8000"}, 421),
+        ("/../../etc/passwd", {}, 404),
+        ("/%2e%2e/%2e%2e/etc/passwd", {}, 404),
+        ("/demo.css", {}, 404),
+        (query("x" * (LONGEST_QUERY + 1)), {}, 400),
+        ("/?" + "&".join(f"a{index}=1" for index in range(50)), {}, 400),
+        (query("broken"), {}, 500),
+    ],
+)
+def test_what_is_refused(path, headers, status):
+    searcher = Searcher()
+    with served(one=searcher) as port:
+        answered, _, text = ask(port, path, **headers)
+    page = checked(text)
+    assert answered == status
+    assert "alert" in page.values("role")
+    assert searcher.queries == (["broken"] if status == 500 else [])
+
+
+def test_other_methods_and_endless_addresses_are_refused():
+    with served(one=Searcher()) as port:
+        assert ask(port, "/", method="POST")[0] == 501
+        assert ask(port, "/?q=" + "x" * 70_000)[0] == 414
+
+
+def test_encoders_are_asked_by_one_thread_at_a_time():
+    searcher = Searcher()
+    with served(one=searcher) as port:
+        threads = [threading.Thread(target=ask, args=(port, query(f"number {index}"))) for index in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(searcher.queries) == 6
+    assert searcher.busiest == 1
+
+
+@pytest.mark.parametrize(
+    "header", ["127.0.0.1:8000", "localhost", "LOCALHOST:80", "[::1]:8000", "192.168.1.7", "box:1"]
+)
+def test_hosts_of_this_machine(header):
+    assert names_this_machine(header, host="box")
+
+
+@pytest.mark.parametrize("header", ["", "evil.example", "127.0.0.1.evil.example", "[::1", "localhost.evil.example:80"])
+def test_hosts_of_others(header):
+    assert not names_this_machine(header, host="127.0.0.1")
+
+
+def test_a_port_in_use_and_an_unknown_host():
+    with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"port {port}: .*--port"):
+        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", port)
+    with pytest.raises(ConfigError, match="port 70000"):
+        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
+    with pytest.raises(ConfigError, match="--top_k 0"):
+        Corpus("t", SENTENCES, {}, top_k=0)
+    with pytest.raises(ConfigError, match="--host no such host"):
+        open_server(Corpus("t", SENTENCES, {}), "no such host", 0)
+
+
+def test_the_text_and_the_models_of_the_command(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("One.\nTwo.\nOne.\n")
+    assert command.read_sentences(str(file)) == ["One.", "Two."]
+    table = tmp_path / "table.csv"
+    table.write_text("id,body\n7,First.\n8,Second.\n")
+    assert command.read_sentences(str(table), ("body",)) == ["First.", "Second."]
+    file.write_text("\n")
+    with pytest.raises(NoSentencesError):
+        command.read_sentences(str(file))
+    assert command.models_of("a", "b") == ["a", "b"]
+    with pytest.raises(ConfigError, match="--against a is the --model itself"):
+        command.models_of("a", "a")
+    assert command.address("::1", 80) == "http://[::1]:80/"
+    assert not command.warning_of("127.0.0.1")
+    assert "everybody" in command.warning_of("0.0.0.0")
+
+
+def test_in_a_browser_on_a_phone(tmp_path):
+    corpus = Corpus("text.txt", ["x" * 300, *SENTENCES], {"one": Searcher(), "two": Searcher(-1)})
+    text = search_page(corpus.name, corpus.size, corpus.examples, corpus.search("rain " + "y" * 200))
+    script = """
+    const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+    press("/");
+    document.body.dataset.focus = document.activeElement.id;
+    document.body.dataset.tooWide = document.documentElement.scrollWidth - window.innerWidth;
+    """
+    shown = in_browser(text, tmp_path, width=390, script=script)
+    (body,) = (attributes for tag, attributes in shown.tags if tag == "body")
+    assert (body["data-focus"], int(body["data-too-wide"]) <= 0) == ("q", True)
