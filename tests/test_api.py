@@ -1,10 +1,12 @@
 """Training from Python, as the command line does it."""
 
+import re
 import runpy
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from absl import flags
@@ -12,12 +14,13 @@ from ml_collections import config_flags
 from tiny_run import run_settings
 
 import diffcse_jax
-from diffcse_jax import Callback, Config, Interrupted, train
+from diffcse_jax import Callback, Config, Interrupted, api, train
 from diffcse_jax.api import _settings
 from diffcse_jax.commands.train import parsed
 from diffcse_jax.config import SHIPPED, configuration, shipped_config
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run import named_workdir
+from diffcse_jax.training.callbacks import Training, started
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = [f"Sentence {i} has the number {i * i} and {i % 7} words more." for i in range(60)]
@@ -114,6 +117,34 @@ def test_a_start_that_fails_leaves_the_workdir_free(settings, tmp_path):
     with pytest.raises(DataError, match=r"data\.train_file: .*sentenecs\.txt"):
         train(tmp_path / "sentenecs.txt", settings, workdir=workdir)
     assert [file.name for file in workdir.iterdir()] == ["lock"]
+
+
+def test_the_examples_of_the_docs_are_valid(tmp_path, monkeypatch):
+    calls, stop = [], mock.Mock()
+
+    def run(config, workdir, callbacks):
+        calls.append((config, workdir))
+        with started(callbacks, Training(config, tmp_path, 0, 9, {}, stop)) as tell:
+            tell.on_step(1, {"loss": 0.01})
+            tell.on_step(2, {})
+        return ""
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(api, "run", run)
+    monkeypatch.setattr(api, "read_encoder", lambda folder: mock.Mock(dev={}, start=None))
+    monkeypatch.setattr(api.SentenceEncoder, "from_saved", lambda saved: mock.Mock(spec=api.SentenceEncoder))
+    names = {"sentences": SENTENCES, "Config": Config, "threading": threading}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL):
+        exec(block, names)
+    assert calls[0][1] == Path("runs/mine")
+    assert calls[1] == calls[2] == calls[3]
+    assert calls[1][1] == Path("runs/custom")
+    assert [folder for _, folder in calls[4:7]] == [Path(f"runs/adapt_{seed}") for seed in (1, 2, 3)]
+    assert stop.call_count == 1
+    names["thread"].start()
+    names["thread"].join()
+    names["stoppable"].stop()
+    assert (stop.call_count, len(calls)) == (2, 9)
 
 
 def test_importing_the_package_starts_nothing():

@@ -27,7 +27,7 @@ def test_it_was_executed_in_order_without_an_error():
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert sum(len(cell.source.splitlines()) for cell in cells) <= 20
+    assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 20
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     text = text_of(notebook)
     assert "the start" in text
@@ -43,12 +43,14 @@ def test_it_runs(tmp_path, minilm_dir, monkeypatch):
     model = write_tiny_model(tmp_path / "model", minilm_dir, blocks=1)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     smaller = f'settings |= {{"train.steps": 2, "model.name_or_path": "{model}", "data.max_length": 16}}\nencoder, '
-    (training,) = [cell for cell in notebook.cells if "= train(" in cell.source]
-    assert training.source.count("\nencoder, ") == 1
-    training.source = training.source.replace("\nencoder, ", f"\n{smaller}")
+    source = "".join(code_of(notebook))
+    assert source.count("\nencoder, ") == source.count('"minilm"') == 1
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("\nencoder, ", f"\n{smaller}").replace('"minilm"', f'"{model}", pooler="avg"')
     without_torch = "import diffcse_jax.export\ndiffcse_jax.export._installed = lambda module: False"
     notebook.cells.insert(0, nbformat.v4.new_code_cell(without_torch))
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
+    patience = {"timeout": 600, "startup_timeout": 300}  # seconds, on a busy machine
+    nbclient.NotebookClient(notebook, kernel_name="python3", resources=resources, **patience).execute()
     assert "the start" in text_of(notebook)
     assert (tmp_path / "runs/notebook/export/model.safetensors").is_file()

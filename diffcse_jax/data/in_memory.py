@@ -30,11 +30,11 @@ def write_sentences(texts: Iterable[Text]) -> Path:
     return _write((json.dumps(row, ensure_ascii=False, default=str) for row in _columns(texts)), ".jsonl")
 
 
-def write_held_out(rows: Iterable[Text], share: float) -> tuple[Path, Path]:
+def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """Writes pairs, triples, ... into two files: those to train on, and pairs to evaluate with.
 
-    A hash of the first text decides, so that all rows of an anchor stay together. Rows to train on that have a text of
-    the others are left out.
+    A hash of a row's first text decides, so that all rows of an anchor stay together. Rows to train on that have a
+    text of the others are left out.
 
     Returns:
         A jsonl file as of `write_sentences`, and tab-separated pairs of sentence and positive.
@@ -42,13 +42,13 @@ def write_held_out(rows: Iterable[Text], share: float) -> tuple[Path, Path]:
     Raises:
         DataError: as `write_sentences`; nothing is left for one of the two.
     """
-    given = [tuple(map(str, row.values())) for row in _columns(rows)]
-    held_out = [row for row in given if digest(row[0]) < share * DIGESTS]
-    texts = {text for row in held_out for text in row}
-    trained_on = [row for row in given if not texts.intersection(row)]
+    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
+    held_out = [row for row in rows if digest(row[0]) < share * DIGESTS]
+    kept_out = {text for row in held_out for text in row}
+    trained_on = [row for row in rows if not kept_out.intersection(row)]
     if not trained_on or len(held_out) < 2:
         raise DataError(
-            f"data.held_out={share} leaves {len(trained_on)} of {len(given)} rows to train on and {len(held_out)} to "
+            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows to train on and {len(held_out)} to "
             "evaluate with, which must be two at least: give more rows, or another share"
         )
     pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)

@@ -280,7 +280,7 @@ def _has_checkpoint(workdir: Path) -> bool:
     return (workdir / CONFIG).is_file() and any(each.name.isdecimal() for each in (workdir / CHECKPOINTS).glob("*"))
 
 
-def _clear_unlike(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+def _clear_unlike(workdir: Path, config: Config, digests: dict[str, str]) -> None:
     """Removes what a run without a checkpoint has written, if it is another one."""
     try:
         _check_same_config(workdir, config)
