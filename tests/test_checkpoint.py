@@ -175,6 +175,18 @@ def test_metrics_that_have_changed_are_told(tmp_path, capsys):
         assert (told in capsys.readouterr().err) == ("0.25" not in content)
 
 
+def test_a_checkpoint_loses_its_name_before_it_is_removed(tmp_path, monkeypatch):
+    """Killed while it is removed, a run leaves nothing that looks like a checkpoint."""
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        saved(tmp_path, {1: 79.0, 2: 80.0, 3: 80.0})
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {"2", "3", "discarded"}
+    assert [folder.name for folder in (tmp_path / "checkpoints/discarded").iterdir()] == ["1"]
+    with opened(tmp_path):
+        pass
+    assert kept(tmp_path) == {2, 3}
+
+
 def test_where_no_checkpoint_is_intact_nothing_is_touched(two_checkpoints, tmp_path):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     for step in ("1", "2"):
