@@ -589,6 +589,8 @@ class Judge:
             ended = self._worker.run(trial.command, world, folder=world.trial, fault=fault)
             printed += ended.output
             self._judge_fault(verdict, fault, ended)
+            if fault.error and verdict.phase == "save":
+                self._worker.renew()  # threads that still write end with their process
         checkpoints = _steps(world.workdir)
         spoiled = {path: self._spoil(trial, path) for path in trial.damaged}
         ended = self._worker.run(trial.command, world, folder=world.trial)

@@ -106,7 +106,7 @@ def test_checkpoints_that_cannot_be_restored_are_closed(tmp_path):
     close = ocp.CheckpointManager.close
     with mock.patch.object(ocp.CheckpointManager, "close", autospec=True, side_effect=close) as closed:
         checkpoints = opened(tmp_path, text="other")
-        with pytest.raises(ConfigError, match=r"the text of data\.train_file is not"), checkpoints:
+        with pytest.raises(ConfigError, match=r"the text of data\.train_file or finetune\.tasks is not"), checkpoints:
             checkpoints.restore(state_of(0))
         closed.assert_called_with(checkpoints._manager)
 
@@ -173,6 +173,18 @@ def test_metrics_that_have_changed_are_told(tmp_path, capsys):
             checkpoints.restore(state_of(0))
         told = f"warning: {metrics} is damaged: its rows up to step 1 are not those that were written"
         assert (told in capsys.readouterr().err) == ("0.25" not in content)
+
+
+def test_a_checkpoint_loses_its_name_before_it_is_removed(tmp_path, monkeypatch):
+    """Killed while it is removed, a run leaves nothing that looks like a checkpoint."""
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        saved(tmp_path, {1: 79.0, 2: 80.0, 3: 80.0})
+    assert {folder.name for folder in (tmp_path / "checkpoints").iterdir()} == {"2", "3", "discarded"}
+    assert [folder.name for folder in (tmp_path / "checkpoints/discarded").iterdir()] == ["1"]
+    with opened(tmp_path):
+        pass
+    assert kept(tmp_path) == {2, 3}
 
 
 def test_where_no_checkpoint_is_intact_nothing_is_touched(two_checkpoints, tmp_path):

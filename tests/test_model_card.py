@@ -249,7 +249,7 @@ def test_every_paper_has_an_entry_of_bibtex():
     for name, module in objectives.modules().items():
         teachers = {"teachers": ("start",)} if name == "distillation" else {}
         objective = module.objective(module.Options(weight=1.0, **teachers), Config())
-        assert set(objective.papers) <= BIBTEX.keys(), name
+        assert objective is None or set(objective.papers) <= BIBTEX.keys(), name  # None: no labelled tasks
     for entry in BIBTEX.values():
         assert re.match(r"@(inproceedings|article)\{\w+,\n", entry)
         assert entry.count("{") == entry.count("}")

@@ -32,7 +32,7 @@ def test_compiling_is_said_where_training_waits_for_it(monkeypatch):
     with Programs(step, STATE, {}, map(views, (8, 12, 16))) as run:
         run(STATE, views(8))
         assert said == ["compiling the train step (1 of at most 3), for batches of 2 x 2 x 8 positions"]
-        run._programs[2, 2, 16, 0].result()
+        run._programs["", 2, 2, 16, 0].result()
         run(STATE, views(16))  # compiled beside training
         assert len(said) == 1
         may_end.clear()

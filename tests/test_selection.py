@@ -1,7 +1,10 @@
 """The model that a finished run gives. Weights are constants here: 0 the start, a checkpoint's step."""
 
 import dataclasses
+import errno
 import json
+import os
+from pathlib import Path
 from unittest import mock
 
 import jax.numpy as jnp
@@ -11,10 +14,17 @@ from test_checkpoint import HF_CONFIG
 from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
-from diffcse_jax.storage.selection import Measured, Record, read_baseline, read_selection, write_baseline
+from diffcse_jax.storage.selection import (
+    Measured,
+    Record,
+    clear_selection,
+    read_baseline,
+    read_selection,
+    write_baseline,
+)
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import selection
@@ -137,6 +147,13 @@ def test_a_damaged_record_is_named_with_the_remedy(name, chosen, tmp_path):
     if path.suffix == ".json":  # as an earlier version wrote it
         path.write_text(json.dumps({key: value for key, value in json.loads(content).items() if key != "sha256"}))
         assert read_encoder(tmp_path).start == read_baseline(tmp_path) == BASELINE
+
+
+def test_an_earlier_choice_that_cannot_be_removed_is_told(chosen, tmp_path, monkeypatch):
+    chosen(1)
+    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    with pytest.raises(DiskError, match=f"^cannot write {tmp_path}: Read-only file system. The checkpoints are whole"):
+        clear_selection(tmp_path)
 
 
 def test_shares_end_with_the_trained_weights():

@@ -142,9 +142,10 @@ def _outputs_in_torch(
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # of loading weights
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    network = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     inputs = tokenizer(list(sentences), padding=True, truncation=True, max_length=max_length, return_tensors="pt")
     with torch.inference_mode():
         return network.eval()(**inputs).logits.numpy()

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from jax._src.distributed import global_state  # it has no public name; Orbax reads it, too
 
@@ -48,7 +49,7 @@ class Watch:
         """Says that this process lives, and hears the others."""
         for number in itertools.count():
             try:
-                client = global_state.client
+                client: Any = global_state.client  # there is one, once the processes have met
                 client.key_value_set(f"{_FOLDER}/{self._index}", f"{self._host} {number}", allow_overwrite=True)
                 self._hear(dict(client.key_value_dir_get(_FOLDER)), time.monotonic())
             except RuntimeError:  # the first process has ended, or does not answer in time

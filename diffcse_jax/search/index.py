@@ -190,7 +190,7 @@ def find_index(path: Path) -> SentenceIndex | None:
     return None if store is None else SentenceIndex(store, store.record(), str(path))
 
 
-Chunks = Iterable[tuple[pa.Table, Float32[np.ndarray, "rows dimension"]]]
+Chunks = Iterable[tuple[pa.Table, Float32[np.ndarray, "_ dimension"]]]  # each of its own size
 
 
 def index_of(chunks: Chunks, encoder: EncoderRecord) -> SentenceIndex:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,6 +41,7 @@ from diffcse_jax.storage.workdir import METRICS, encoder_folder, read_config, re
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _ARRAYS = ("params", "opt_state", "batch_stats")
+_DISCARDED = "discarded"  # a folder beside the checkpoints
 _UNKNOWN = math.inf  # the score in a record that cannot be read
 
 
@@ -96,12 +98,14 @@ class Checkpoints:
         self._scores = _scores(self._folder)
         self._silence = ExitStack()
         self._silence.enter_context(_late_answers_silenced())
+        self._discard()
         with self._saving():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
                     cleanup_tmp_directories=True,
+                    todelete_subdir=_DISCARDED,
                 ),
             )
 
@@ -151,6 +155,8 @@ class Checkpoints:
         record = dataclasses.replace(record, digests=own | {item: digests.of_arrays(items[item]) for item in items})
         self._scores[step] = record.score
         with self._saving():
+            self._manager.wait_until_finished()
+            self._discard()
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -258,12 +264,19 @@ class Checkpoints:
         """Blocks until everything is on disk."""
         with self._saving():
             self._manager.wait_until_finished()
+        self._discard()
 
     def close(self) -> None:
         """Waits, then releases the manager."""
         with self._saving():
             self._manager.close()
+        self._discard()
         self._silence.close()  # not after a failure
+
+    def _discard(self) -> None:
+        """Removes old checkpoints for good; Orbax has renamed them, so that none is ever half a one under its name."""
+        if jax.process_index() == 0:
+            shutil.rmtree(self._folder / _DISCARDED, ignore_errors=True)
 
     @contextmanager
     def _saving(self) -> Iterator[None]:

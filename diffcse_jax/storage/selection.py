@@ -122,8 +122,9 @@ def write_selection(workdir: Path, selection: Selection, weights: Params) -> Non
 
 def clear_selection(workdir: Path) -> None:
     """Forgets an earlier choice."""
-    for name in (SELECTION, _WEIGHTS):
-        (workdir / name).unlink(missing_ok=True)
+    with writing(workdir, safe=_SAFE):
+        for name in (SELECTION, _WEIGHTS):
+            (workdir / name).unlink(missing_ok=True)
 
 
 def read_selection(workdir: Path) -> Selection | None:

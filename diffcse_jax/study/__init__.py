@@ -45,7 +45,9 @@ class Study:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """All values of the configuration `configs/NAME.py` by dotted key: a variant that has nothing of the base."""
+    """All values of the configuration `configs/NAME.py` by dotted key: a variant that has nothing of the base.
+
+    But for empty tables, such as that of a configuration without labelled tasks.
+    """
     settings = flat(shipped_config(name).to_dict())
-    del settings["train.seed"]
-    return settings
+    return {key: value for key, value in settings.items() if key != "train.seed" and value != {}}

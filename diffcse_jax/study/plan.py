@@ -203,7 +203,7 @@ def parse_overrides(base: ConfigDict, arguments: Sequence[str]) -> dict[str, Any
 def differences(before: Config, after: Config) -> dict[str, Any]:
     """The values of `after`, by dotted key, that are others in `before`."""
     old, new = flat(before.to_dict()), flat(after.to_dict())
-    return {key: value for key, value in new.items() if value != old[key]}
+    return {key: value for key, value in new.items() if key not in old or value != old[key]}
 
 
 def _base(name: str, study: Study) -> ConfigDict:

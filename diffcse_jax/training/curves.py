@@ -58,4 +58,5 @@ def _draw_panel(axes: Axes, rows: Rows, title: str, names: Iterable[str]) -> Non
     axes.set(title=title, xlabel="step")
     if title == "loss":
         axes.set_yscale("symlog", linthresh=1e-3)
-    axes.legend(fontsize="small")
+    if axes.lines:
+        axes.legend(fontsize="small")
