@@ -11,8 +11,8 @@ from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.storage.environment import STARTS
 from diffcse_jax.storage.files import read_json, read_json_object
+from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.selection import Record, Selection, read_baseline, read_selection
-from diffcse_jax.storage.workdir import workdir_of
 from diffcse_jax.training.metrics import read_metrics
 
 EXPORT = "export"

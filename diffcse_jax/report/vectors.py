@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
-from diffcse_jax.encoder import SentenceEncoder, normalized
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation.geometry import RATING_GROUPS, best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.protocols import Encoder
@@ -17,6 +17,7 @@ from diffcse_jax.evaluation.retrieval import retrieval_scores
 from diffcse_jax.report.charts import Chart, Line, colour_of, short
 from diffcse_jax.report.runs import EXPORT, Run
 from diffcse_jax.report.sample import Sample, evenly_spaced
+from diffcse_jax.search.nearest import normalized
 
 LEAST_SINGULAR_VALUE = 1e-6  # where the axis is cut
 LEAST_DENSITY = 1e-3  # that is drawn
