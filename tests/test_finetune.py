@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -216,6 +217,19 @@ def test_scores_and_their_interval(tmp_path):
 
 def _parts(data: TaskData) -> tuple:
     return data.task, data.train, data.dev, data.test
+
+
+def test_the_documented_configuration_is_valid():
+    page = (Path(__file__).parents[1] / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    example, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    namespace = {}
+    exec(example, namespace)
+    config = Config.from_dict(namespace["get_config"]().to_dict())
+    assert list(config.objectives) == ["finetune"]
+    assert {name: task.is_pair for name, task in config.finetune.tasks.items()} == {
+        "same_issue": True,
+        "urgency": False,
+    }
 
 
 def test_the_short_name_of_the_start():
