@@ -1,6 +1,7 @@
 """Sentences to vectors with a trained encoder."""
 
 import collections
+import contextlib
 import functools
 import hashlib
 import threading
@@ -43,15 +44,15 @@ CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then t
 
 Sentences = str | Sequence[str]
 
-# Threads must hand programs to several devices in one order: two that wait for each other on all of them never end.
-_dispatching = threading.Lock()
+# Programs for several devices wait for one another on all of them: two that threads start at once may never end.
+_all_devices = threading.RLock()
 
 
 class SentenceEncoder:
     """A transformer (the network of blocks) with a pooler (how its hidden states become a vector) and a tokenizer.
 
     One sentence or many: where a method takes a string it returns one result, where it takes a list a row per entry.
-    Several threads may use one encoder.
+    Several threads may use one encoder; on several devices they take turns.
 
     Args:
         config: sizes of the transformer.
@@ -200,7 +201,11 @@ class SentenceEncoder:
         if isinstance(sentences, str):
             return self.encode([sentences], batch_size, normalize, show_progress, max_length, on_progress)[0]
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-        with tqdm.tqdm(total=len(distinct), desc="encoding", unit=" sentences", disable=not show_progress) as progress:
+        turn: contextlib.AbstractContextManager[Any] = _all_devices if self._mesh.size > 1 else contextlib.nullcontext()
+        with (
+            turn,
+            tqdm.tqdm(total=len(distinct), desc="encoding", unit=" sentences", disable=not show_progress) as progress,
+        ):
             vectors = np.empty((len(distinct), self.dimension), np.float32)
             for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):
                 vectors[rows] = computed
@@ -339,9 +344,7 @@ class SentenceEncoder:
                 rows_per_batch = self._rows_per_batch(len(sentences), batch_size, length)
                 rows = by_length[start : start + rows_per_batch]
                 batch = self._batch([token_ids[row] for row in rows], rows_per_batch, length)
-                with _dispatching:
-                    computed = forward(self._params, *batch)
-                yield rows, computed
+                yield rows, forward(self._params, *batch)
                 start += rows_per_batch
 
         for rows, computed in _ahead(started()):

@@ -154,18 +154,6 @@ def test_an_index_of_a_file_goes_to_a_folder_and_back(tiny, tiny_dir, tmp_path):
         tiny.load_index(tmp_path)
 
 
-def test_threads_encode_at_once(tiny):
-    """Each cuts at another length, which the tokenizer's backend holds."""
-    text, limits = [*SENTENCES, " ".join(["dog"] * 30)], (None, 6, 9, 12)
-    expected = [tiny.encode(text, max_length=limit) for limit in limits]
-    before = tiny.fingerprint()
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = [*pool.map(lambda limit: tiny.encode(text, max_length=limit), limits * 5)]
-    for vectors, single in zip(found, expected * 5, strict=True):
-        np.testing.assert_array_equal(vectors, single)
-    assert tiny.fingerprint() == before == SentenceEncoder.from_pretrained(tiny.name, pooler="avg").fingerprint()
-
-
 def test_search_without_index_says_what_to_do(tiny_dir):
     with pytest.raises(ValueError, match="build_index"):
         SentenceEncoder.from_pretrained(tiny_dir, pooler="avg").search("a dog")
@@ -205,16 +193,35 @@ def test_few_shapes_are_compiled(tiny_dir, caplog):
     assert sum("Compiling jit(forward)" in message for message in caplog.messages) == 4  # lengths 16, 24, 32, 40
 
 
-@pytest.mark.parametrize("devices", [1, 3, 8])
-def test_a_mesh_gives_the_same_vectors(tiny, devices):
+def on_devices(encoder: SentenceEncoder, transformer: dict, devices: int) -> SentenceEncoder:
+    """The encoder with other weights, on so many devices."""
     mesh = jax.make_mesh(
         (devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
     )
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return with_weights(encoder, jax.device_put(transformer, replicated))
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_a_mesh_gives_the_same_vectors(tiny, devices):
     params = random_params(Transformer, tiny.config, seed=2)
     expected = with_weights(tiny, params).encode(SENTENCES)
-    spread = with_weights(tiny, jax.device_put(params, replicated)).encode(SENTENCES, batch_size=4)
+    spread = on_devices(tiny, params, devices).encode(SENTENCES, batch_size=4)
     np.testing.assert_allclose(spread, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_threads_encode_at_once(tiny, devices):
+    """Each cuts at another length, which the tokenizer's backend holds; programs of all devices must not cross."""
+    encoder = on_devices(tiny, random_params(Transformer, tiny.config), devices)
+    text, limits = [*SENTENCES, " ".join(["dog"] * 30)], (None, 6, 9, 12)
+    expected = [encoder.encode(text, max_length=limit) for limit in limits]
+    before = encoder.fingerprint()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda limit: encoder.encode(text, max_length=limit), limits * 5)]
+    for vectors, single in zip(found, expected * 5, strict=True):
+        np.testing.assert_array_equal(vectors, single)
+    assert encoder.fingerprint() == before
 
 
 def test_a_folder_without_record_needs_a_pooler(tiny_dir):
