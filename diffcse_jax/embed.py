@@ -56,6 +56,7 @@ from diffcse_jax.storage.workdir import lock
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
 ROWS_PER_FILE = 5_000  # a minute of work or two on a slow machine, which is what a crash can cost
+_REMEDY = "if neither the input nor the settings have changed since, remove that file, and the same command goes on"
 
 
 def embed(
@@ -206,7 +207,10 @@ def _require_same_file(output: Path, source: Path) -> None:
     """Output files are named after their input, so another file of that name, or a changed one, must not follow it."""
     files = _files_of(source)
     now = {"bytes": sum(file.stat().st_size for file in files), "sha256": sha256(files)}
-    earlier = _record_once(_state_of_inputs(output) / f"{source.name}.json", now)
+    record = _state_of_inputs(output) / f"{source.name}.json"
+    earlier = _record_once(record, now)
+    if unknown := sorted(earlier.keys() - now.keys()):
+        raise DataError(f"{record} is damaged ({unknown[0]!r} is no key of it); {_REMEDY}")
     # A record of an earlier version holds the size alone. It still counts, so that an upgrade costs no finished work.
     changed = next((key for key in now if earlier.get(key, now[key]) != now[key]), None)
     if changed:
@@ -244,10 +248,7 @@ def _record_once(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except CheckpointError as error:
-        raise DataError(
-            f"{error}; if neither the input nor the settings have changed since, remove that file, and the same "
-            "command goes on"
-        ) from error
+        raise DataError(f"{error}; {_REMEDY}") from error
 
 
 def _give_name_once(partial: Path, path: Path) -> None:

@@ -491,6 +491,7 @@ class Judge:
         self._world, self._worker, self._talkative = world, worker, talkative
         self._chance = random.Random(seed)
         self._expected: dict[str, dict[str, str]] = {}
+        self._untrained = False
 
     def observe(self, *, training: bool) -> Observed:
         """Makes the states and learns what each command does and gives without a fault.
@@ -511,6 +512,7 @@ class Judge:
         if not training:
             shutil.copytree(world.inputs / "model", world.export)
             sentence_transformers_folder.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
+            self._untrained = True
             for command in UNTRAINED:
                 observed("finished", command, self._clean(command))
                 self._expected[command] = outcome(world, command)
@@ -580,8 +582,8 @@ class Judge:
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
         if trial.faults and trial.command == "vectors":
-            for copy in world.trial.glob("cache/*/vectors-*"):
-                shutil.rmtree(copy)
+            for path in world.trial.glob("cache" if self._untrained else "cache/*/vectors-*"):
+                shutil.rmtree(path)
         if trial.cold:
             self._worker.renew()
         printed = ""

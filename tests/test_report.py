@@ -65,7 +65,6 @@ def write_run(folder, *, finished=True, old=False, **groups):
         writer.write(step, losses | others | space)
     for step in steps[1::2]:
         writer.write(step, {"dev/stsb_spearman": 50 + 5.0 * step})
-    writer.close()
     if not old:
         write_baseline(folder, Record(0, "avg", {"stsb_spearman": 60.0}, "stsb_spearman", "text"))
         start = {"time": "2026-01-02T03:04:05+00:00", "step": 0, "versions": {"jax": "0.10"}, "git": None}

@@ -122,7 +122,7 @@ def study(tmp_path, monkeypatch, capsys):
             "Study(base='simcse_base', variants={'A': {}}, published={'A': {'STSB': 80.0}})",
             "mine: published: 'A' has the unknown column 'STSB'",
         ),
-        ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSB',))", "mine: tasks: unknown task 'STSB'; known: "),
+        ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSX',))", "mine: tasks: unknown task 'STSX'; "),
         ("Study(base='simcse_base', variants={'A': {}}, start=('max',))", "mine: start: 'max' is not one of own, cls"),
         ("Study(base='simcse_base', variant={'A': {}})", "mine.py: TypeError: "),
         ("dict(base='simcse_base')", "mine.py: get_study gives no Study, but dict"),

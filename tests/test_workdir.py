@@ -245,6 +245,7 @@ def test_errors_of_the_system_that_libraries_quote_are_recognised():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monkeypatch):
     """Before the first step, as after the last one: the lock is freed, the handler as before."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("diffcse_jax.training.train.train", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.runtime.compilation.keep_compiled", lambda: None)

@@ -235,7 +235,8 @@ def _metadata(part: Path) -> pq.FileMetaData:
 
 def _batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     try:
-        yield from pq.ParquetFile(part).iter_batches(BLOCK_ROWS, columns=columns)
+        file = pq.ParquetFile(part, page_checksum_verification=True)
+        yield from file.iter_batches(BLOCK_ROWS, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(part, error) from error
 
