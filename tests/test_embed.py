@@ -297,11 +297,12 @@ def test_a_damaged_record_is_named_and_what_killed_processes_left_is_removed(tmp
         ):
             embed._record_once(path, {"bytes": 1})
     (tmp_path / "a").write_text("a sentence\n")
-    path.unlink()
-    embed._require_same_file(tmp_path, tmp_path / "a")
+    path = tmp_path / "out.state/inputs/a.json"
+    path.parent.mkdir(parents=True)
+    embed._require_same_file(tmp_path / "out", tmp_path / "a")
     path.write_text(path.read_text().replace("sha256", "shb256"))
-    with pytest.raises(DataError, match=r"_a\.json is damaged \('shb256' is no key of it\); .*remove that file"):
-        embed._require_same_file(tmp_path, tmp_path / "a")
+    with pytest.raises(DataError, match=r"a\.json is damaged \('shb256' is no key of it\); .*remove that file"):
+        embed._require_same_file(tmp_path / "out", tmp_path / "a")
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
