@@ -517,6 +517,7 @@ class Judge:
                 observed("finished", command, self._clean(command))
                 self._expected[command] = outcome(world, command)
             world.keep("finished")
+            self._remember()
             return Observed(self._relative(operations), spent)
         world.keep("bare")
         # A signal that the loop knows stops it with everything saved, before its end.
@@ -543,12 +544,17 @@ class Judge:
         spent["fresh", "train"]["head training"] = spent["bare", "train"]["head training"]  # of a new process
         for key in (("bare", "train"), ("finished", "load"), ("finished", "vectors")):
             del spent[key]
-        (world.base / "expected.json").write_text(json.dumps(self._expected))
+        self._remember()
         return Observed(self._relative(operations), spent)
+
+    def _remember(self) -> None:
+        content = {"expected": self._expected, "untrained": self._untrained}
+        (self._world.base / "outcomes.json").write_text(json.dumps(content))
 
     def recall(self) -> None:
         """Takes states and outcomes from an earlier run of this program in the same folder."""
-        self._expected = json.loads((self._world.base / "expected.json").read_text())
+        content = json.loads((self._world.base / "outcomes.json").read_text())
+        self._expected, self._untrained = content["expected"], content["untrained"]
 
     def _relative(self, operations: Operations) -> Operations:
         """With paths in the trial's folder, and without what happens once in a process."""

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="faults are injected by a library in C")
 def test_faults_end_as_without_them_or_in_one_paragraph(tmp_path):
-    command = [sys.executable, "tests/faults.py", "--untrained", "--count", "24", "--workdir", tmp_path / "runs"]
+    command = [sys.executable, "tests/faults.py", "--untrained", "--count", "32", "--workdir", tmp_path / "runs"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "JAX_COMPILATION_CACHE_DIR": ""}
     finished = subprocess.run(
         [*command, "--output", tmp_path / "faults.json"],
