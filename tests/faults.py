@@ -168,9 +168,10 @@ def vectors(world: World) -> int:
     import numpy as np
 
     from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.data.stored_vectors import find_store, open_vectors
+    from diffcse_jax.data.stored_vectors import open_vectors
     from diffcse_jax.data.tokenizer import load_tokenizer
     from diffcse_jax.data.tokens import build_or_open
+    from diffcse_jax.data.vector_folder import find_store
     from diffcse_jax.errors import reported_to_user
     from diffcse_jax.groups import DataConfig
 
