@@ -100,13 +100,15 @@ def embed(
             _require_same_file(output, path)
             done = state / f"{path.name}.done"
             with _alone(state / f"{path.name}.lock"):
-                if done.is_file():
+                if _is_done(done, output):
                     continue
                 _remove_partials(state, path)
+                parts = []
                 try:
                     entries = read_entries(path, "--input", columns=columns, id_column=id_column)
                     for index, chunk in enumerate(in_chunks(entries, rows_per_file, CHARACTERS_PER_FILE)):
                         part = output / f"{path.name}.{index:06d}.parquet"
+                        parts.append(part.name)
                         if not part.is_file():
                             vectors = encode_chunk(chunk, encoder, batch_size, progress, normalize=normalize)
                             _write(part, vector_table(table_of(chunk), vectors.astype(dtype), settings))
@@ -117,8 +119,17 @@ def embed(
                     note = str(error)
                 if note:
                     progress.note(note)
-                done.touch()
+                done.write_text(json.dumps(parts), encoding="utf-8")
     return embedded
+
+
+def _is_done(done: Path, output: Path) -> bool:
+    """True if an input file is embedded and its parts are still there; the record of an earlier version names none."""
+    try:
+        parts = json.loads(done.read_bytes() or "[]")
+        return all((output / str(part)).is_file() for part in parts)
+    except (FileNotFoundError, ValueError, TypeError):  # damaged, too: what is there is found again by name
+        return False
 
 
 @contextlib.contextmanager
@@ -163,7 +174,10 @@ def start_output(output: Path, settings: Mapping[str, Any]) -> None:
         if earlier.get(key) != settings.get(key)
     ]
     if changed:
-        raise ConfigError(f"{output} was begun with other settings; give another --output, or: {'; '.join(changed)}")
+        raise ConfigError(
+            f"{output} was begun with other settings; give another --output (or remove it and {state_of(output)}), or "
+            f"these: {'; '.join(changed)}"
+        )
 
 
 def rows_per_file_of(output: Path) -> int | None:

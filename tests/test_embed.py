@@ -305,6 +305,18 @@ def test_a_damaged_record_is_named_and_what_killed_processes_left_is_removed(tmp
         embed._require_same_file(tmp_path / "out", tmp_path / "a")
 
 
+def test_vectors_that_were_removed_are_made_again(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    shutil.rmtree(tmp_path / "out")
+    embed.main(arguments(tmp_path, model))
+    next((tmp_path / "out").glob("shard-3*.parquet")).unlink()
+    done = tmp_path / "out.state/inputs/shard-2.txt.done"
+    for content in ("", "[", "7", done.read_text()):  # of an earlier version, damaged, whole
+        done.write_text(content)
+        embed.main(arguments(tmp_path, model))
+        check(tmp_path / "out", shards, model)
+
+
 def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
     def write_table(table, path, **options):
         if "shard-3" in path.name:
