@@ -258,7 +258,8 @@ def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys)
     save_file(tensors, file)
     with pytest.raises(SystemExit):
         embed.main(arguments(tmp_path, model))
-    assert "begun with other settings; give another --output, or: weights: '" in capsys.readouterr().err
+    remedy = f"give another --output (or remove it and {tmp_path / 'out.state'})"
+    assert f"begun with other settings; {remedy}, or these: weights: '" in capsys.readouterr().err
 
 
 def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
