@@ -20,7 +20,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.mixture import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted
 from diffcse_jax.finetune import TaskModel, folders, outputs
 from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
@@ -36,10 +36,10 @@ from diffcse_jax.objectives.finetune import (
     features,
     squared_error,
 )
+from diffcse_jax.runtime.stopping import StopRequest
 from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
-from diffcse_jax.training.loop import Interrupted
 from diffcse_jax.training.metrics import read_metrics
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.programs import Programs, _key
@@ -326,11 +326,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
     # Asked after every step: it stops after the first of the heads, and after the first of everything.
     answers = iter([True, *[False] * (STEPS - 1), True])
 
-    @contextlib.contextmanager
-    def stop_requested():
-        yield lambda: next(answers, False)
+    class Asked(StopRequest):
+        made = property(lambda self: next(answers, False), lambda self, made: None)
 
-    monkeypatch.setattr(loop_module, "_stop_requested", stop_requested)
+    monkeypatch.setattr(loop_module, "stop_requested", lambda: contextlib.nullcontext(Asked()))
     monkeypatch.setattr(train_module, "Programs", SharedPrograms)
     with jax.debug_nans(False):
         for _ in range(2):

@@ -127,6 +127,7 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
     try:
         for process in processes:
             assert any(line == "working\n" for line in process.stdout)
+        time.sleep(3)  # until each has heard the other's host
         processes[lost].send_signal(signal.SIGSTOP)
         output = processes[1 - lost].communicate(timeout=BOUND)[0]
     finally:
