@@ -73,7 +73,8 @@ def test_arrays_of_a_result():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="the TPU's compiler, libtpu (the extra `compile`), is missing")
-def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(tmp_path):
+@pytest.mark.parametrize("fully_sharded", [False, True])
+def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(fully_sharded, tmp_path):
     """Many objectives for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -87,7 +88,7 @@ def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vecto
     command += ["--config", "diffcse_simcsepp_base"]
     command += [f"--config.model.name_or_path={folder}", f"--config.generator.name_or_path={folder}"]
     command += ["--config.consistency.weight=1.0", "--config.distillation.weight=1.0"]
-    command += ["--config.distillation.teachers=('start',)"]
+    command += ["--config.distillation.teachers=('start',)", f"--config.mesh.fully_sharded={fully_sharded}"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     root = Path(__file__).parents[1]
     subprocess.run([*command, "--output", str(output)], check=True, env=environment, cwd=root)

@@ -136,6 +136,15 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
     return jax.tree_util.tree_map_with_path(sharding, state)
 
 
+def gathered(params: Params, mesh: Mesh) -> Params:
+    """Parameters as layers take them: whole, but for what the model axis splits; for use in a compiled function.
+
+    Of parameters that the data axis splits (`mesh.fully_sharded`) XLA would otherwise move the activations.
+    """
+    whole = {name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()}
+    return jax.lax.with_sharding_constraint(params, whole)
+
+
 def of_gradients(grads: Params, mesh: Mesh) -> dict[str, NamedSharding]:
     """The sharding in which gradients are summed and applied, which is that of the optimizer's moments."""
     return {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in grads.items()}

@@ -16,7 +16,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import TrainState
 from diffcse_jax.training.objective import corrupt, total_loss
-from diffcse_jax.training.sharding import by_rules, of_gradients, replicated
+from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
 
 # (state, frozen parameters, batch) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Views], tuple[TrainState, Metrics]]
@@ -73,18 +73,18 @@ def make_train_step(
         root = named_key(jax.random.key(config.train.seed), "train step")
         corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
-        frozen_networks = Computation(networks, frozen, chunks, devices)
+        frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
         views = generated_second_views(config, frozen_networks, views, named_key(corruption_key, "second views"))
         corruptions = corrupt(config, frozen_networks, views, corruption_key)
 
         def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Params]]:
-            trained = Computation(networks, params, chunks, devices)
+            trained = Computation(networks, gathered(params, mesh), chunks, devices)
             return total_loss(config, trained, state.batch_stats, views, corruptions, dropout_key)
 
         grads, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(state.params)
         # Summed as whole arrays and then split: asked for parts of an embedding table's gradient, XLA would move the
         # tokens and the gradients at them instead.
-        grads = jax.lax.with_sharding_constraint(grads, by_rules(grads, mesh, config))
+        grads = gathered(grads, mesh)
         grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
         metrics["grad_norm"] = optax.tree.norm(grads)
         metrics["bad_gradient"] = _first_bad(grads)
