@@ -135,7 +135,7 @@ def train_step(
 
 
 def features(task: Task, sides: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """What a head reads."""
+    """The input of a head."""
     if not task.is_pair:
         return sides[0]
     u, v = sides

@@ -27,7 +27,7 @@ from diffcse_jax.training.metrics import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What training gives; unpacked, it is the encoder and its history.
+    """The result of training; unpacked, it is the encoder and its history.
 
     Attributes:
         encoder: the model that the run has selected: its best checkpoint, or what else its verdict says.

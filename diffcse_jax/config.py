@@ -202,7 +202,7 @@ def configuration(
 
 
 def _read(path: Path, given: str) -> dict[str, Any]:
-    """What the file of a configuration gives."""
+    """The configuration that a file gives."""
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.py")))
         raise ConfigError(f"config: there is no {given!r}: give the path of a file NAME.py, or one of {known}")

@@ -2,7 +2,7 @@ r"""Embeds files of sentences, as many as there are, into Parquet.
 
   diffcse embed --model runs/diffcse_base --input 'shards/*.txt.gz' \
       --output vectors
-  diffcse embed --model minilm --input papers.csv --columns title abstract \\
+  diffcse embed --model minilm --input papers.csv --columns title abstract \
       --id_column doi --normalize --output vectors
 
 Each output file holds a run of lines of one input file: `line` (its number

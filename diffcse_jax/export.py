@@ -71,7 +71,7 @@ _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy"
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What the card is told beside what the run knows.
+    """Facts for the card that the run does not know.
 
     Attributes:
         hub_id: `USER/NAME`, under which the folder will be on the hub.

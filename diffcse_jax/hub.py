@@ -79,7 +79,7 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
 
 
 def _for_people(error: Exception, repository: str) -> UserError:
-    """What went wrong, and what can be done."""
+    """The cause of a failed upload, and the remedy."""
     if isinstance(error, OfflineModeIsEnabled):
         return ConfigError("--push_to_hub: the hub's client is told to stay offline; unset HF_HUB_OFFLINE")
     endpoint = HfApi().endpoint

@@ -1,4 +1,4 @@
-"""What helps a sentence encoder on one's own documents, and what it costs elsewhere: pairs, objectives, anchor.
+"""Adaptation of a sentence encoder to one's own documents, and its cost elsewhere: pairs, objectives, anchor.
 
 Command:   python -m diffcse_jax.study configs/studies/adaptation.py --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv

@@ -57,7 +57,7 @@ def shipped_names() -> list[str]:
 
 
 def training_text(config: Config) -> str:
-    """What was trained on: the name of the text, or the data of objectives that have their own."""
+    """The training data: the name of the text, or the data of objectives that have their own."""
     own = "; ".join(filter(None, (objective.own_text for objective in config.objectives.values())))
     return own or portable(config)["data"]["train_file"]
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def writer(output: str, encoder: "SentenceEncoder", *, normalized: bool) -> Iterator[Write]:
-    """What writes entries with their vectors to a file, which has its name when it is whole, or to standard output."""
+    """A writer of entries with their vectors to a file, which has its name when it is whole, or to standard output."""
     if output == "-":
         yield _lines_to(sys.stdout)
         return

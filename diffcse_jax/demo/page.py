@@ -15,7 +15,7 @@ Hits = Sequence[tuple[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was found.
+    """The results of a search.
 
     Attributes:
         query: the text that was searched for.

@@ -59,7 +59,7 @@ class Corpus:
         self._models, self._top_k, self._lock = models, top_k, threading.Lock()
 
     def search(self, query: str) -> Answer:
-        """What each model finds."""
+        """The hits of each model."""
         with self._lock:
             start = time.perf_counter()
             hits = {name: list(model.search(query, top_k=self._top_k)) for name, model in self._models.items()}

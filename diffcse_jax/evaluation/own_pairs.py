@@ -1,5 +1,6 @@
 """Tasks on files of one's own: find the second text of a pair by the first, tell duplicates from other pairs."""
 
+import abc
 import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ LIMIT = 1000  # of their pairs
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnTask:
+class OwnTask(abc.ABC):
     """A task on the pairs of a file.
 
     Attributes:
@@ -39,9 +40,9 @@ class OwnTask:
         """The file that `run` reads."""
         return [expanded(self.file)]
 
+    @abc.abstractmethod
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
         """Named scores, x 100, and the number of pairs `n`."""
-        raise NotImplementedError
 
 
 class PairsRetrieval(OwnTask):

@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves beside its checkpoints: predictions, dev scores, pictures of what is confused."""
+"""The results of a fine-tuning beside its checkpoints: predictions, dev scores, pictures of what is confused."""
 
 import csv
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ HEADS = "heads"  # the workdir of the heads' stage, in that of the run
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What both stages share.
+    """The parts that both stages share.
 
     Attributes:
         config: the run, its pooler and the classes of its tasks known.

@@ -59,7 +59,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """What is drawn.
+    """The content of a chart.
 
     Attributes:
         title: of the chart.

@@ -40,7 +40,7 @@ def of_losses(runs: Sequence[Run]) -> list[Chart]:
 
 
 def of_objectives(runs: Sequence[Run]) -> list[Chart]:
-    """What the objectives tell beside their losses: of discriminators their accuracy."""
+    """Metrics of the objectives beside their losses: of discriminators their accuracy."""
     return _panels(_own_panels(runs) | {"similarity of pairs and of others": SIMILARITIES}, runs)
 
 

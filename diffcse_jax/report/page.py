@@ -101,7 +101,7 @@ def _change(before: float | None, after: float | None) -> str:
 
 
 def _card(run: Run, colour: str, *, is_alone: bool) -> Markup:
-    """What was run and what came of it, with the numbers that matter most; one of several runs tells less at once."""
+    """The run and its outcome, with the numbers that matter most; one of several runs tells less at once."""
     outcome = element(
         "div",
         _headline(run),

@@ -23,7 +23,7 @@ Scores = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a workdir records.
+    """The records of a workdir.
 
     Attributes:
         label: a short name, different from that of every other run of the report.

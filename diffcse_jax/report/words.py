@@ -76,7 +76,7 @@ def chosen(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[str]:
-    """What a reader must know before trusting the numbers."""
+    """Warnings that a reader needs before trusting the numbers."""
     found = []
     if bad := max((row.get("bad_steps", 0) for row in run.rows), default=0):
         found.append(f"{counted(round(bad), 'step')} not applied: a loss or gradient was no finite number")

@@ -89,7 +89,7 @@ def _unit(vectors: Float[np.ndarray, "_ dimension"]) -> Float32[np.ndarray, "_ d
 
 
 def _reason(error: Exception) -> str:
-    """What faiss says, without the place in its source."""
+    """The message of a faiss error, without the place in its source."""
     return str(error).strip().splitlines()[0].split("Error: ")[-1][:200]
 
 

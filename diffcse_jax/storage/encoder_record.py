@@ -11,7 +11,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class EncoderRecord:
-    """What tells a sentence encoder from others, and what it takes to load it again.
+    """The identity of a sentence encoder, and all that it takes to load it again.
 
     Attributes:
         model: its name: what `SentenceEncoder.from_pretrained` takes, if it was loaded so.

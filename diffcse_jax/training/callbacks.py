@@ -1,8 +1,9 @@
-"""What follows a run: rows of metrics, TensorBoard, Weights & Biases, progress on the terminal, and what users add.
+"""Observers of a run: rows of metrics, TensorBoard, Weights & Biases, progress on the terminal, and what users add.
 
 All of them are called on the first process only, in the thread that trains.
 """
 
+import abc
 import contextlib
 import dataclasses
 import json
@@ -117,12 +118,12 @@ def started(callbacks: Iterable[Callback], training: Training) -> Iterator[Callb
         yield Together(callbacks)
 
 
-class Rows(Callback):
+class Rows(Callback, abc.ABC):
     """The base of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
+    @abc.abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one row."""
-        raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
         self._start_scores = training.start_scores
