@@ -198,6 +198,7 @@ def prepare(world: World) -> None:
 
 
 def _no_curves(workdir: Path, config: Any) -> Path:
+    sys.modules["diffcse_jax.training.metrics"].read_metrics(workdir)  # as drawing does
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"no picture")
@@ -259,15 +260,23 @@ def outcome(world: World, command: str) -> dict[str, str]:
     if command in OUTPUTS:
         return _files(world.trial / OUTPUTS[command])
     found = _files(world.export)
-    rows = [json.loads(line) for line in (world.workdir / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        row.pop("sentences_per_second", None)
+    rows = [_row(line) for line in (world.workdir / "metrics.jsonl").read_bytes().splitlines()]
     found["metrics.jsonl"] = _sha256(json.dumps(rows).encode())
     found["selection.json"] = _sha256((world.workdir / "selection.json").read_bytes())
     for record in (world.workdir / "checkpoints").glob("[0-9]*/record/metadata"):
         content = json.loads(record.read_text())
         found[str(record.relative_to(world.workdir))] = json.dumps(content["digests"]["params"], sort_keys=True)
     return found
+
+
+def _row(line: bytes) -> Any:
+    """A row of the metrics without what differs from run to run; a spoiled one as it is."""
+    try:
+        row = json.loads(line)
+        row.pop("sentences_per_second", None)
+    except (ValueError, AttributeError):
+        return repr(line)
+    return row
 
 
 def _files(folder: Path) -> dict[str, str]:

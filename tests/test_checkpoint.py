@@ -4,6 +4,8 @@ import json
 import math
 import resource
 import shutil
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -121,6 +123,10 @@ def flip_bits(step: Path, item: str) -> None:
         file.write_bytes(content)
 
 
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 def edit(path: Path, change: Callable[[dict], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
@@ -130,6 +136,7 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
 DAMAGE = {
     "bits of parameters": lambda step: flip_bits(step, "params"),
     "bits of moments": lambda step: flip_bits(step, "opt_state"),
+    "a cut-off description of moments": lambda step: truncate(step / "opt_state/array_metadatas/process_0"),
     "no moments": lambda step: shutil.rmtree(step / "opt_state"),
     "a position in the data": lambda step: edit(step / "data/metadata", lambda data: data.update(next=1)),
     "a score": lambda step: edit(step / "record/metadata", lambda record: record["dev"].update(stsb=99.0)),
@@ -158,6 +165,15 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, t
     assert kept(workdir) == {1, 2}
     with opened(workdir) as checkpoints:
         assert checkpoints.restore(state_of(0))[1] == {"next": 2}
+    assert not capsys.readouterr().err
+
+
+def test_reads_that_end_after_a_failure_print_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # to put it back after the test
+    with pytest.raises(KeyError), opened(saved(tmp_path, {1: 80.0})):
+        raise KeyError
+    late = types.SimpleNamespace(exc_value=RuntimeError("Event loop is closed"))
+    sys.unraisablehook(late)
     assert not capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,11 +113,11 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+        if kind is None:
             self.close()
-        except UserError:
-            if kind is None:  # else it is the consequence of an error that is reported already
-                raise
+            return
+        with suppress(UserError):  # the consequence of an error that is reported already
+            self._finish()
 
     @property
     def latest_step(self) -> int | None:
@@ -214,6 +214,7 @@ class Checkpoints:
             try:
                 record, _ = _read_arrays(self._folder / str(step), _ARRAYS)
                 _read_data(self._folder / str(step), record)
+                _read_descriptions(self._folder / str(step))
             except CheckpointError as error:
                 damaged[step] = error
                 continue
@@ -268,10 +269,13 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits, then releases the manager."""
+        self._finish()
+        self._silence.close()  # not after a failure
+
+    def _finish(self) -> None:
         with self._saving():
             self._manager.close()
         self._discard()
-        self._silence.close()  # not after a failure
 
     def _discard(self) -> None:
         """Removes old checkpoints for good; Orbax has renamed them, so that none is ever half a one under its name."""
@@ -419,6 +423,14 @@ def _read_data(checkpoint: Path, record: Record) -> dict[str, Any]:
         data = _read_json(checkpoint, "data")
         _require(record.digests.get("data"), digests.of_json(data), "data")
         return data
+
+
+def _read_descriptions(checkpoint: Path) -> None:
+    """Raises like `_read_record` where what Orbax notes on arrays, and reads for devices alone, is no JSON."""
+    with _damage_reported(checkpoint):
+        for item in _ARRAYS:
+            for path in (checkpoint / item / "array_metadatas").glob("*"):
+                json.loads(path.read_bytes())
 
 
 def _read_json(checkpoint: Path, item: str) -> dict[str, Any]:
