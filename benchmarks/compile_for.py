@@ -34,7 +34,7 @@ from diffcse_jax.config import Config  # noqa: E402
 from diffcse_jax.data.rows import Layout, Views  # noqa: E402
 from diffcse_jax.data.vocabulary import Vocabulary  # noqa: E402
 from diffcse_jax.encoder import compiled_forward  # noqa: E402
-from diffcse_jax.errors import reported_to_user  # noqa: E402
+from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
 from diffcse_jax.models.parameters import Params  # noqa: E402
 from diffcse_jax.models.pretrained import Pretrained  # noqa: E402
@@ -87,7 +87,7 @@ class Request:
 
 def lowered(request: Request, mesh: Mesh) -> Lowered:
     """The program of a request for the devices of a mesh."""
-    config = with_own_pooler(resolved(request.config, mesh), None)
+    config = _with_classes(with_own_pooler(resolved(request.config, mesh), None))
     encoder = _checkpoint(config.model.name_or_path, mesh)
     build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
     return build(dataclasses.replace(request, config=config), encoder, mesh)
@@ -101,11 +101,11 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
     teachers = _teachers(config, mesh)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
-    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
+    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, rests="finetune" in config.objectives)
     state = abstract_state(built.params, built.batch_stats, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
-    views = _views(request, mesh, request.views)
+    views = _views(request, mesh, request.views)._replace(labels=_labels(request, mesh))
     return Lowered(
         lambda: step.lower(state, frozen, views),
         built.params,
@@ -193,6 +193,30 @@ def _views(request: Request, mesh: Mesh, views: int) -> Views:
     return Views(ids, ids, layout(size * views), layout(size))
 
 
+def _with_classes(config: Config) -> Config:
+    """With two classes where a task of fine-tuning names none: of a program they are the last layer of its head."""
+    tasks = config.finetune.tasks
+    nameless = [name for name, task in tasks.items() if task.kind == "classification" and not task.labels]
+    settings = config.to_dict()
+    for name in nameless:
+        settings["finetune"]["tasks"][name]["labels"] = ("0", "1")
+    return Config.from_dict(settings)
+
+
+def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
+    """Those of a batch of fine-tuning: of the first task whose examples have so many sentences as there are views."""
+    config = request.config
+    if "finetune" not in config.objectives:
+        return None
+    tasks = config.finetune.tasks
+    name = next((name for name, task in tasks.items() if len(task.texts) == request.views), None)
+    if name is None:
+        raise ConfigError(f"--views {request.views}: no task in finetune.tasks has examples of so many sentences")
+    dtype = jnp.float32 if tasks[name].kind == "regression" else jnp.int32
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    return {name: jax.ShapeDtypeStruct((request.batch_size,), dtype, sharding=sharding)}
+
+
 def _chunk_size(config: Config) -> int:
     return config.train.chunk_size or config.train.batch_size
 
@@ -256,7 +280,8 @@ def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> l
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     moved: collections.Counter[tuple[str, str]] = collections.Counter()
     for collective in collectives:
-        carried = {carries(array, collective, program, mesh) for array in collective.arrays}
+        arrays = collective.source or collective.arrays
+        carried = {carries(array, collective, program, mesh) for array in arrays}
         key = collective.kind, " and ".join(sorted(carried))
         counts[key] += collective.times
         moved[key] += collective.bytes
@@ -352,7 +377,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--config", required=True, help="a file such as those in configs/, or its name")
     parser.add_argument("--what", choices=WHAT, default="step", help="the program (default: %(default)s)")
     parser.add_argument("--batch", type=int, help="train.batch_size, in place of the configuration's")
-    parser.add_argument("--views", type=int, default=2, help="per example; 3 with hard negatives (default: 2)")
+    parser.add_argument(
+        "--views", type=int, default=2, help="per example: 3 with hard negatives, 1 or 2 of fine-tuning (default: 2)"
+    )
     parser.add_argument(
         "--real_tokens",
         type=float,

@@ -51,6 +51,7 @@ class Instruction(NamedTuple):
     called: tuple[str, ...]  # computations: of a fusion, a call, the branches of a conditional, the body of a loop
     trips: int  # of a loop
     channel: str  # of a collective
+    operand: str  # the first one's name
 
 
 class Collective(NamedTuple):
@@ -60,6 +61,7 @@ class Collective(NamedTuple):
     arrays: tuple[Array, ...]
     op_name: str
     times: int
+    source: tuple[Array, ...] = ()  # what they are rows of, where that is the result of another collective
 
     @property
     def bytes(self) -> int:
@@ -116,11 +118,30 @@ class Program:
                     continue
                 kind = "reduce-scatter" if scatters else kind
                 collective = Collective(kind, instruction.result, instruction.op_name, times)
+                if scatters:  # it sums what it is given, to which it may add rows of zeros first
+                    collective = collective._replace(arrays=self._given_to(computation))
+                elif kind == "collective-permute":  # a started one has flags beside what it sends and receives
+                    source = self._summed_source(computation, instruction.operand)
+                    collective = collective._replace(arrays=instruction.result[:1], source=source)
                 # The parts of an asynchronous one share a channel; combined ones have no channel of their own.
-                key = kind, instruction.name if scatters else instruction.channel or instruction.name
+                shared = "" if scatters or kind == "collective-permute" else instruction.channel
+                key = kind, shared or instruction.name
                 if key not in found or collective.bytes < found[key].bytes:
                     found[key] = collective
         return sorted(found.values(), key=lambda collective: -collective.bytes)
+
+    def _given_to(self, computation: str) -> tuple[Array, ...]:
+        """The arrays that a computation takes."""
+        instructions = self._computations[computation]
+        return tuple(array for each in instructions if each.opcode == "parameter" for array in each.result)
+
+    def _summed_source(self, computation: str, name: str) -> tuple[Array, ...]:
+        """What was summed into the array that some rows are taken of; nothing for all other arrays."""
+        by_name = {instruction.name: instruction for instruction in self._computations[computation]}
+        while name in by_name and by_name[name].opcode in ("slice", "copy", "bitcast", "get-tuple-element"):
+            name = by_name[name].operand
+        called = by_name[name].called if name in by_name else ()
+        return next((self._given_to(each) for each in called if each.startswith("all-reduce-scatter")), ())
 
     def category(self, instruction: Instruction) -> str:
         """The kind of work that an instruction is."""
@@ -195,6 +216,7 @@ def _instruction(line: str) -> Instruction | None:
         tuple(called),
         int(found(r'"known_trip_count":\{"n":"?(\d+)', "1")),
         found(r"channel_id=(\d+)"),
+        found(rf" {opcode}\(%?([\w.\-]+)"),
     )
 
 
