@@ -20,7 +20,7 @@ from diffcse_jax.config import Config, ConvertsToDict, configuration, flat
 from diffcse_jax.data.in_memory import Text, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.run import named_workdir, run
-from diffcse_jax.storage.checkpoint import read_encoder
+from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.metrics import read_metrics
 

@@ -35,9 +35,9 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, with_long_texts
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.encoder_record import EncoderRecord
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 
 SHORTEST_BUCKET = 16
 CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer
@@ -152,7 +152,7 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         name: str = "",
     ) -> "SentenceEncoder":
-        """The encoder of a `diffcse_jax.storage.checkpoint.SavedEncoder`."""
+        """The encoder of a `diffcse_jax.storage.saved_encoder.SavedEncoder`."""
         return cls(
             saved.transformer_config,
             saved.transformer,

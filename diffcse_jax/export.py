@@ -35,7 +35,6 @@ from diffcse_jax.models import families, pretrained
 from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import base_model, sentence_transformers_folder
-from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
 from diffcse_jax.storage.files import (
     give_name,
     partial_folder,
@@ -47,6 +46,7 @@ from diffcse_jax.storage.files import (
 )
 from diffcse_jax.storage.manifest import EXPORT_CHECK, described
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
@@ -92,7 +92,7 @@ def export(
     """Writes the encoder that a run has selected, or that of one checkpoint, as a Hugging Face folder.
 
     Args:
-        source: a workdir (`diffcse_jax.storage.checkpoint.read_encoder` says what is taken), or a checkpoint in it.
+        source: a workdir (`diffcse_jax.storage.saved_encoder.read_encoder` says what is taken), or a checkpoint in it.
         output: the folder to write. An earlier export there is replaced.
         truncate_dim: the length that readers of the folder cut vectors to; None: whole vectors.
         onnx: add ONNX files.

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
 from diffcse_jax.storage import digests
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
+from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.storage.selection import Measured
 from diffcse_jax.storage.workdir import start_workdir
 

@@ -18,8 +18,8 @@ from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 SENTENCES = [
     "a dog runs in the park",

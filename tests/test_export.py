@@ -24,7 +24,7 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import files
-from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import Record
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.

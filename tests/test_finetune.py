@@ -37,7 +37,7 @@ from diffcse_jax.objectives.finetune import (
     squared_error,
 )
 from diffcse_jax.runtime.stopping import StopRequest
-from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.metrics import read_metrics

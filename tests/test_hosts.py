@@ -22,7 +22,7 @@ from diffcse_jax.commands import train
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.checkpoint import read_encoder
+from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.storage.workdir import held
 from diffcse_jax.training.metrics import read_metrics
 

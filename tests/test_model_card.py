@@ -22,7 +22,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.storage import base_model
 from diffcse_jax.storage.base_model import BaseModel
-from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import Record
 
 SIZES = transformer_config(hf_config_of("bert"), source="test")

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState, read_encoder
+from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
+from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.storage.selection import (
     Measured,
     Record,

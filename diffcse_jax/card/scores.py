@@ -11,9 +11,9 @@ from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.comparison import Row, formatted, scores_by_column
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.files import read_json_object
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import SELECTION
 
 HUB_DATA = {  # ids on the hub of what eval.py reads from SentEval's folders

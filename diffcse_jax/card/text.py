@@ -13,7 +13,7 @@ from diffcse_jax.evaluation.comparison import Row, formatted, table
 from diffcse_jax.models import families
 from diffcse_jax.onnx_graph import GRAPH
 from diffcse_jax.storage.base_model import BaseModel
-from diffcse_jax.storage.checkpoint import SavedEncoder
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import origin
 
 PLACE = "path/to/this/folder"  # in the usage, of a model without a name on the hub

@@ -17,8 +17,8 @@ from diffcse_jax.finetune.model import TaskModel
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task
-from diffcse_jax.storage.checkpoint import SavedEncoder
 from diffcse_jax.storage.files import give_name, partial_folder, read_json, write_json, write_tensors, writing
+from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
 NOT_OF_IT = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")

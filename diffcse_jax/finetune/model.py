@@ -15,8 +15,8 @@ from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task, build_head, features, head_of
-from diffcse_jax.storage.checkpoint import read_encoder, read_parameters
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
 
 
 class TaskModel:

@@ -32,8 +32,8 @@ from diffcse_jax.models.computation import Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.objectives.finetune import ENCODER, Options, head_of
-from diffcse_jax.storage.checkpoint import read_encoder, read_parameters
 from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import networks

@@ -17,8 +17,8 @@ from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.models import pretrained
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.checkpoint import read_encoder
 from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN
 from diffcse_jax.training.start import with_own_pooler
 

@@ -9,7 +9,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.checkpoint import SavedEncoder, read_encoder
+from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.storage.selection import (
     Measured,
     Outcomes,
