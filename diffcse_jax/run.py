@@ -67,15 +67,17 @@ def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str
 
 
 def _train_and_export(config: Config, workdir: Path, callbacks: "Sequence[Callback]") -> str:
-    import jax
-
     from diffcse_jax.evaluation.dev import build_dev_evaluation
+    from diffcse_jax.runtime import hosts
     from diffcse_jax.training.train import train
 
     verdict = train(config, workdir, build_dev_evaluation, callbacks)
-    if jax.process_index() == 0:
+
+    def finish() -> None:
         export_with_curves(config, workdir)
         print(verdict)
+
+    hosts.decided_by_first(finish)  # the others wait for it: their end would be its end
     return verdict
 
 

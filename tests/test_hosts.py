@@ -1,6 +1,7 @@
 """Several processes on this machine train like one, through the public command."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -11,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from unittest import mock
 
 import jax
 import pytest
-from jax.experimental import multihost_utils
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
@@ -184,8 +185,8 @@ def test_hosts_that_are_not_found_are_explained(tmp_path, arguments):
 
 @pytest.mark.parametrize("error", [None, DataError("no such text")])
 def test_the_first_process_decides_for_all(error, monkeypatch):
-    """Two processes, one after the other in this one; the second reads the messages that the first has sent."""
-    value, sent = {"metric": "ü", "numbers": [1, 0.1]}, []
+    """Two processes, one after the other in this one; the second reads what the first has stored."""
+    value, store = {"metric": "ü", "numbers": [1, 0.1]}, {}
 
     def decide():
         assert jax.process_index() == 0
@@ -193,21 +194,18 @@ def test_the_first_process_decides_for_all(error, monkeypatch):
             raise error
         return value
 
-    def broadcast(array):
-        if jax.process_index() == 0:
-            sent.append(array)
-            return array
-        received = sent.pop(0)
-        assert (received.shape, received.dtype) == (array.shape, array.dtype)
-        return received
-
+    client = mock.Mock()
+    client.key_value_set = store.__setitem__
+    client.blocking_key_value_get = lambda key, _: store[key]
+    client.key_value_delete = store.__delitem__
+    monkeypatch.setattr(hosts.global_state, "client", client)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", broadcast)
-    for index in range(2):
+    for index, first in ((0, 0), (1, 0), (0, 1)):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        monkeypatch.setattr(hosts, "_NUMBERS", itertools.count(first))
         with pytest.raises(DataError, match="no such text") if error else contextlib.nullcontext():
             assert hosts.decided_by_first(decide) == value
-    assert not sent
+    assert len(store) == 1  # earlier decisions are forgotten
 
 
 def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):

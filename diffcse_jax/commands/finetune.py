@@ -34,18 +34,18 @@ def run(config: Config, workdir: Path) -> str:
 
 def finetune_and_export(config: Config, workdir: Path) -> str:
     """Runs the fine-tuning and writes what it gives; returns its verdict."""
-    import jax  # after the configuration: a mistyped key stops before JAX starts
-
     from diffcse_jax.finetune.folders import write_heads
     from diffcse_jax.finetune.model import TaskModel
     from diffcse_jax.finetune.outputs import write_outputs
     from diffcse_jax.finetune.run import HEADS, finetune
+    from diffcse_jax.runtime import hosts
     from diffcse_jax.storage.files import writing
     from diffcse_jax.storage.saved_encoder import read_encoder
     from diffcse_jax.training.curves import draw_curves
 
     verdict, tasks = finetune(config, workdir)
-    if jax.process_index() == 0:
+
+    def finish() -> None:
         export_with_curves(config, workdir)
         model, saved = TaskModel.from_run(workdir), read_encoder(workdir)
         for name, told in write_heads(model, saved, workdir / "tasks").items():
@@ -57,4 +57,6 @@ def finetune_and_export(config: Config, workdir: Path) -> str:
         for file in files:
             print(f"written: {file}")
         print(verdict)
+
+    hosts.decided_by_first(finish)  # the others wait for it: their end would be its end
     return verdict

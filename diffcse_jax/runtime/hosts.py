@@ -1,6 +1,7 @@
 """Processes that run one command together, on one host or many."""
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -9,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+from jax._src.distributed import global_state  # it has no public name; Orbax reads it, too
 
 from diffcse_jax import errors
 from diffcse_jax.errors import ConfigError, UserError
@@ -19,6 +19,10 @@ from diffcse_jax.runtime.watch import watch
 INITIALIZATION_SECONDS = 100  # in which all processes must have come
 HEARTBEAT_SECONDS = 60  # a process that is silent for so long ends the others
 SHUTDOWN_SECONDS = 30  # for so long a process that has ended waits for the others, which its end then ends
+DECISION_SECONDS = 7 * 24 * 3600  # for so long, if they live, processes wait for what the first of them does alone
+
+_DECISIONS = "diffcse_jax/decisions"  # of the key-value store that the first process serves
+_NUMBERS = itertools.count()  # of the decisions, the same on all processes
 
 
 def join() -> None:
@@ -114,6 +118,9 @@ def process_from_environment() -> tuple[int, int] | None:
 def decided_by_first(decide: Callable[[], Any]) -> Any:
     """The decision of process 0, on all processes: each of them calls this, `decide` runs on the first alone.
 
+    They wait for it however long it takes, and for nothing else than its life: not by a collective, which fails on CPUs
+    where one of them comes 30 s later than the others.
+
     Args:
         decide: returns a value that JSON can hold.
 
@@ -122,17 +129,19 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     """
     if jax.process_count() == 1:
         return decide()
-    message = b""
+    client: Any = global_state.client
+    number = next(_NUMBERS)
+    key = f"{_DECISIONS}/{number}"
     if jax.process_index() == 0:
         try:
             outcome = {"value": decide()}
         except UserError as error:
             outcome = {"error": type(error).__name__, "message": str(error)}
-        message = json.dumps(outcome).encode()
-    # The others cannot know how long the message is, and arrays that are sent must agree in shape.
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
-    padded = np.frombuffer(message.ljust(size, b" "), np.uint8)
-    outcome = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))))
+        client.key_value_set(key, json.dumps(outcome))
+    client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
+    outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
+    if jax.process_index() == 0 and number:
+        client.key_value_delete(f"{_DECISIONS}/{number - 1}")  # whoever has come to this one has read that
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
