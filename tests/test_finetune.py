@@ -160,6 +160,11 @@ def test_tables_of_any_kind(tmp_path):
         ),
         (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is no class of .*; known: 0, 1, 2"),
         (CLASSES, {"labels": ("0", "1", "2", "3")}, "no training row of class '3', which finetune.tasks.mine.labels"),
+        (
+            CLASSES.replace("sentence 0,0", "sentence 0,rare"),
+            {"dev_share": 0.5},
+            "of class 'rare': its few rows are all among",
+        ),
         (CLASSES + " ,1\n", {}, r"rows\.csv, line 32: text is empty; correct it, or set data\.on_bad_line=skip"),
         (CLASSES + "more,\n", {}, "line 32: class is empty"),
         (CLASSES + "more\n", {}, "line 32: wrong number of fields"),
@@ -186,6 +191,30 @@ def test_bad_lines_can_be_skipped(tmp_path, capsys):
     data = read(tmp_path, CLASSES + " ,1\nmore,\n", on_bad_line="skip")
     assert len(data.train) + len(data.dev) == 30
     assert "skipped 2 lines: 1 text is empty, 1 class is empty" in capsys.readouterr().out
+    moved = read(tmp_path, CLASSES.replace("class\n", "class\n ,1\n"), on_bad_line="skip")
+    assert moved.dev.ids == [str(int(number) + 1) for number in data.dev.ids]  # rows are numbered as in the file
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (("1.0", "2", "10.00"), ("1", "2", "10")),
+        (("007", "7", "1e3"), ("007", "7", "1e3")),  # codes, and what only looks alike
+        (("nan", "2", "1"), ("1", "2", "nan")),
+        (("0.5", "0.50", "-0.5"), ("-0.5", "0.5", "0.50")),
+    ],
+)
+def test_classes_are_what_is_written_in_an_order_of_their_own(labels, classes, tmp_path):
+    rows = "".join(f"sentence {number},{labels[number % 3]}\n" for number in range(60))
+    assert read(tmp_path, "text,class\n" + rows).task.labels == classes
+
+
+def test_a_label_that_cannot_be_written_is_no_row(tmp_path, capsys):
+    (tmp_path / "rows.csv").write_bytes((CLASSES + "more,n").encode() + b"\xe9\n")
+    task = Task(file="rows.csv", texts=("text",), label="class", dev_share=0.2)
+    data = read_task("mine", task, tmp_path, on_bad_line="skip", report=print)
+    assert data.task.labels == ("0", "1", "2")
+    assert "1 class is not UTF-8" in capsys.readouterr().out
 
 
 def test_scores_and_their_interval(tmp_path):

@@ -173,7 +173,7 @@ def test_a_damaged_copy_is_made_anew(name, tmp_path, text, tokenised, capsys):
     content = path.read_bytes()
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     np.testing.assert_array_equal(open_vectors(store, corpus, tokens).gather(every), expected)
-    assert f"warning: {path} is damaged; the vectors are copied anew" in capsys.readouterr().err
+    assert f"warning: {path} is damaged; the vectors are made anew" in capsys.readouterr().err
     assert path.read_bytes() == content
     open_vectors(store, corpus, tokens)
     assert "is damaged" not in capsys.readouterr().err

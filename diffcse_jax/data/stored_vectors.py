@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ class SentenceVectors:
     """Vectors of all sentences of a token store, mapped into memory.
 
     Args:
-        folder: from `open_vectors`.
+        folder: from `make_vectors`.
     """
 
     def __init__(self, folder: Path):
@@ -57,17 +57,27 @@ def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quie
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     with writing(folder, safe=f"{store.folder} stays as it is."):
-        if folder.exists() and (damaged := _damaged(folder)):
-            print(f"warning: {folder / damaged} is damaged; the vectors are copied anew", file=sys.stderr)
-            with partial_folder(folder) as old:
-                folder.rename(old / "damaged")
-        if not folder.exists():
-            with made_whole(folder) as new:
-                _copy(store, corpus, tokens, new, quiet)
-                write_json(new / META, described(new, [new / name for name in _ARRAYS]))
+        make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
     if not quiet:
         print(f"vectors of {store.folder}: {store.dimension} numbers each, in {folder}", file=sys.stderr)
     return SentenceVectors(folder)
+
+
+def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder of vectors unless an earlier run has; a damaged one is named, and made anew.
+
+    Args:
+        folder: where they are to be.
+        make: writes `vectors.npy` and `rows.npy` into a folder that gets this name once it is whole.
+    """
+    if folder.exists() and (damaged := _damaged(folder)):
+        print(f"warning: {folder / damaged} is damaged; the vectors are made anew", file=sys.stderr)
+        with partial_folder(folder) as old:
+            folder.rename(old / "damaged")
+    if not folder.exists():
+        with made_whole(folder) as new:
+            make(new)
+            write_json(new / META, described(new, [new / name for name in _ARRAYS]))
 
 
 def _damaged(folder: Path) -> str:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
     _check(key, task)
     read = functools.partial(_read, key, task, folder, on_bad_line=on_bad_line, report=report)
     rows, found = read(task.file, "file")
+    named = task.labels
     task = dataclasses.replace(task, labels=task.labels or _classes(found) if task.kind == "classification" else ())
     if task.kind == "classification":
         _check_classes(key, task, rows)
@@ -116,7 +118,7 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
     for rows, split in ((train, "training"), (dev, "dev")):
         if not len(rows):
             raise DataError(f"{rows.file}: no {split} rows for {key} (dev_share={task.dev_share:g})")
-    _check_every_class(key, task, train)
+    _check_every_class(key, task, train, named=bool(named))
     test = read(task.test_file, "test_file")[0] if task.test_file else None
     report(
         f"task {name}: {len(train):,} training rows, {len(dev):,} dev rows"
@@ -135,13 +137,10 @@ def is_dev_row(texts: Sequence[str], share: float) -> bool:
 
 
 def canonical(label: str) -> str:
-    """A label without white space around it; one that is a whole number as such: `1` for `1.0`."""
+    """A label without white space around it; a whole number without the zeros after its point: `1` for `1.0`."""
     label = label.strip()
-    try:
-        number = float(label)
-    except ValueError:
-        return label
-    return str(int(number)) if math.isfinite(number) and number == int(number) else label
+    whole = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))\.0*", label)
+    return whole[1] if whole else label
 
 
 def _check(key: str, task: Task) -> None:
@@ -169,20 +168,28 @@ def _check_classes(key: str, task: Task, rows: Rows) -> None:
         raise ConfigError(f"{key}.loss='binary_cross_entropy' is for two classes, not {len(task.labels)}")
 
 
-def _check_every_class(key: str, task: Task, train: Rows) -> None:
+def _check_every_class(key: str, task: Task, train: Rows, *, named: bool) -> None:
+    """Refuses a class that nothing is learnt of: `named` in the options, or found in rows that are dev ones."""
     counts = np.bincount(train.labels, minlength=len(task.labels)) if task.labels else np.ones(1)
-    if not counts.all():
-        empty = task.labels[int(np.argmin(counts))]
-        raise DataError(f"{train.file}: no training row of class {empty!r}, which {key}.labels names; remove it there")
+    if counts.all():
+        return
+    problem = f"{train.file}: no training row of class {task.labels[int(np.argmin(counts))]!r}"
+    if named:
+        raise DataError(f"{problem}, which {key}.labels names; remove it there")
+    raise DataError(
+        f"{problem}: its few rows are all among the dev rows. Give {key} a dev_file or another dev_share, or more rows "
+        "of that class, or leave its rows out"
+    )
 
 
 def _classes(found: Sequence[str]) -> tuple[str, ...]:
     """The labels, in order: as numbers where all are."""
-    distinct = {*found}
+    distinct = sorted({*found})
     try:
-        return tuple(sorted(distinct, key=float))
+        numbers = [float(label) for label in distinct]
     except ValueError:
-        return tuple(sorted(distinct))
+        return tuple(distinct)
+    return tuple(sorted(distinct, key=float)) if all(map(math.isfinite, numbers)) else tuple(distinct)
 
 
 def _labels(key: str, task: Task, rows: Rows, found: Sequence[str]) -> Shaped[np.ndarray, " rows"]:
@@ -228,7 +235,7 @@ def _read(
     texts: list[tuple[str, ...]] = []
     labels: list[str] = []
     ids: list[str] = []
-    for line, entry in _entries(path, named):
+    for number, (line, entry) in enumerate(_entries(path, named)):
         problem = entry.value if isinstance(entry, Fault) else _problem(task, entry, is_labelled)
         if problem and on_bad_line == "error":
             raise DataError(f"{path}, line {line}: {problem}; correct it, or set data.on_bad_line=skip")
@@ -237,7 +244,7 @@ def _read(
             continue
         lines.append(line)
         texts.append(tuple(entry[column].strip() for column in task.texts))
-        ids.append(entry[task.id] if task.id else str(len(ids)))
+        ids.append(entry[task.id] if task.id else str(number))
         labels.append(canonical(entry[task.label]) if is_labelled else "")
     told = ", ".join(f"{count:,} {problem}" for problem, count in skipped.items())
     if not lines:
@@ -253,6 +260,7 @@ def _problem(task: Task, entry: dict[str, str], is_labelled: bool) -> str:
         text = entry[column]
         if not text.strip():
             return f"{column} is empty" + (", one side of a pair" if task.is_pair else "")
+    for column, text in entry.items():
         if "\0" in text:
             return f"{column} has a NUL byte"
         if any("\ud800" <= character <= "\udfff" for character in text):

@@ -156,22 +156,25 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     length, batch_size = config.data.max_length, config.eval.batch_size
     encode = partial(frozen.encode, batch_size=batch_size, show_progress=sys.stderr.isatty())
     report("heads: the vectors of the frozen encoder, computed once")
+    encoder = frozen.fingerprint()[:16]  # another run may have begun here, and left its vectors
     stored = {
         data.name: vectors.kept(
-            folder / f"{data.name}-{data.digest()[:16]}", data.train.sentences, partial(encode, max_length=length)
+            folder / f"{data.name}-{data.digest()[:16]}-{encoder}-{length}",
+            data.train.sentences,
+            partial(encode, max_length=length),
         )
         for data in tuning.tasks
     }
     dev = [sentence for data in tuning.tasks for sentence in data.dev.sentences]
-    kept = vectors.kept(folder / f"dev-{tuning.text[:16]}", dev, encode).gather(np.arange(len(dev))[:, None])
-    encoder = vectors.Looking(dict(zip(dev, kept[:, 0], strict=True)), frozen.pooler)
+    kept = vectors.kept(folder / f"dev-{tuning.text[:16]}-{encoder}", dev, encode).gather(np.arange(len(dev))[:, None])
+    looking = vectors.Looking(dict(zip(dev, kept[:, 0], strict=True)), frozen.pooler)
 
     built = build(tuning, config)
     definitions = {name: each for name, each in built.networks.definitions.items() if name in _heads(tuning)}
     heads = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
     built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params(), Params())
     verdict = _carry_out(
-        tuning, config, workdir, built, stored, lambda params: _model(tuning, encoder, params), heads_alone=True
+        tuning, config, workdir, built, stored, lambda params: _model(tuning, looking, params), heads_alone=True
     )
     report(f"heads: {verdict.partition('; exported')[0]}")
     params, _ = read_parameters(workdir, None)
@@ -289,9 +292,17 @@ def _carry_out(
 def _model(tuning: Tuning, encoder: Encoder, params: Params) -> TaskModel:
     """An encoder with the heads among parameters, which every process gets whole."""
     heads = {name: value for name, value in params.items() if name.partition(".")[0] in _heads(tuning)}
-    whole = jax.device_put(heads, replicated(tuning.mesh))
     tasks = {data.name: data.task for data in tuning.tasks}
-    return TaskModel(encoder, tasks, heads_in({name: np.asarray(value) for name, value in whole.items()}, tasks))
+    return TaskModel(
+        encoder, tasks, heads_in({name: _whole(value, tuning.mesh) for name, value in heads.items()}, tasks)
+    )
+
+
+def _whole(array: Any, mesh: Mesh) -> np.ndarray:
+    """A parameter on the host. Only what several processes share is moved between them, which all of them must do."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = jax.device_put(array, replicated(mesh))
+    return np.asarray(array)
 
 
 def _encoder(tuning: Tuning, params: Params) -> SentenceEncoder:
@@ -340,6 +351,11 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"model.projector={config.model.projector!r} is dropped after training, and heads read the vectors that "
             "encoding gives; use model.projector='none'"
+        )
+    if config.data.augmentation != "none":
+        raise ConfigError(
+            f"data.augmentation={config.data.augmentation!r} makes second views of sentences, and fine-tuning reads "
+            "labelled rows as they are; leave it out"
         )
     for key in ("keep_start", "interpolate"):
         if getattr(config.eval, key):

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from diffcse_jax.data.stored_vectors import SentenceVectors
-from diffcse_jax.storage.files import made_whole, writing
+from diffcse_jax.data.stored_vectors import SentenceVectors, make_vectors
+from diffcse_jax.runtime import hosts
+from diffcse_jax.storage.files import writing
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -15,17 +16,24 @@ Encode = Callable[[list[str]], np.ndarray]
 def kept(folder: Path, sentences: Sequence[str], encode: Encode) -> SentenceVectors:
     """The vectors of sentences by their numbers: those in the folder, or computed now, each distinct one once.
 
+    Of several processes the first computes them.
+
     Args:
         folder: where they are; its name tells what they are of.
         sentences: in the order of their numbers.
         encode: computes vectors.
     """
-    if not folder.exists():
-        distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-        vectors = encode([*distinct])
-        with writing(folder, safe="The checkpoints are whole."), made_whole(folder) as new:
-            np.save(new / "vectors.npy", vectors)
-            np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in sentences], np.int64))
+    distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+
+    def make(new: Path) -> None:
+        np.save(new / "vectors.npy", encode([*distinct]))
+        np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in sentences], np.int64))
+
+    def make_or_find() -> None:
+        with writing(folder, safe="The checkpoints are whole."):
+            make_vectors(folder, make)
+
+    hosts.decided_by_first(make_or_find)
     return SentenceVectors(folder)
 
 
