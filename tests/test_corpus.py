@@ -347,6 +347,13 @@ def write_shards(folder: Path) -> None:
         (folder / name).write_text('{"text": "not this"}\n')
 
 
+@pytest.mark.parametrize("content", ["{}\n", "{}\n" + '{"text": "one"}\n'])
+def test_a_first_row_without_keys_is_named(content, tmp_path):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataError, match=r"a\.jsonl: its first row names no column"):
+        open_corpus(DataConfig(train_file=str(tmp_path / "a.jsonl")))
+
+
 @pytest.mark.parametrize("name", ["", "/", "/**/*.jsonl*", "/**/[ab].json*"])
 def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     write_shards(tmp_path / "shards")

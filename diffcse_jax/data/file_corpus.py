@@ -89,6 +89,8 @@ def choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -
     Raises:
         DataError: a column that is not there, or names that could mean anything.
     """
+    if not available:
+        raise DataError(f"{name}: its first row names no column")
     missing = [column for column in wanted if column not in available]
     if missing:
         raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
