@@ -145,7 +145,7 @@ def test_tables_of_any_kind(tmp_path):
     assert data.train.texts[0][0].startswith("one ")
     assert data.train.labels.dtype == np.float32
     rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
-    data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.jsonl", texts=("text",))
+    data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.JSONL", texts=("text",))
     assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
     assert data.train.ids[:2] == [str(n) for n in range(20) if (str(n),) in data.train.texts][:2]
 
