@@ -13,6 +13,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
+from matplotlib.image import imread
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax.commands.finetune import with_name
@@ -374,6 +375,13 @@ def test_ordinary_csv_quotes(tmp_path):
 def test_confusion_counts_classes_by_predictions():
     counts = outputs.confusion(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 0]), 3)
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("classes", [2, 800])
+def test_a_picture_of_any_classes_is_drawn(classes, tmp_path):
+    labels = ["costs $5_{ or $6", *("x" * 500 + f"\n{number}" for number in range(classes - 1))]
+    path = outputs.draw_confusion(np.eye(classes, dtype=np.int64), labels, "mine", tmp_path)
+    assert max(imread(path).shape) <= 21 * 120
 
 
 @pytest.mark.parametrize(
