@@ -343,9 +343,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 
 
 @pytest.mark.slow
-def test_predictions_and_pictures(tuned, tmp_path):
+def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
     workdir, tasks = tuned
-    model = TaskModel.from_run(workdir)
+    monkeypatch.setenv("HOME", str(workdir.parent))
+    model = TaskModel.from_run(f"~/{workdir.name}")
     files = outputs.write_outputs(model, tasks, tmp_path, "cs224n", batch_size=64)
     names = {"classes-dev.csv", "classes-test.csv", "numbers-dev.csv", "confusion_classes.png"}
     assert {file.name for file in files} == names
