@@ -270,7 +270,9 @@ def model(tmp_path_factory) -> Path:
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 40} | special)
     head = random_params(MlpProjector, config)
-    sentence_transformers_folder.write(folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head)
+    sentence_transformers_folder.write(
+        folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head, truncate_dim=8
+    )
     return folder
 
 
@@ -350,7 +352,8 @@ def test_pickles(copied, content):
 @given(data=st.data())
 def test_modules(copied, data):
     folder = copied()
-    name = data.draw(st.sampled_from(["modules.json", "1_Pooling/config.json", "2_Dense/config.json"]))
+    settings = "config_sentence_transformers.json"
+    name = data.draw(st.sampled_from(["modules.json", settings, "1_Pooling/config.json", "2_Dense/config.json"]))
     document = json.loads((folder / name).read_text())
     write(folder / name, data.draw(changed(document) | spoiled(json.dumps(document).encode())))
     if data.draw(st.integers(0, 3)) == 0:
