@@ -36,6 +36,7 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.files import write_tensors
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import read_config
 
@@ -259,7 +260,7 @@ def model(tmp_path_factory) -> Path:
     write(folder / "config.json", hf_config)
     config = pretrained.transformer_config(hf_config, source="test")
     tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
-    pretrained.write_tensors(tensors, folder)
+    write_tensors(folder / "model.safetensors", tensors)
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
     )
