@@ -102,5 +102,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("faiss is not installed: pip install 'diffcse_jax[faiss]'; or search without it") from error
+        raise ConfigError(
+            "faiss is not installed: pip install '.[faiss]' in the repository, or search without it"
+        ) from error
     return faiss
