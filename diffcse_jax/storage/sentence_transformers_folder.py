@@ -52,7 +52,7 @@ def write(
     Args:
         folder: an existing Hugging Face folder; the poolers over two layers need `output_hidden_states` in its
             `config.json`.
-        pooler: one of `diffcse_jax.config.POOLERS`.
+        pooler: one of `diffcse_jax.groups.POOLERS`.
         num_blocks: blocks of the transformer.
         hidden_size: length of its vectors.
         head: parameters of the dense + tanh head; needed for the pooler `cls`, ignored for others.
