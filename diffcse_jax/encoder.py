@@ -59,7 +59,7 @@ class SentenceEncoder:
         transformer: parameters of the transformer. Batches are spread over the device mesh that they live on; other
             arrays are copied to all devices of this host.
         tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
-        pooler: one of `diffcse_jax.config.POOLERS`.
+        pooler: one of `diffcse_jax.groups.POOLERS`.
         pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: computation type of the transformer; vectors are float32 always.
         truncate_dim: cut vectors to their first so many numbers; None: whole vectors.

@@ -227,7 +227,11 @@ class EvalConfig:
         ),
     )
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets to score", choices=STS_DEV_TASKS)
-    data_dir: str = option("", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval")
+    data_dir: str = option(
+        "",
+        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or where that variable is not set the "
+        "suite of the hub",
+    )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per encoding batch", low=1)
     keep_start: bool = option(

@@ -40,7 +40,7 @@ def require_packages() -> None:
     """
     missing = [name for name in ("torch", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--onnx needs {' and '.join(missing)}: pip install 'diffcse_jax[onnx]'")
+        raise ConfigError(f"--onnx needs {' and '.join(missing)}: pip install '.[onnx]' in the repository")
 
 
 def write(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:

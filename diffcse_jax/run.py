@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffcse_jax.config import Config, flat, unknown_key_message
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path
 
     Args:
         pattern: the folder as the user gives it, in which `{seed}`, `{name}` and every key, as in
-            `{optim.learning_rate}`, stand for the run's values; None: `runs/NAME`.
+            `{optim.learning_rate}`, stand for the run's values, and `~` for the home; None: `runs/NAME`.
         name: of the configuration.
         config: the run.
 
@@ -112,4 +113,4 @@ def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])}; {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return Path("runs") / name if pattern is None else Path(re.sub(r"\{([\w.]*)\}", value, str(pattern)))
+    return Path("runs") / name if pattern is None else expanded(re.sub(r"\{([\w.]*)\}", value, str(pattern)))

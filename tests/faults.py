@@ -221,6 +221,7 @@ def make_inputs(folder: Path) -> None:
     from diffcse_jax.models import pretrained
     from diffcse_jax.models.heads import MlpProjector
     from diffcse_jax.models.transformer import Transformer
+    from diffcse_jax.storage.files import write_tensors
 
     model = folder / "model"
     (folder / "shards").mkdir(parents=True)
@@ -232,7 +233,7 @@ def make_inputs(folder: Path) -> None:
     config = pretrained.transformer_config(hf_config, source="faults")
     tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
     tensors |= pretrained.to_hf(random_params(MlpProjector, config), "pooler", config)
-    pretrained.write_tensors(tensors, model)
+    write_tensors(model / "model.safetensors", tensors)
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

@@ -113,7 +113,7 @@ def test_weights_and_biases_gets_the_rows_and_the_same_run_when_it_goes_on(tmp_p
 
 def test_weights_and_biases_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"pip install 'diffcse_jax\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]' in the repository"):
         WandB()
 
 

@@ -27,7 +27,7 @@ from diffcse_jax.groups import DataConfig
 
 
 def corpus_of(path: Path, content: bytes, **options) -> Corpus:
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix.lower(), bytes)(content))
     return open_corpus(DataConfig(train_file=str(path), **options))
 
 
@@ -53,7 +53,10 @@ def written(extension: str, rows: list[tuple[str, ...]], columns: tuple[str, ...
 sentences = st.text(st.characters(codec="utf-8", exclude_characters="\n\0\ufeff"), min_size=1).filter(str.strip)
 
 
-FORMATS = [*itertools.product([".txt", ".csv", ".tsv", ".jsonl", ".json"], ["", ".gz", ".xz"]), (".parquet", "")]
+FORMATS = [
+    *itertools.product([".txt", ".csv", ".tsv", ".jsonl", ".json"], ["", ".gz", ".xz"]),
+    *[(".parquet", ""), (".txt", ".GZ"), (".csv", ".XZ")],
+]
 
 
 @pytest.mark.parametrize(("extension", "compression"), FORMATS)

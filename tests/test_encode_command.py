@@ -1,5 +1,6 @@
 """The commands `encode` and `search` with an encoder whose vectors are known."""
 
+import gzip
 import io
 import json
 import re
@@ -125,6 +126,23 @@ def test_columns_ids_and_files_are_told(tmp_path, text, capsys):
     assert "no column 'none' (--columns); it has: doi, title, abstract" in error_of(
         capsys, encode.main, str(table), "--model", "hash", "--columns", "none"
     )
+
+
+@pytest.mark.parametrize("name", ["", "/*.jsonl", "/b.jsonl", "/list.JSON.GZ"])
+def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    objects_of = {"a": [{"text": "one", "id": 7}], "b": [{"text": "two", "id": "x8"}, {"text": "three", "id": True}]}
+    for file, entries in objects_of.items():
+        (shards / f"{file}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    if name.endswith("GZ"):
+        (shards / name[1:]).write_bytes(gzip.compress(json.dumps([*objects_of["a"], *objects_of["b"]]).encode()))
+    encode.main([f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
+    printed = capsys.readouterr()
+    rows = [json.loads(line) for line in printed.out.splitlines()]
+    found = [(row["line"], row["id"], row["sentence"]) for row in rows]
+    assert found == ([(1, "x8", "two")] if name == "/b.jsonl" else [(1, "7", "one"), (2, "x8", "two")])
+    assert "1 value not a string" in printed.err
 
 
 def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text, monkeypatch, capsys):

@@ -180,7 +180,7 @@ def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
 
 def test_onnx_is_asked_for_before_work_is_done(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(export.onnx_graph.importlib.util, "find_spec", lambda name: None if name == "onnx" else name)
-    with pytest.raises(ConfigError, match=r"--onnx needs onnx: pip install 'diffcse_jax\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r"--onnx needs onnx: pip install '\.\[onnx\]' in the repository"):
         export.export(tmp_path / "workdir", tmp_path / "out", onnx=True)
 
 

@@ -13,6 +13,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import scipy.stats
+from matplotlib.image import imread
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax.commands.finetune import with_name
@@ -145,7 +146,7 @@ def test_tables_of_any_kind(tmp_path):
     assert data.train.texts[0][0].startswith("one ")
     assert data.train.labels.dtype == np.float32
     rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
-    data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.jsonl", texts=("text",))
+    data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.JSONL", texts=("text",))
     assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
     assert data.train.ids[:2] == [str(n) for n in range(20) if (str(n),) in data.train.texts][:2]
 
@@ -371,9 +372,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 
 
 @pytest.mark.slow
-def test_predictions_and_pictures(tuned, tmp_path):
+def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
     workdir, tasks = tuned
-    model = TaskModel.from_run(workdir)
+    monkeypatch.setenv("HOME", str(workdir.parent))
+    model = TaskModel.from_run(f"~/{workdir.name}")
     files = outputs.write_outputs(model, tasks, tmp_path, "cs224n", batch_size=64)
     names = {"classes-dev.csv", "classes-test.csv", "numbers-dev.csv", "confusion_classes.png"}
     assert {file.name for file in files} == names
@@ -403,6 +405,13 @@ def test_ordinary_csv_quotes(tmp_path):
 def test_confusion_counts_classes_by_predictions():
     counts = outputs.confusion(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 0]), 3)
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("classes", [2, 800])
+def test_a_picture_of_any_classes_is_drawn(classes, tmp_path):
+    labels = ["costs $5_{ or $6", *("x" * 500 + f"\n{number}" for number in range(classes - 1))]
+    path = outputs.draw_confusion(np.eye(classes, dtype=np.int64), labels, "mine", tmp_path)
+    assert max(imread(path).shape) <= 21 * 120
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.storage.files import write_tensors
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import read_config
 
@@ -259,7 +260,7 @@ def model(tmp_path_factory) -> Path:
     write(folder / "config.json", hf_config)
     config = pretrained.transformer_config(hf_config, source="test")
     tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
-    pretrained.write_tensors(tensors, folder)
+    write_tensors(folder / "model.safetensors", tensors)
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
     )
@@ -270,7 +271,9 @@ def model(tmp_path_factory) -> Path:
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 40} | special)
     head = random_params(MlpProjector, config)
-    sentence_transformers_folder.write(folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head)
+    sentence_transformers_folder.write(
+        folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head, truncate_dim=8
+    )
     return folder
 
 
@@ -350,7 +353,8 @@ def test_pickles(copied, content):
 @given(data=st.data())
 def test_modules(copied, data):
     folder = copied()
-    name = data.draw(st.sampled_from(["modules.json", "1_Pooling/config.json", "2_Dense/config.json"]))
+    settings = "config_sentence_transformers.json"
+    name = data.draw(st.sampled_from(["modules.json", settings, "1_Pooling/config.json", "2_Dense/config.json"]))
     document = json.loads((folder / name).read_text())
     write(folder / name, data.draw(changed(document) | spoiled(json.dumps(document).encode())))
     if data.draw(st.integers(0, 3)) == 0:

@@ -67,5 +67,11 @@ def test_held_out_rows_share_no_text_with_the_others():
     assert trained_on
     assert not {text for row in trained_on for text in row} & {text for row in pairs for text in row}
     assert (train_file, pairs_file) == write_held_out(iter(rows), 0.1)
+    unusable = [(f"asked {i}", ["", " \t", "\0"][i % 3]) for i in range(30)] + [(" ", f"said {i}") for i in range(3)]
+    with_unusable, same_pairs_file = write_held_out([*rows, *unusable], 0.1)
+    assert same_pairs_file == pairs_file
+    found = corpus(with_unusable)
+    assert list(found) == list(corpus(train_file))
+    assert found.skipped.total() == 33
     with pytest.raises(DataError, match="leaves 2 of 2 rows to train on and 0 to evaluate with"):
         write_held_out([("a", "b"), ("c", "d")], 0.01)

@@ -22,8 +22,9 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.models import families, parameters, pretrained, training_code
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
-from diffcse_jax.models.pretrained import Pretrained, load, to_hf, write_tensors
+from diffcse_jax.models.pretrained import Pretrained, load, to_hf
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage.files import write_tensors
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler, recorded
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
@@ -218,7 +219,8 @@ def test_what_is_written_loads_in_transformers(tmp_path, family):
     checkpoint = load(str(saved(model, tmp_path)))
     (tmp_path / "model.safetensors").unlink()
     written = to_hf(checkpoint.transformer, "transformer", checkpoint.config)
-    write_tensors(written | to_hf(checkpoint.pooler, "pooler", checkpoint.config), tmp_path)
+    written |= to_hf(checkpoint.pooler, "pooler", checkpoint.config)
+    write_tensors(tmp_path / "model.safetensors", written)
     again = transformers.AutoModel.from_pretrained(tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again[name]), name
@@ -226,7 +228,7 @@ def test_what_is_written_loads_in_transformers(tmp_path, family):
 
 def test_transposed_arrays_are_written_as_they_are(tmp_path):
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    write_tensors({"a": array}, tmp_path)
+    write_tensors(tmp_path / "model.safetensors", {"a": array})
     np.testing.assert_array_equal(load_file(tmp_path / "model.safetensors")["a"].numpy(), array)
 
 

@@ -162,7 +162,7 @@ def test_another_encoder_is_refused_with_both_names():
         RECORD.require(EncoderRecord("mine", "avg", "float32", DIMENSION, "4567"), "index")
 
 
-@pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6)])
+@pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6), ("PCA16,IVF16,Flat", 0.6)])
 def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
     pytest.importorskip("faiss")
     vectors, queries = random_vectors(1000, dimension=16), normalized(random_vectors(20, seed=1, dimension=16))

@@ -78,9 +78,26 @@ def test_modules_of_another_form_are_named(content, message, tmp_path):
         (["Pooling"], {"pooling_mode_max_tokens": True}, "cannot follow max_tokens pooling"),
         (["Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}, "cannot follow mean_tokens"),
         (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
+        (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "modules.json lists two modules Dense"),
     ],
 )
 def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message, tmp_path):
     write_modules(tmp_path, *names, pooling=pooling, activation="torch.nn.modules.linear.Identity")
+    with pytest.raises(CheckpointError, match=message):
+        sentence_transformers_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], r"config_sentence_transformers\.json is not a JSON object"),
+        ({"truncate_dim": "64"}, r"config_sentence_transformers\.json: truncate_dim: expected a whole number .*'64'"),
+        ({"truncate_dim": 0}, "truncate_dim: expected a whole number from 1"),
+        ({"truncate_dim": True}, "truncate_dim: expected a whole number from 1"),
+    ],
+)
+def test_settings_of_another_form_are_named(content, message, tmp_path):
+    write_modules(tmp_path, "Pooling", pooling={"pooling_mode": "mean"})
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         sentence_transformers_folder.read(tmp_path)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from ml_collections import ConfigDict
 from test_sts import write_stsb
 from tiny_model import write_tiny_model
 from tiny_run import environment, overrides, run_settings
@@ -125,6 +126,14 @@ def study(tmp_path, monkeypatch, capsys):
         ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSX',))", "mine: tasks: unknown task 'STSX'; "),
         ("Study(base='simcse_base', variants={'A': {}}, start=('max',))", "mine: start: 'max' is not one of own, cls"),
         ("Study(base='simcse_base', variant={'A': {}})", "mine.py: TypeError: "),
+        (
+            "Study(base='simcse_base', grid={'optim.learning_rate': 3e-5})",
+            "mine: grid: optim.learning_rate: expected a tuple such as (3e-05,), got 3e-05",
+        ),
+        ("Study(base='simcse_base', grid={'model.pooler': 'avg'})", "mine: grid: model.pooler: expected a tuple such"),
+        ("Study(base='simcse_base', variants={'A': {}}, seeds=3)", "mine: seeds: expected a tuple such as (3,), got 3"),
+        ("Study(base='simcse_base', variants={'A': {}}, seeds_of={'A': 3})", "mine: seeds_of: 'A': expected a tuple"),
+        ("Study(base='simcse_base', variants=['A'])", "mine: variants: expected a dict, got ['A']"),
         ("dict(base='simcse_base')", "mine.py: get_study gives no Study, but dict"),
         ("nowhere", f"no study file nowhere; known by name: {', '.join(SHIPPED)}"),
     ],
@@ -197,6 +206,13 @@ def test_a_base_may_be_a_configuration(tmp_path):
     base = shipped_config("simcse_base")
     base.train.steps = 7
     assert {run.config.train.steps for run in plan_of(tmp_path, base=base).runs} == {7}
+    base = ConfigDict({"contrast": {"weight": 1.0}})
+    plan = plan_of(tmp_path, ["--config.train.steps=3"], base=base, variants={"A": {"optim.learning_rate": 0.5}})
+    assert {(run.config.train.steps, run.config.optim.learning_rate) for run in plan.runs} == {(3, 0.5)}
+    assert plan.base == Config.from_dict({"contrast.weight": 1.0, "train.steps": 3})
+    for base, message in (({"contrast": {"wieght": 1.0}}, "unknown key contrast.wieght"), ({"optim": 3}, "optim: exp")):
+        with pytest.raises(ConfigError, match=f"^mine: base: {message}"):
+            plan_of(tmp_path, base=ConfigDict(base))
 
 
 def test_settings_of_a_configuration_replace_the_base(tmp_path):

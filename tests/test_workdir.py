@@ -115,6 +115,19 @@ def test_a_configuration_that_is_damaged_is_named(tmp_path):
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize("content", [None, '{"model":'])
+def test_a_run_whose_configuration_is_lost_does_not_take_on_another(content, tmp_path):
+    start(tmp_path)
+    path = tmp_path / "config.json"
+    path.unlink()
+    if content:
+        path.write_text(content)
+    remedy = r"config\.json.*; restore it from a copy, or from starts\.jsonl .* in another --workdir$"
+    with pytest.raises(CheckpointError, match=remedy):
+        start(tmp_path, {"train": {"seed": 1}})
+    assert (path.read_text() if path.exists() else None) == content
+
+
 def test_the_name_of_the_start_is_kept_for_the_model_card(tmp_path):
     start(tmp_path)
     assert base_model.read(tmp_path / "encoder", "a name given later", {}).hub_id == "bert"

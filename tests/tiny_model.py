@@ -11,6 +11,7 @@ from flax import nnx
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage.files import write_tensors
 
 MAX_LENGTH = 40
 HIDDEN = 16
@@ -28,7 +29,7 @@ def write_tiny_model(
     tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
     if pooler:
         tensors |= pretrained.to_hf(random_params(MlpProjector, config), "pooler", config)
-    pretrained.write_tensors(tensors, folder)
+    write_tensors(folder / "model.safetensors", tensors)
     return folder
 
 

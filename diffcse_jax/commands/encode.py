@@ -5,9 +5,10 @@ r"""Encodes sentences, one a line, from files or standard input.
   diffcse encode papers.csv --columns title --id_column doi --model minilm \
       --output vectors.parquet
 
-Files are those that training reads: txt, csv, tsv, jsonl, also .gz and .xz; `-`
-is standard input. The suffix of --output says what is written: .jsonl and
-.parquet hold each sentence with its line and its vector; .npy holds vectors
+FILE is what training reads: txt, csv, tsv, jsonl, json (each also .gz or .xz),
+Parquet; a pattern such as 'texts/*.txt', or a folder, whose files are of one
+kind; `-` is standard input. The suffix of --output says what is written: .jsonl
+and .parquet hold each sentence with its line and its vector; .npy holds vectors
 alone, a row for each line, so that a line without a sentence is an error there.
 `diffcse search --corpus` reads the Parquet file. For a corpus that takes hours
 there is `diffcse embed`, which goes on after a crash.

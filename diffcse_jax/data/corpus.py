@@ -87,7 +87,7 @@ class Corpus:
         self.counted.clear()
         found, document = False, 0
         for place, record in self.records():
-            row = record if isinstance(record, Fault) else _checked(record)
+            row = record if isinstance(record, Fault) else checked(record)
             if not isinstance(row, Fault):
                 found = True
                 yield place, document, row
@@ -133,7 +133,7 @@ def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
 
 
-def _checked(row: Row) -> Row | Fault:
+def checked(row: Row) -> Row | Fault:
     """The row without surrounding white space, or its fault. Undecodable bytes arrive as surrogates."""
     row = tuple(text.strip() for text in row)
     for text in row:

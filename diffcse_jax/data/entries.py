@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data import text_files
 from diffcse_jax.data.corpus import Corpus, Fault, Record
-from diffcse_jax.data.lines import LONGEST_LINE, expanded, lines_of
+from diffcse_jax.data.lines import LONGEST_LINE, lines_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.vector_folder import TEXT
 from diffcse_jax.errors import DataError
@@ -69,13 +67,13 @@ def read_entries(
     on_bad_line: str = "skip",
     instead: str = "correct the line",
 ) -> Entries:
-    """The sentences of a file that training reads, or of standard input (`-`), one a line.
+    """The sentences of what training reads (a file, a pattern, a folder), or of standard input (`-`), one a line.
 
     Args:
-        source: the path, or `-`.
+        source: the name of it, or `-`.
         option: the name, in errors, of the option that it was given by.
         columns: whose texts are read; empty: the only one, or the first of those whose names tell their roles.
-        id_column: a further one, whose values name the rows; of jsonl also numbers.
+        id_column: a further one, whose values name the rows; of jsonl and json also whole numbers.
         on_bad_line: `skip` or `error`.
         instead: in errors, what to do about a bad line.
 
@@ -97,10 +95,8 @@ def read_entries(
         raise DataError("--id_column: name the columns of text, too: --columns NAME [NAME ...]")
     with _told(options):
         wanted = (*([id_column] if id_column else []), *columns)
-        corpus = open_corpus(DataConfig(train_file=str(source), columns=wanted, on_bad_line=on_bad_line), option)
-        if id_column and Path(source).name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl"):
-            records = functools.partial(_identified, expanded(source), wanted)
-            corpus = dataclasses.replace(corpus, records=records)
+        data = DataConfig(train_file=str(source), columns=wanted, on_bad_line=on_bad_line)
+        corpus = open_corpus(data, option, id_column=id_column)
         return Entries(corpus, tuple(columns), bool(id_column), options)
 
 
@@ -133,19 +129,6 @@ def _told(options: Mapping[str, str]) -> Iterator[None]:
         for key, option in options.items():
             message = message.replace(key, option)
         raise type(error)(message) from error
-
-
-def _identified(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    """`text_files.json_records`, whose first column may hold whole numbers."""
-    for number, entry in text_files.json_objects(path):
-        if isinstance(entry, Fault):
-            yield number, entry
-        elif any(column not in entry for column in columns):
-            yield number, Fault.MISSING_KEY
-        else:
-            name, *texts = (entry[column] for column in columns)
-            row = (str(name) if type(name) is int else name, *texts)
-            yield number, row if all(isinstance(value, str) for value in row) else Fault.NOT_STRING
 
 
 def _standard_input(on_bad_line: str) -> Corpus:

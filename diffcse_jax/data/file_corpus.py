@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from diffcse_jax.data import text_files
 from diffcse_jax.data.corpus import ROLES, Corpus, Fault, Record, column_names
 from diffcse_jax.data.file_sets import FileSet
 from diffcse_jax.data.formats import SentenceFile, extension, objects_of, open_file
@@ -17,13 +18,14 @@ from diffcse_jax.errors import DataError, NoSentencesError
 KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
 
-def corpus_of_files(files: FileSet, columns: Sequence[str], on_bad_line: str) -> Corpus:
+def corpus_of_files(files: FileSet, columns: Sequence[str], on_bad_line: str, id_column: str = "") -> Corpus:
     """The rows, numbered over all files.
 
     Args:
         files: of one kind.
         columns: of the tables, to read; none: those that their names tell.
         on_bad_line: as in `Corpus`.
+        id_column: the column whose values may be whole numbers in jsonl and json; empty: none.
 
     Raises:
         DataError: a file that is not what its extension says, or lacks a column.
@@ -37,6 +39,7 @@ def corpus_of_files(files: FileSet, columns: Sequence[str], on_bad_line: str) ->
             raise DataError(
                 f"{file.path}: no column {missing[0]!r}, which {first.path.name} has; it has: {', '.join(file.columns)}"
             )
+    opened = [_with_ids(file, id_column) for file in opened]
     rows = _Rows(opened, chosen)
     corpus = Corpus(files.name, chosen, rows.records, fingerprint_of(opened), on_bad_line, unit=first.unit)
     return corpus if files.is_file else dataclasses.replace(corpus, file_of=rows.file_of)
@@ -101,6 +104,20 @@ def choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -
         f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)} (as in "
         f"--config.data.columns=\"('{available[-1]}',)\")"
     )
+
+
+def _with_ids(file: SentenceFile, column: str) -> SentenceFile:
+    """The file; of JSON objects one in which whole numbers of the column are strings."""
+    if not column or extension(file.path) not in (".jsonl", ".json"):
+        return file
+
+    def objects() -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        for number, entry in objects_of(file.path):
+            if isinstance(entry, dict) and type(entry.get(column)) is int:
+                entry = entry | {column: str(entry[column])}
+            yield number, entry
+
+    return dataclasses.replace(file, rows=lambda columns: text_files.rows_of(objects(), columns))
 
 
 class _Rows:

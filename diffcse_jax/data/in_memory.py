@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from diffcse_jax.data.cache import cache_folder
-from diffcse_jax.data.corpus import column_names
+from diffcse_jax.data.corpus import Fault, checked, column_names
 from diffcse_jax.data.held_out import DIGESTS, digest
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.files import writing
@@ -34,7 +34,8 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """Writes pairs, triples, ... into two files: those to train on, and pairs to evaluate with.
 
     A hash of a row's first text decides, so that all rows of an anchor stay together. Rows to train on that have a
-    text of the others are left out.
+    text of the others are left out. Unusable rows, such as those with a blank text, are never evaluated with: they are
+    left to training, which skips and counts them.
 
     Returns:
         A jsonl file as of `write_sentences`, and tab-separated pairs of sentence and positive.
@@ -43,7 +44,7 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
         DataError: as `write_sentences`; nothing is left for one of the two.
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
-    held_out = [row for row in rows if digest(row[0]) < share * DIGESTS]
+    held_out = [row for row in rows if digest(row[0]) < share * DIGESTS and not isinstance(checked(row), Fault)]
     kept_out = {text for row in held_out for text in row}
     trained_on = [row for row in rows if not kept_out.intersection(row)]
     if not trained_on or len(held_out) < 2:

@@ -111,9 +111,9 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(path.open("rb", buffering=0))
             raw: io.RawIOBase | gzip.GzipFile = file
-            if path.suffix == ".gz":
+            if path.suffix.lower() == ".gz":
                 raw = stack.enter_context(gzip.GzipFile(fileobj=file))
-            elif path.suffix == ".xz":
+            elif path.suffix.lower() == ".xz":
                 raw = stack.enter_context(_XzFile(file))
             yield stack.enter_context(io.BufferedReader(raw, _BLOCK))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:

@@ -28,7 +28,7 @@ from diffcse_jax.groups import DataConfig
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 
 
-def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
+def open_corpus(data: DataConfig, option: str = "data.train_file", *, id_column: str = "") -> Corpus:
     """The corpus that `data.train_file` names: its lines as rows, or, for pairs of documents, the rows made of these.
 
     Text is one sentence a line; csv and tsv have a header and the csv module's quoting, and what separates their fields
@@ -39,6 +39,7 @@ def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
     Args:
         data: the options.
         option: the name, in errors, of the option that the user named the file by.
+        id_column: among `data.columns` the one that names rows; of jsonl and json also by whole numbers.
 
     Raises:
         DataError: there is no such file, its extension or folder is of no known kind, it is empty, it lacks a
@@ -67,7 +68,7 @@ def open_corpus(data: DataConfig, option: str = "data.train_file") -> Corpus:
         return _array_record_corpus(found.root, data)
     if {*found.kinds} <= {*MARKDOWN}:
         raise DataError(f"{found.name}: markdown files are read as documents; set data.pairs, to 'lead' for example")
-    return corpus_of_files(_of_sentences(found).of_one_kind(), data.columns, data.on_bad_line)
+    return corpus_of_files(_of_sentences(found).of_one_kind(), data.columns, data.on_bad_line, id_column)
 
 
 def open_documents(data: DataConfig) -> Documents:

@@ -14,7 +14,7 @@ class Encoder(Protocol):
 
     @property
     def pooler(self) -> str:
-        """One of `diffcse_jax.config.POOLERS`."""
+        """One of `diffcse_jax.groups.POOLERS`."""
 
     @property
     def truncate_dim(self) -> int | None:

@@ -16,6 +16,7 @@ from jaxtyping import Shaped
 
 from diffcse_jax.data import text_files
 from diffcse_jax.data.corpus import Corpus, Fault, column_names
+from diffcse_jax.data.formats import extension
 from diffcse_jax.data.held_out import DIGESTS, digest
 from diffcse_jax.data.lines import byte_lines, expanded
 from diffcse_jax.errors import ConfigError, DataError
@@ -276,7 +277,7 @@ def _entries(path: Path, named: dict[str, str]) -> Iterator[Entry]:
     Raises:
         DataError: a file that cannot be read, of an unknown kind, or without one of the columns.
     """
-    suffix = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
+    suffix = extension(path)
     if suffix == ".jsonl":
         _require_columns(path, text_files.first_keys(path), named)
         for number, entry in text_files.json_objects(path):

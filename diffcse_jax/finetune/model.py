@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int
 
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.protocols import Encoder
@@ -38,7 +39,7 @@ class TaskModel:
         Raises:
             CheckpointError: nothing there to read, or no fine-tuning.
         """
-        path = Path(path)
+        path = expanded(path)
         workdir = workdir_of(path) or path
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError
@@ -129,15 +128,6 @@ def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> di
         hf_name: np.ascontiguousarray(np.asarray(params[name]).T if transposed else np.asarray(params[name]))
         for hf_name, (name, transposed) in hf_names(part, config).items()
     }
-
-
-def write_tensors(tensors: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Writes `model.safetensors`. Arrays must be contiguous: the format stores others wrongly without a word."""
-    save_file(
-        {name: np.ascontiguousarray(array) for name, array in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
 
 
 def find_folder(name_or_path: str) -> Path:

@@ -19,7 +19,6 @@ from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import Table, option, table
 
-LOSSES = {"classification": ("cross_entropy", "binary_cross_entropy"), "regression": ("squared_error",)}
 FEATURES = ("first", "second", "difference", "product", "cosine")
 ENCODER = "encoder"  # as the name of stored vectors: those of the frozen encoder
 

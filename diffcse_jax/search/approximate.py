@@ -17,15 +17,20 @@ TRAINING_ROWS = 1 << 17  # vectors that an inverted file is made from, evenly sp
 class FaissSearch:
     """A faiss index of vectors of length 1, compared by inner product.
 
+    Scores are those that faiss computes from what it stores. They are cosines where that is the vectors (`Flat`,
+    `IVF1024,Flat`, `HNSW32`), close to them after a quantisation (`IVF1024,SQ8`), and none after a PCA, which takes the
+    mean away and drops numbers: a threshold then has another meaning. `,RFlat` at the end (`PCA64,IVF1024,Flat,RFlat`)
+    keeps the vectors, too, and gives the cosines of what was found.
+
     Args:
         index: faiss's own.
     """
 
     def __init__(self, index: Any):
         self._index = index
-        lists = getattr(index, "nlist", None)
-        if lists:  # of an inverted file: how many of its lists are looked through, 10 of 100 as in SimCSE's tool
-            index.nprobe = max(1, round(math.sqrt(lists)))
+        inverted = _faiss().try_extract_index_ivf(index)  # also where it is part of another index; None: there is none
+        if inverted is not None:  # how many of its lists are looked through, 10 of 100 as in SimCSE's tool
+            inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))
 
     @classmethod
     def build(
@@ -97,5 +102,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("faiss is not installed: pip install 'diffcse_jax[faiss]'; or search without it") from error
+        raise ConfigError(
+            "faiss is not installed: pip install '.[faiss]' in the repository, or search without it"
+        ) from error
     return faiss

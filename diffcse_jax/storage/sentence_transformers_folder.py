@@ -52,7 +52,7 @@ def write(
     Args:
         folder: an existing Hugging Face folder; the poolers over two layers need `output_hidden_states` in its
             `config.json`.
-        pooler: one of `diffcse_jax.config.POOLERS`.
+        pooler: one of `diffcse_jax.groups.POOLERS`.
         num_blocks: blocks of the transformer.
         hidden_size: length of its vectors.
         head: parameters of the dense + tanh head; needed for the pooler `cls`, ignored for others.
@@ -112,8 +112,7 @@ def read(folder: Path) -> RecordedPooler | None:
     if unknown or "Pooling" not in modules:
         raise CheckpointError(f"{folder}/modules.json: cannot follow the modules {', '.join(modules)[:200]}")
     head = _read_head(modules["Dense"]) if "Dense" in modules else None
-    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    truncate_dim = settings.get("truncate_dim")
+    truncate_dim = _recorded_cut(folder)
     mode = _pooling_mode(modules["Pooling"])
     if mode == "cls_token" and "WeightedLayerPooling" not in modules:
         return RecordedPooler("cls" if head else "cls_before_pooler", head, truncate_dim)
@@ -134,8 +133,20 @@ def _listed_modules(folder: Path) -> dict[str, Path]:
         place = Path(module["path"])
         if place.is_absolute() or ".." in place.parts:
             raise CheckpointError(f"{path} names {module['path'][:60]!r}, which is no folder inside {folder}")
-        modules[module["type"].rpartition(".")[2]] = folder / place
+        kind = module["type"].rpartition(".")[2]
+        if kind in modules:
+            raise CheckpointError(f"{path} lists two modules {kind[:60]}: cannot follow both")
+        modules[kind] = folder / place
     return modules
+
+
+def _recorded_cut(folder: Path) -> int | None:
+    """The length that the folder's vectors are cut to; None: they are not."""
+    path = folder / _SETTINGS
+    cut = read_json_object(path).get("truncate_dim") if path.is_file() else None
+    if cut is not None and (type(cut) is not int or cut < 1):
+        raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(cut)[:60]!r}")
+    return cut
 
 
 def _tensors_of(module: Path, shapes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -49,6 +49,10 @@ _LOCK = "lock"
 _DAMAGED = "damaged"
 _SAFE = "What is complete there stays as it is."
 _INSTEAD = "give another --workdir"
+_RESTORE = (
+    "restore it from a copy, or from starts.jsonl in that folder, whose lines hold its content as `configuration`; or "
+    "begin a new run in another --workdir"
+)
 _BEFORE_CHECKPOINTS = ("generator", "report", "tensorboard")  # folders of a run that may have none yet
 
 # Keys that may change between a run and its continuation: training does not depend on them.
@@ -157,8 +161,8 @@ def start_workdir(
     Raises:
         ConfigError: the workdir holds a run with another configuration (every differing key is named), or one that
             began from other weights.
-        CheckpointError: it cannot be written, or the processes see different folders. As all errors here, it is raised
-            on every process.
+        CheckpointError: the configuration of its checkpoints is damaged or missing, it cannot be written, or the
+            processes see different folders. As all errors here, it is raised on every process.
     """
 
     def start() -> None:
@@ -187,6 +191,7 @@ def check_workdir(workdir: Path, config: Config) -> None:
 
     Raises:
         ConfigError: every differing key is named.
+        CheckpointError: the configuration of these checkpoints is damaged or missing.
     """
 
     def check() -> None:
@@ -210,12 +215,12 @@ def read_config(workdir: Path) -> Config:
 
 def _read_config(workdir: Path) -> Config:
     path = workdir / CONFIG
-    content = read_json_object(path)
+    try:
+        content = read_json_object(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_RESTORE}") from error
     if _recorded_files(workdir, CONFIG).get(CONFIG, of_json(content)) != of_json(content):
-        raise CheckpointError(
-            f"{path} is not what {START} beside it says was written: restore it from a copy (starts.jsonl there has "
-            "its content as `configuration`, too)"
-        )
+        raise CheckpointError(f"{path} is not what {START} beside it says was written: {_RESTORE}")
     return Config.from_dict(content)
 
 
@@ -276,8 +281,8 @@ def _write_encoder(workdir: Path, name: str, encoder: Pretrained, tokenizer: Pre
 
 
 def _has_checkpoint(workdir: Path) -> bool:
-    """True if there is a run with something to go on from."""
-    return (workdir / CONFIG).is_file() and any(each.name.isdecimal() for each in (workdir / CHECKPOINTS).glob("*"))
+    """True if there is a run with something to go on from, even if its configuration is lost."""
+    return any(each.name.isdecimal() for each in (workdir / CHECKPOINTS).glob("*"))
 
 
 def _clear_unlike(workdir: Path, config: Config, digests: dict[str, str]) -> None:

@@ -21,7 +21,8 @@ class Study:
     """What is trained and scored, as a study file says it.
 
     Attributes:
-        base: the configuration that all variants start from: the name of a file in `configs/`, or a ConfigDict.
+        base: the configuration that all variants start from: the name of a file in `configs/`, or a ConfigDict of what
+            differs from the defaults.
         variants: by name, what a variant changes in the base. Differences are taken to the first one.
         grid: keys with several values each: every variant is run at every point of the grid.
         seeds: of every variant.

@@ -19,12 +19,14 @@ from diffcse_jax.config import (
     check_override_names,
     flat,
     known_keys,
+    nested,
     shipped_config,
     unknown_key_message,
 )
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.evaluation import comparison, expand_groups
 from diffcse_jax.groups import OWN_POOLER, POOLERS
+from diffcse_jax.options import build_options
 from diffcse_jax.study import Settings, Study
 
 SHIPPED_STUDIES = SHIPPED / "studies"
@@ -148,6 +150,7 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     Raises:
         ConfigError: a name, key, value or combination that cannot be used, with the variant that has it.
     """
+    _check_forms(name, study)
     base = _base(name, study)
     values = parse_overrides(base, overrides)
     configs = {
@@ -206,9 +209,27 @@ def differences(before: Config, after: Config) -> dict[str, Any]:
     return {key: value for key, value in new.items() if key not in old or value != old[key]}
 
 
+def _check_forms(name: str, study: Study) -> None:
+    """Refuses what is no mapping or no sequence where a study has one."""
+    mappings = {what: getattr(study, what) for what in ("variants", "grid", "seeds_of", "published")}
+    for what, value in mappings.items():
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: {what}: expected a dict, got {value!r}")
+    sequences = {what: getattr(study, what) for what in ("seeds", "tasks", "start")}
+    sequences |= {f"grid: {key}": values for key, values in study.grid.items()}
+    sequences |= {f"seeds_of: {row!r}": seeds for row, seeds in study.seeds_of.items()}
+    for what, value in sequences.items():
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ConfigError(f"{name}: {what}: expected a tuple such as ({value!r},), got {value!r}")
+
+
 def _base(name: str, study: Study) -> ConfigDict:
-    if not isinstance(study.base, str):
-        return study.base
+    """The whole base, completed by the defaults."""
+    if isinstance(study.base, ConfigDict):
+        try:
+            return ConfigDict(build_options(Config, nested(study.base.to_dict()), unknown_key_message).to_dict())
+        except ConfigError as error:
+            raise ConfigError(f"{name}: base: {error}") from error
     if not (SHIPPED / f"{study.base}.py").is_file():
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.py")))
         raise ConfigError(f"{name}: base {study.base!r} is no file in configs/; known: {known}")

@@ -195,7 +195,7 @@ class WandB(Rows):
         try:
             import wandb  # an extra, and slow to import
         except ImportError as error:
-            raise ConfigError("WandB needs the package wandb: pip install 'diffcse_jax[wandb]'") from error
+            raise ConfigError("WandB needs the package wandb: pip install '.[wandb]' in the repository") from error
         self._init = lambda **run: wandb.init(project=project, **run | options)
 
     def on_start(self, training: Training) -> None:
