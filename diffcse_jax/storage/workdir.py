@@ -49,7 +49,7 @@ _LOCK = "lock"
 _DAMAGED = "damaged"
 _SAFE = "What is complete there stays as it is."
 _INSTEAD = "give another --workdir"
-_BEFORE_CHECKPOINTS = ("generator", "report", "tensorboard")  # folders of a run that may have none yet
+_BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # folders of a run that may have none yet
 
 # Keys that may change between a run and its continuation: training does not depend on them.
 FREE_ON_RESUME = {
