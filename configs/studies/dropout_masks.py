@@ -12,17 +12,20 @@ but the schedule is that of `diffcse_base`. Nearer to the report are `data.max_l
 and an empty `generator.name_or_path`, with a text of one's own.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.study import Settings, Study
 
-OBJECTIVES = {"SimCSE": {"difference.objective": "none"}, "DiffCSE": {}}
-SCHEDULES = {"0.1 everywhere": {}} | {f"mask {n}": {"model.dropout_schedule": f"mask{n}"} for n in range(1, 13)}
+OBJECTIVES: dict[str, Settings] = {"SimCSE": {"difference.objective": "none"}, "DiffCSE": {}}
+SCHEDULES: dict[str, Settings] = {
+    "0.1 everywhere": {},
+    **{f"mask {number}": {"model.dropout_schedule": f"mask{number}"} for number in range(1, 13)},
+}
 
 
 def get_study() -> Study:
     return Study(
         base="diffcse_base",
         variants={
-            f"{name}, {schedule}": settings | rates
+            f"{name}, {schedule}": {**settings, **rates}
             for name, settings in OBJECTIVES.items()
             for schedule, rates in SCHEDULES.items()
         },

@@ -77,11 +77,11 @@ def draw_geometry(rows: Mapping[str, Seeds], path: Path) -> bool:
     figure = Figure(figsize=(7.5, max(4.0, 0.8 + 0.21 * len(scored))), layout="constrained")
     axes = figure.subplots()
     for number, (row, points) in enumerate(scored.items()):
-        style = {"color": f"C{number % 10}", "marker": MARKERS[number // 10 % len(MARKERS)], "linestyle": "none"}
+        color, marker = f"C{number % 10}", MARKERS[number // 10 % len(MARKERS)]
         mean = [statistics.mean(values) for values in zip(*points, strict=True)]
-        axes.plot(*mean, markersize=9, label=row, **style)
+        axes.plot(*mean, marker, color=color, markersize=9, label=row)
         if len(points) > 1:
-            axes.plot(*zip(*points, strict=True), markersize=4, alpha=0.5, **style)
+            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=4, alpha=0.5)
     axes.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)", title="STS-B")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")

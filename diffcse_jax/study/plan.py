@@ -255,11 +255,12 @@ def _tuned_runs(
 
 def _begun_with(start: Run, config: Config) -> Config:
     """The configuration of a fine-tuning that begins with the encoder of a run."""
-    named = {"name_or_path": str(start.workdir.absolute())}
-    if start.seed is None:
-        named = {"name_or_path": start.config.model.name_or_path}
-        named |= {} if start.pooler in (None, OWN_POOLER) else {"pooler": start.pooler}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **named))
+    if start.seed is not None:
+        name, pooler = str(start.workdir.absolute()), config.model.pooler
+    else:
+        of_row = start.pooler if start.pooler != OWN_POOLER else None
+        name, pooler = start.config.model.name_or_path, of_row or config.model.pooler
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, name_or_path=name, pooler=pooler))
 
 
 def _seeded(config: Config, seed: int) -> Config:

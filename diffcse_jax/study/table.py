@@ -80,8 +80,8 @@ def read_outcome(plan: Plan) -> Outcome:
             if results is None:
                 open_runs[run.label] = state_of(run)
                 continue
-            scores.setdefault(row, {})[run.seed] = columns = _columns_of(run, results)
-            dev_columns += [] if run.start else [next(iter(columns))]
+            scores.setdefault(row, {})[run.seed] = by_column = _columns_of(run, results)
+            dev_columns += [] if run.start else [next(iter(by_column))]
             missing |= results["missing"]
             not_official |= results.get("not_official", {})  # runs scored by earlier versions have none
             if run.seed is None:
