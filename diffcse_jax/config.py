@@ -212,15 +212,19 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     return functions["get_config"]().to_dict()
 
 
-def check_override_names(argv: list[str]) -> None:
+def check_override_names(argv: list[str], flag: str = "config") -> None:
     """Refuses `--config.some.key` arguments that name no key, before any config file is read.
+
+    Args:
+        argv: the command line.
+        flag: another name for `config`.
 
     Raises:
         ConfigError: naming the key and the nearest known one.
     """
     for argument in argv:
-        if argument.startswith(("--config.", "-config.")):
-            key = argument.partition("=")[0].partition("config.")[2]
+        if argument.startswith((f"--{flag}.", f"-{flag}.")):
+            key = argument.partition("=")[0].partition(f"{flag}.")[2]
             if key not in _keys_beside(key):
                 raise ConfigError(unknown_key_message(key))
 

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +44,10 @@ def plan_of(workdir: Path, overrides=(), **fields) -> Plan:
 
 def finish(run, dev: float, **scores: float) -> None:
     """Writes the files of a run that is done."""
-    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "export").mkdir(parents=True, exist_ok=True)
     (run.folder / runs.RUN).write_text(json.dumps(run.record | {"overrides": {}}))
-    results = {"asked": list(run.tasks), "pooler": "avg", "metric": "stsb_spearman", "dev": dev, "scores": scores}
+    metric = "average" if run.start else "stsb_spearman"
+    results = {"asked": list(run.tasks), "pooler": "avg", "metric": metric, "dev": dev, "scores": scores}
     (run.folder / runs.RESULTS).write_text(json.dumps(results | {"missing": {}}))
 
 
@@ -125,6 +128,30 @@ def study(tmp_path, monkeypatch, capsys):
         ),
         ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSX',))", "mine: tasks: unknown task 'STSX'; "),
         ("Study(base='simcse_base', variants={'A': {}}, start=('max',))", "mine: start: 'max' is not one of own, cls"),
+        (
+            "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {'finetune.stage': 'together'}})",
+            "mine: fine-tuning 'f': unknown key finetune.stage; did you mean finetune.stages?",
+        ),
+        (
+            "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {'finetune.tasks.sst.colour': 1}})",
+            "mine: fine-tuning 'f': unknown key finetune.tasks.sst.colour",
+        ),
+        (
+            "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {}}, finetune_base='simcse_base')",
+            "mine: fine-tuning 'f': no labelled tasks: finetune_base='simcse_base' has none",
+        ),
+        (
+            "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {}}, finetune_base='own.py')",
+            "mine: finetune_base: config: there is no 'own.py'",
+        ),
+        (
+            "Study(base='simcse_base', variants={'A': {}, 'A, f': {'dcl.weight': 1.0}}, finetunings={'f': {}})",
+            "mine: variants 'A, f' and 'A, f' would share a folder",
+        ),
+        (
+            "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {}}, published={'A, f': {'sst': 50.0}})",
+            "mine: published: 'A, f' has the unknown column 'sst'",
+        ),
         ("Study(base='simcse_base', variant={'A': {}})", "mine.py: TypeError: "),
         (
             "Study(base='simcse_base', grid={'optim.learning_rate': 3e-5})",
@@ -164,6 +191,8 @@ def test_a_file_without_get_study_is_named(study, tmp_path):
         (["--variants", "C"], "error: --variants: mine has no 'C'; it has: A, B"),
         (["--workers", "0"], "error: --workers: expected at least 1, got 0"),
         (["--wrokers=2"], "unknown argument '--wrokers=2'"),
+        (["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
+        (["--encoders", "earlier"], "error: --encoders: no study has trained A, seed 1 in earlier/A/seed-1"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_before_anything_runs(arguments, message, study, tmp_path):
@@ -224,12 +253,13 @@ def test_settings_of_a_configuration_replace_the_base(tmp_path):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_studies_are_valid_and_their_commands_give_their_configurations(name, tmp_path):
     plan = make_plan(*read_study(name), [], tmp_path)
+    base_config = functools.cache(shipped_config)
     for run, *_ in plan.rows.values():  # seeds do not matter
         option, base, *settings = plan.command_settings(run)
         assert option == "--config"
         settings = [setting for setting in settings if not setting.startswith("--config.train.seed=")]
-        parsed = parse_overrides(shipped_config(base), settings)
-        changes = differences(Config.from_dict(shipped_config(base).to_dict()), run.config)
+        parsed = parse_overrides(base_config(base), settings)
+        changes = differences(Config.from_dict(base_config(base).to_dict()), run.config)
         changes.pop("train.seed", None)
         assert parsed == changes
     docstring = ast.get_docstring(ast.parse((SHIPPED_STUDIES / f"{name}.py").read_text(encoding="utf-8")))
@@ -264,7 +294,7 @@ def fail(run):
 
 
 def work_through(plan, work, stopped=lambda: False, environments=({},)):
-    runs.work_through(plan.runs, environments, work, stopped, plan.overrides)
+    runs.work_through(plan.runs, environments, work, stopped)
 
 
 def test_runs_that_are_done_are_skipped_and_a_failure_ends_its_run_alone(tmp_path):
@@ -342,6 +372,116 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
     start = dataclasses.replace(plan.runs[0], pooler="avg")
     with pytest.raises(ConfigError, match="pooler: 'own' then, 'avg' now"):
         runs.check_same([start])
+
+
+TUNED = {"base": "simcse_base", "variants": {"plain": {}}, "start": ("own", "cls"), "seeds": (1, 2)}
+TOGETHER = {"together": {"finetune.stages": "together", "train.steps": 5}}
+
+
+def test_fine_tunings_begin_with_the_encoder_of_every_row(tmp_path):
+    plan = make_plan(
+        "mine",
+        Study(**TUNED, finetunings={**TOGETHER, "heads first": {}}),
+        ["--config.train.steps=7"],
+        tmp_path,
+        ["--finetune.finetune.tasks.sst.weight=0.5", "--finetune.train.batch_size=8"],
+    )
+    tuned = [f"{row}, {how}" for row in ("start", "start (cls)", "plain") for how in ("together", "heads first")]
+    assert list(plan.rows) == ["start", "start (cls)", "plain", *tuned]
+    assert [list(group) for group in plan.groups] == [["start", "start (cls)", "plain"], tuned]
+    assert [run.label for run in plan.runs if run.seed != 2] == [
+        "start", "start (cls)", *(f"{row}, seed 1" for row in ("plain", *tuned)),
+    ]  # fmt: skip
+    (trained, _), (first, second) = plan.rows["plain"], plan.rows["plain, together"]
+    assert (trained.config.train.steps, trained.config.finetune.tasks) == (7, {})
+    assert (first.start, second.config.train.seed) == (trained, 2)
+    assert first.config.model.name_or_path == str(tmp_path / "plain" / "seed-1")
+    assert (first.config.train.steps, first.config.train.batch_size) == (5, 8)
+    assert (first.config.finetune.stages, first.config.finetune.tasks["sst"].weight) == ("together", 0.5)
+    of_start = [plan.rows[f"{row}, heads first"][0].config for row in ("start", "start (cls)")]
+    assert [config.model.name_or_path for config in of_start] == ["bert-base-uncased"] * 2
+    assert [config.model.pooler for config in of_start] == ["own", "cls"]
+    assert differences(plan.base_of(first), first.config).keys() == {
+        "finetune.stages", "train.steps", "train.seed", "model.name_or_path",
+    }  # fmt: skip
+
+
+class Called(runs.Commands):
+    """Commands that do nothing but note how they were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def call(self, command, log, environment, held):
+        self.calls.append(command[2:])
+
+
+def test_the_commands_of_a_run(tmp_path):
+    study = Study(**TUNED, finetunings=TOGETHER)
+    plan = make_plan("mine", study, [], tmp_path / "new", earlier=tmp_path / "old")
+    (trained, _), (tuned, _) = plan.rows["plain"], plan.rows["plain, together"]
+    with pytest.raises(ConfigError, match=r"--encoders: no study has trained plain, seed 1 in .*old/plain/seed-1"):
+        runs.check_earlier([tuned])
+    commands = Called()
+    work = runs.train_and_score(plan, commands)
+    held = lock(tmp_path / "lock")
+    work(trained, {}, held)
+    assert commands.calls[0][1] == "train"
+    finish(dataclasses.replace(trained, folder=trained.workdir), 80.0)
+    runs.check_earlier([trained, tuned])
+    other = make_plan("mine", study, STEPS_2, tmp_path / "new", earlier=tmp_path / "old")
+    with pytest.raises(ConfigError, match=r"old/plain/seed-1 holds .*\n  train\.steps: 0 then, 2 now"):
+        runs.check_earlier(other.rows["plain, together"][:1])
+    commands.calls.clear()
+    work(trained, {}, held)  # its encoder is there
+    work(tuned, {}, held)
+    held.close()
+    score, (_, command, *arguments), score_tuned = commands.calls
+    assert score == ["diffcse_jax.study.score", str(trained.folder), "sts"]
+    assert score_tuned == ["diffcse_jax.study.score", str(tuned.folder)]
+    assert command == "finetune"
+    assert arguments[:2] == ["--config", "finetune_multitask"]
+    assert arguments[-2:] == ["--workdir", str(tuned.folder)]
+    assert f"--config.model.name_or_path={tmp_path}/old/plain/seed-1" in arguments
+
+
+def test_a_fine_tuning_waits_for_its_start(tmp_path):
+    plan = make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path)
+    broken = Recorder(plain=fail)
+    work_through(plan, broken)
+    assert not any(label.startswith("plain, together") for label in broken.labels)
+    assert runs.results_of(plan.rows["start, together"][1]) is not None
+    work = Recorder()
+    work_through(plan, work)
+    assert work.labels == ["plain, seed 1", "plain, together, seed 1", "plain, seed 2", "plain, together, seed 2"]
+    again = make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path)
+    both = Recorder()
+    work_through(again, both, environments=({}, {}))
+    assert both.labels == []
+    moved = tmp_path.with_name("moved")
+    tmp_path.rename(moved)
+    runs.check_same(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], moved).runs)
+    other = make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], moved, ["--finetune.train.steps=6"])
+    with pytest.raises(ConfigError, match="start, together, seed 1 with another configuration"):
+        runs.check_same(other.runs)
+
+
+def test_a_slow_start_is_waited_for(tmp_path):
+    """One worker trains; the other one leaves what must wait for that, and comes back to it."""
+    plan = make_plan("mine", Study(**TUNED | {"start": ()}, finetunings=TOGETHER), [], tmp_path)
+    begun = threading.Event()
+
+    def train(run):
+        if run.seed == 2:
+            begun.set()
+        assert begun.wait(timeout=20)
+        finish(run, 80.0)
+
+    work = Recorder(plain=train)
+    work_through(plan, work, environments=({}, {}))
+    assert work.labels[:2] == ["plain, seed 1", "plain, seed 2"]
+    assert all(runs.results_of(run) for run in plan.runs)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -555,6 +695,62 @@ def test_the_table_says_what_is_not_the_official_data(tmp_path):
     for style in table.FILES:
         assert "STS12: not the official data: test 137 instead of 3,108" in table.show(outcome, style)
     assert table.document(outcome)["not_official"] == {"STS12": "test 137 instead of 3,108"}
+
+
+def test_fine_tunings_have_a_table_of_their_own(tmp_path):
+    fields = TUNED | {"start": ("own",), "tasks": ("geometry",)}
+    published = {"start, together": {"sst_accuracy": 50.0}}
+    study = Study(**fields, finetunings=TOGETHER, published=published, source="Report")
+    plan = make_plan("mine", study, STEPS_2, tmp_path, ["--finetune.optim.learning_rate=0.1"])
+    for number, run in enumerate(plan.runs):
+        if run.start:
+            finish(run, 60.0 + number, sst_accuracy=50.0 + number, sts_pearson=70.0)
+        elif run.seed != 2:
+            finish(run, 80.0, alignment=0.2, uniformity=-2.5)
+    outcome = table.write(plan, tmp_path)
+    assert table.show(outcome, "text").splitlines() == [
+        "mine (Report)",
+        "",
+        "model  n  STS-B dev  alignment  uniformity",
+        "start  1      80.00      0.200      -2.500",
+        "plain  1      80.00      0.200      -2.500",
+        "",
+        "model                        n  sst_accuracy   sts_pearson       average",
+        "start, together              2  53.50 ± 2.12  70.00 ± 0.00  63.50 ± 2.12",
+        "start, together (published)  -         50.00             -             -",
+        "plain, together              2  54.50 ± 2.12  70.00 ± 0.00  64.50 ± 2.12",
+        "",
+        "difference to start, together over shared seeds; p: paired t-test, two-sided",
+        "",
+        "model            pairs  sst_accuracy  sts_pearson  average",
+        "plain, together      2         +1.00        +0.00    +1.00",
+        "",
+        "n: seeds; mean ± standard deviation (of a sample) where there are several",
+        "start: bert-base-uncased before training, pooler avg",
+        "together: fine-tuned from the row's encoder; scores x 100 on dev rows of the tasks",
+        "all trainings with train.steps=2",
+        "all fine-tunings with optim.learning_rate=0.1",
+        "published: Report, with its own checkpoints, text and number of steps",
+        "not begun: plain, seed 2",
+    ]
+    rows = {row["row"]: row for row in table.document(outcome)["rows"]}
+    assert rows["plain, together"]["difference"]["average"]["mean"] == pytest.approx(1.0)
+    assert rows["plain"]["difference"] == {}
+    assert rows["start, together"]["settings"].keys() >= {"finetune.stages", "train.steps"}
+    written = {path.name for path in tmp_path.glob("*.png")}
+    assert written == {"study.png", "finetuning.png", "alignment_uniformity.png"}
+
+
+def test_scores_of_a_fine_tuning_are_those_of_its_best_checkpoint(tmp_path, monkeypatch):
+    run = make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path).rows["plain, together"][0]
+    run.folder.mkdir(parents=True)
+    (run.folder / runs.RUN).write_text(json.dumps(run.record))
+    dev = {"sst_accuracy": 50.0, "quora_accuracy": 70.0, "sts_pearson": 60.0, "average": 60.0}
+    read = {run.folder: types.SimpleNamespace(pooler="avg", dev_metric="average", dev=dev | {"guard": 1.0})}
+    monkeypatch.setattr(score, "read_encoder", read.__getitem__)
+    score.score(run.folder, [])
+    columns = table.read_outcome(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path)).scores
+    assert columns == {"plain, together": {1: dev}}
 
 
 def test_nothing_done_is_a_table_too(tmp_path):

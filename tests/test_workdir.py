@@ -145,13 +145,15 @@ def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
 def test_a_run_without_a_checkpoint_gives_way_to_another(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
-    (tmp_path / "generator").mkdir()
+    trained_or_computed = [tmp_path / "generator", tmp_path / "vectors"]
+    for folder in trained_or_computed:
+        folder.mkdir()
     start(tmp_path, {"mesh": {"data": 2}})
     (tmp_path / "checkpoints/1").rmdir()
-    assert (tmp_path / "generator").is_dir()  # of the same run: it is not trained again
+    assert all(folder.is_dir() for folder in trained_or_computed)  # of the same run: they are kept
     start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
     assert read_config(tmp_path).train.seed == 1
-    assert not (tmp_path / "generator").exists()
+    assert not any(folder.exists() for folder in trained_or_computed)
     start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
 
 

@@ -4,7 +4,8 @@ python -m diffcse_jax.study configs/studies/minilm.py --workdir runs/minilm --co
 python -m diffcse_jax.study minilm --workdir runs/minilm --report
 
 Started again with the same workdir it does what is not done yet, also from several hosts at a time.
-`--config.KEY=VALUE` overrides a key of all variants. See docs/studies.md.
+`--config.KEY=VALUE` overrides a key of all variants, `--finetune.KEY=VALUE` one of all fine-tunings that follow them.
+See docs/studies.md.
 """
 
 import argparse
@@ -22,7 +23,7 @@ def main() -> int:
         Exit code: 0; 1 where a run failed; 3 where runs are not done for another reason; 130 where the study was
         stopped. An error that the user can correct exits with 2.
     """
-    options, overrides = parse_arguments()
+    options, overrides, finetune_overrides = parse_arguments()
     with reported_to_user():
         from diffcse_jax.groups import OWN_POOLER
         from diffcse_jax.study import devices, runs, table
@@ -34,15 +35,16 @@ def main() -> int:
         if options.tasks is not None:
             study = dataclasses.replace(study, tasks=tuple(filter(None, options.tasks.split(","))))
         workdir = options.workdir or Path("runs") / "studies" / name
-        plan = make_plan(name, study, overrides, workdir)
+        plan = make_plan(name, study, overrides, workdir, finetune_overrides, options.encoders)
         chosen = plan.selected(options.variants or [], options.seeds or [])
         commands = runs.Commands()
         if not options.report:
             environments = devices.environments(options.workers)
-            runs.check_same([run for row in plan.rows.values() for run in row])
+            runs.check_same(plan.runs)
+            runs.check_earlier(chosen)
             work = runs.train_and_score(plan, commands)
             with commands.stopped_by_signals():
-                runs.work_through(chosen, environments, work, lambda: commands.stopped, plan.overrides)
+                runs.work_through(chosen, environments, work, lambda: commands.stopped)
         outcome = table.write(plan, workdir)
         print(table.show(outcome, options.format), end="")
         if commands.stopped:
@@ -52,14 +54,20 @@ def main() -> int:
         return 3 if any(run.label in outcome.open_runs for run in chosen) else 0
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """The command line, and the overrides in it."""
+def parse_arguments() -> tuple[argparse.Namespace, list[str], list[str]]:
+    """The command line, and the overrides of trainings and of fine-tunings in it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
     add("study", help="a study file, or the name of one in configs/studies/")
     add("--workdir", type=Path, metavar="DIR", help="where the study lives (default: runs/studies/NAME)")
+    add(
+        "--encoders",
+        type=Path,
+        metavar="DIR",
+        help="the folder of an earlier study that has trained these variants: they are taken from there",
+    )
     add(
         "--workers",
         type=int,
@@ -74,10 +82,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--report", action="store_true", help="run nothing: write and print the table of what is done")
     add("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table (default: text)")
     options, rest = parser.parse_known_args()
-    overrides = [argument for argument in rest if argument.startswith(("--config.", "-config."))]
-    if others := [argument for argument in rest if argument not in overrides]:
+    trainings = [argument for argument in rest if argument.startswith(("--config.", "-config."))]
+    finetunings = [argument for argument in rest if argument.startswith(("--finetune.", "-finetune."))]
+    if others := [argument for argument in rest if argument not in trainings + finetunings]:
         parser.error(f"unknown argument {others[0]!r}; overrides are written --config.KEY=VALUE")
-    return options, overrides
+    return options, trainings, finetunings
 
 
 if __name__ == "__main__":

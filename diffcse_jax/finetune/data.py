@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from diffcse_jax.data import text_files
-from diffcse_jax.data.corpus import Corpus, Fault, column_names
+from diffcse_jax.data.corpus import Corpus, Fault
 from diffcse_jax.data.formats import extension
 from diffcse_jax.data.held_out import DIGESTS, digest
 from diffcse_jax.data.lines import byte_lines, expanded
@@ -62,13 +62,10 @@ class Rows:
             [self.ids[row] for row in kept],
         )
 
-    def corpus(self) -> Corpus:
-        """Their sentences, as what token stores are built of."""
-        count = len(self.texts[0])
+    def corpus(self, columns: tuple[str, ...]) -> Corpus:
+        """Their sentences, with the names of their columns, as what token stores are built of."""
         content = hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()
-        return Corpus(
-            str(self.file), column_names(count), lambda: zip(self.lines, self.texts, strict=True), lambda: content
-        )
+        return Corpus(str(self.file), columns, lambda: zip(self.lines, self.texts, strict=True), lambda: content)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ from diffcse_jax.evaluation.guard import Guard
 from diffcse_jax.evaluation.outcomes import paired_interval
 from diffcse_jax.finetune.data import TaskData
 from diffcse_jax.finetune.model import TaskModel, decided
+from diffcse_jax.objectives.finetune import AVERAGE, score_name
 from diffcse_jax.storage.selection import Measured, Outcomes
-
-AVERAGE = "average"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class TaskEvaluation:
             outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.batch_size))
             values = outputs if data.task.kind == "regression" else 100.0 * (outputs == data.dev.labels)
             outcomes.append(values.astype(float).tolist())
-            scores[score_name(data)] = score(data, values)
+            scores[score_name(data.name, data.task)] = score(data, values)
         scores[AVERAGE] = sum(scores.values()) / len(scores)
         guard = {self.guard.name: self.guard(model.encoder)} if self.guard else {}
         return Measured(scores | guard, outcomes)
@@ -61,11 +60,6 @@ class TaskEvaluation:
         """A 95 % interval for the average of a model less that of the start."""
         golds = [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
         return paired_interval(start, model, golds, ranked=False)
-
-
-def score_name(data: TaskData) -> str:
-    """The name of a task's score."""
-    return f"{data.name}_{'pearson' if data.task.kind == 'regression' else 'accuracy'}"
 
 
 def score(data: TaskData, values: Float[np.ndarray, " rows"]) -> float:

@@ -321,7 +321,7 @@ def _heads(tuning: Tuning) -> set[str]:
 
 def _store(data: TaskData, config: Config, start: Start) -> TokenStore:
     length, cache_dir, quiet = config.data.max_length, config.data.cache_dir, jax.process_index() > 0
-    return build_or_open(data.train.corpus(), start.tokenizer, length, cache_dir, quiet=quiet)
+    return build_or_open(data.train.corpus(data.task.texts), start.tokenizer, length, cache_dir, quiet=quiet)
 
 
 def config_of_heads(config: Config) -> Config:

@@ -21,6 +21,7 @@ from diffcse_jax.options import Table, option, table
 
 FEATURES = ("first", "second", "difference", "product", "cosine")
 ENCODER = "encoder"  # as the name of stored vectors: those of the frozen encoder
+AVERAGE = "average"  # the dev score that chooses: the mean of those of the tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +150,11 @@ class Finetune(Objective):
 def head_of(task: str) -> str:
     """The name of a task's head among the networks."""
     return f"head_{task}"
+
+
+def score_name(name: str, task: Task) -> str:
+    """The name of a task's dev score."""
+    return f"{name}_{'pearson' if task.kind == 'regression' else 'accuracy'}"
 
 
 def build_head(task: Task, size: int) -> partial[TaskHead]:

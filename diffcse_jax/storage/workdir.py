@@ -53,7 +53,7 @@ _RESTORE = (
     "restore it from a copy, or from starts.jsonl in that folder, whose lines hold its content as `configuration`; or "
     "begin a new run in another --workdir"
 )
-_BEFORE_CHECKPOINTS = ("generator", "report", "tensorboard")  # folders of a run that may have none yet
+_BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # folders of a run that may have none yet
 
 # Keys that may change between a run and its continuation: training does not depend on them.
 FREE_ON_RESUME = {

@@ -1,4 +1,4 @@
-"""Studies: variants of a configuration, each trained with several seeds, and the table of their scores.
+"""Studies: variants of a configuration, trained with several seeds, fine-tunings of them, and tables of their scores.
 
 A study is a Python file with a function `get_study`; `configs/studies/` has one per table of the papers.
 docs/studies.md describes them for users.
@@ -30,7 +30,11 @@ class Study:
         tasks: tasks and groups of tasks, as `eval.py --tasks` takes them, scored on their test splits. Empty: none
             but the dev metric of training.
         start: poolers with which the model that training starts from is scored, too; `own` is the one that it records.
-        published: by row, published scores by column: `STS-B dev`, a task's name, `average sts` or `average transfer`.
+        finetunings: by name, what a fine-tuning on labelled tasks changes in `finetune_base`. Each of them is done from
+            the encoder of every row, those of the start included, with the row's seeds, and is a row `ROW, NAME`.
+        finetune_base: a configuration of `diffcse finetune`: the name of a file in `configs/`, or the path of a file.
+        published: by row, published scores by column: `STS-B dev`, a task's name, `average sts` or `average transfer`;
+            of fine-tunings `TASK_accuracy`, `TASK_pearson` or `average`.
         source: where they are published.
     """
 
@@ -41,6 +45,8 @@ class Study:
     seeds_of: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     tasks: Sequence[str] = ("sts",)
     start: Sequence[str] = ()
+    finetunings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    finetune_base: str = "finetune_multitask"
     published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     source: str = ""
 

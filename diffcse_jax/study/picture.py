@@ -1,4 +1,7 @@
-"""A picture of a study: a point for each seed, a line at their mean, a diamond at the published score."""
+"""Pictures of a study: the scores of its rows, and where rows lie between alignment and uniformity.
+
+A point for each seed; their mean is a line, or a larger point; published scores are diamonds.
+"""
 
 import math
 import statistics
@@ -11,6 +14,7 @@ from matplotlib.figure import Figure
 from diffcse_jax.evaluation.comparison import SHORT_NAMES
 
 PANELS_ACROSS = 4
+MARKERS = "osD^v<>P*X"  # with ten colours: rows that are told apart
 
 Seeds = Mapping[int | None, Mapping[str, float]]  # scores by seed and column
 
@@ -51,3 +55,35 @@ def _draw_panel(
             axes.plot(published[row][column], height, "D", color="black", fillstyle="none")
     axes.set(title=SHORT_NAMES.get(column, column))
     axes.grid(axis="x", alpha=0.3)
+
+
+def draw_geometry(rows: Mapping[str, Seeds], path: Path) -> bool:
+    """Draws the alignment of each row over its uniformity (the lower both, the better), where both were scored.
+
+    Args:
+        rows: scores by row.
+        path: a png file.
+
+    Returns:
+        Whether any row had both.
+    """
+    scored = {
+        row: [(seed["uniformity"], seed["alignment"]) for seed in seeds.values() if "alignment" in seed]
+        for row, seeds in rows.items()
+    }
+    scored = {row: points for row, points in scored.items() if points}
+    if not scored:
+        return False
+    figure = Figure(figsize=(7.5, max(4.0, 0.8 + 0.21 * len(scored))), layout="constrained")
+    axes = figure.subplots()
+    for number, (row, points) in enumerate(scored.items()):
+        color, marker = f"C{number % 10}", MARKERS[number // 10 % len(MARKERS)]
+        mean = [statistics.mean(values) for values in zip(*points, strict=True)]
+        axes.plot(*mean, marker, color=color, markersize=9, label=row)
+        if len(points) > 1:
+            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=4, alpha=0.5)
+    axes.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)", title="STS-B")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=120)
+    return True

@@ -1,12 +1,10 @@
 """From a study file to the runs that it asks for. Every mistake in it is found here, before anything runs."""
 
-import copy
 import dataclasses
 import functools
 import itertools
-import re
 import runpy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from diffcse_jax.config import (
     SHIPPED,
     Config,
     check_override_names,
+    configuration,
     flat,
     known_keys,
     nested,
@@ -24,28 +23,30 @@ from diffcse_jax.config import (
     unknown_key_message,
 )
 from diffcse_jax.errors import ConfigError, UserError
-from diffcse_jax.evaluation import comparison, expand_groups
-from diffcse_jax.groups import OWN_POOLER, POOLERS
+from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.options import build_options
 from diffcse_jax.study import Settings, Study
+from diffcse_jax.study.checks import check_different, check_forms, check_rows, check_study, folder_name, start_rows
 
 SHIPPED_STUDIES = SHIPPED / "studies"
+CONFIG, FINETUNE = "config", "finetune"  # what overrides of trainings and of fine-tunings begin with
 DEFAULTS = "diffcse_base"  # the file in configs/ that changes nothing
-START = "start"
-DEV_TITLES = {"stsb_spearman": "STS-B dev"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training with its scores, or the scores of the start: what one folder of a study holds.
+    """One training or fine-tuning with its scores, or the scores of the start: what one folder of a study holds.
 
     Attributes:
         row: the row of the table that it belongs to.
         seed: of training; None for the start, which is not trained.
         config: the whole configuration, seed included.
-        folder: where it lives; it is the workdir of its training.
-        tasks: as in the study.
+        folder: where it lives.
+        tasks: as in the study; none of a fine-tuning, whose scores are those of its labelled tasks.
+        overrides: values from the command line in its configuration.
+        workdir: that of its training: the folder, or that of an earlier study's run.
         pooler: of the start.
+        start: of a fine-tuning the run whose encoder it begins with.
     """
 
     row: str
@@ -53,7 +54,10 @@ class Run:
     config: Config
     folder: Path
     tasks: tuple[str, ...]
+    overrides: Mapping[str, Any]
+    workdir: Path
     pooler: str | None = None
+    start: "Run | None" = None
 
     @property
     def label(self) -> str:
@@ -63,7 +67,15 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         """What tells whether a folder holds this run: `run.json`."""
-        return {"row": self.row, "seed": self.seed, "pooler": self.pooler, "config": self.config.to_dict()}
+        return {
+            "row": self.row,
+            "seed": self.seed,
+            "pooler": self.pooler,
+            "start": self.start and self.start.label,
+            "workdir": str(self.workdir.absolute()),
+            "config": self.config.to_dict(),
+            "overrides": dict(self.overrides),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +87,7 @@ class Plan:
         study: as the file gives it.
         overrides: values from the command line, of all variants.
         base: the configuration that variants start from, overrides included.
+        finetune_overrides: values from the command line, of all fine-tunings.
         runs: all of them, those of each row's first seed first.
     """
 
@@ -82,6 +95,7 @@ class Plan:
     study: Study
     overrides: dict[str, Any]
     base: Config
+    finetune_overrides: dict[str, Any]
     runs: tuple[Run, ...]
 
     @functools.cached_property
@@ -89,6 +103,17 @@ class Plan:
         """The runs of each row of the table, in its order."""
         rows = dict.fromkeys(run.row for run in self.runs)
         return {row: tuple(run for run in self.runs if run.row == row) for row in rows}
+
+    @property
+    def groups(self) -> list[dict[str, tuple[Run, ...]]]:
+        """The rows that are compared with one another: those of encoders, and those of fine-tunings where there are."""
+        tuned = {row: runs for row, runs in self.rows.items() if runs[0].start}
+        encoders = {row: runs for row, runs in self.rows.items() if row not in tuned}
+        return [encoders, tuned] if tuned else [encoders]
+
+    def base_of(self, run: Run) -> Config:
+        """What the run's row changes: the configuration that it starts from, overrides included."""
+        return configuration(self.study.finetune_base, self.finetune_overrides)[1] if run.start else self.base
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         """The runs of these variants and seeds; empty: of all.
@@ -108,9 +133,11 @@ class Plan:
         ]
 
     def command_settings(self, run: Run) -> list[str]:
-        """The options of `diffcse train` that give the run's configuration."""
+        """The options of `diffcse train`, or `diffcse finetune`, that give the run's configuration."""
         name = self.study.base if isinstance(self.study.base, str) else DEFAULTS
-        changes = differences(Config.from_dict(shipped_config(name).to_dict()), run.config)
+        name = self.study.finetune_base if run.start else name
+        _, base = configuration(name, {})
+        changes = differences(base, run.config)
         return ["--config", name, *(f"--config.{key}={_as_text(value)}" for key, value in changes.items())]
 
 
@@ -138,7 +165,14 @@ def read_study(file: str) -> tuple[str, Study]:
     return path.stem, study
 
 
-def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) -> Plan:
+def make_plan(
+    name: str,
+    study: Study,
+    overrides: Sequence[str],
+    workdir: Path,
+    finetune_overrides: Sequence[str] = (),
+    earlier: Path | None = None,
+) -> Plan:
     """Builds the configuration of every run.
 
     Args:
@@ -146,55 +180,116 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
         study: the study.
         overrides: arguments `--config.KEY=VALUE`; they come last, in every variant.
         workdir: where the study lives.
+        finetune_overrides: arguments `--finetune.KEY=VALUE`; they come last, in every fine-tuning.
+        earlier: the folder of a study that has trained the variants; None: this one trains them.
 
     Raises:
         ConfigError: a name, key, value or combination that cannot be used, with the variant that has it.
     """
-    _check_forms(name, study)
+    check_forms(name, study)
     base = _base(name, study)
     values = parse_overrides(base, overrides)
     configs = {
         row: _config(f"{name}: variant {row!r}", base, settings, values) for row, settings in _points(name, study)
     }
-    _check_study(name, study, list(configs))
-    _check_different(name, configs)
-    tasks = tuple(study.tasks)
-    start = _config(f"{name}: base", base, {}, values)
-    runs = [
-        Run(row, None, start, workdir / _folder_name(name, row), tasks, pooler)
-        for row, pooler in start_rows(study.start).items()
-    ]
-    trained = [
-        (place, row, int(seed)) for row in configs for place, seed in enumerate(study.seeds_of.get(row, study.seeds))
-    ]
-    for _, row, seed in sorted(trained, key=lambda each: each[0]):  # stable: within a place the order of rows
-        config = configs[row]
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        runs.append(Run(row, seed, config, workdir / _folder_name(name, row) / f"seed-{seed}", tasks))
-    return Plan(name, study, values, start, tuple(runs))
+    check_study(name, study, list(configs))
+    values_of_tunings, tunings = _tunings(name, study, finetune_overrides)
+    rows = [*start_rows(study.start), *configs]
+    rows += [f"{row}, {tuning}" for row in rows for tuning in tunings]
+    check_rows(name, study, rows, tunings.values())
+    check_different(name, configs)
+
+    start, tasks = _config(f"{name}: base", base, {}, values), tuple(study.tasks)
+    encoders: list[tuple[int, Run]] = []  # with the place of a seed among those of its row
+    for row, pooler in start_rows(study.start).items():
+        folder = workdir / folder_name(name, row)
+        encoders.append((-1, Run(row, None, start, folder, tasks, values, folder, pooler)))
+    for row, config in configs.items():
+        for place, seed in enumerate(study.seeds_of.get(row, study.seeds)):
+            path = f"{folder_name(name, row)}/seed-{seed}"
+            trained = (earlier or workdir) / path
+            encoders.append((place, Run(row, seed, _seeded(config, seed), workdir / path, tasks, values, trained)))
+    tuned = _tuned_runs(name, study, encoders, tunings, values_of_tunings, workdir)
+    runs = sorted([*encoders, *tuned], key=lambda each: each[0])  # stable: within a place the order of rows
+    return Plan(name, study, values, start, values_of_tunings, tuple(run for _, run in runs))
 
 
-def start_rows(poolers: Iterable[str]) -> dict[str, str]:
-    """The rows of the untrained start by label, with their poolers."""
-    return {START if pooler == OWN_POOLER else f"{START} ({pooler})": pooler for pooler in poolers}
+def _tunings(name: str, study: Study, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Config]]:
+    """The values of overrides, and the configurations of fine-tunings by name, but for their starts and seeds."""
+    if not study.finetunings:
+        if overrides:
+            raise ConfigError(f"{overrides[0]}: {name} has no fine-tunings")
+        return {}, {}
+    try:
+        _, base = configuration(study.finetune_base, {})
+    except ConfigError as error:
+        raise ConfigError(f"{name}: finetune_base: {error}") from error
+    values = parse_overrides(ConfigDict(base.to_dict()), overrides, FINETUNE)
+    configs = {}
+    for tuning, settings in study.finetunings.items():
+        where = f"{name}: fine-tuning {tuning!r}"
+        config = configs[tuning] = _config(where, base, settings, values)
+        if "finetune" not in config.objectives:
+            raise ConfigError(f"{where}: no labelled tasks: finetune_base={study.finetune_base!r} has none")
+    check_different(name, configs)
+    return values, configs
 
 
-def parse_overrides(base: ConfigDict, arguments: Sequence[str]) -> dict[str, Any]:
+def _tuned_runs(
+    name: str,
+    study: Study,
+    encoders: Sequence[tuple[int, Run]],
+    tunings: Mapping[str, Config],
+    values: Settings,
+    workdir: Path,
+) -> list[tuple[int, Run]]:
+    """Every fine-tuning from every encoder, with the place of its seed: from the start with each seed of the row."""
+    tuned = []
+    for (own_place, start), (tuning, config) in itertools.product(encoders, tunings.items()):
+        row = f"{start.row}, {tuning}"
+        of_start = enumerate(study.seeds_of.get(start.row, study.seeds))
+        for place, seed in of_start if start.seed is None else [(own_place, start.seed)]:
+            folder = workdir / folder_name(name, row) / f"seed-{seed}"
+            begun = _begun_with(start, _seeded(config, seed))
+            tuned.append((place, Run(row, seed, begun, folder, (), values, folder, start=start)))
+    return tuned
+
+
+def _begun_with(start: Run, config: Config) -> Config:
+    """The configuration of a fine-tuning that begins with the encoder of a run."""
+    if start.seed is not None:
+        name, pooler = str(start.workdir.absolute()), config.model.pooler
+    else:
+        of_row = start.pooler if start.pooler != OWN_POOLER else None
+        name, pooler = start.config.model.name_or_path, of_row or config.model.pooler
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, name_or_path=name, pooler=pooler))
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+
+
+def parse_overrides(base: ConfigDict, arguments: Sequence[str], flag: str = CONFIG) -> dict[str, Any]:
     """Values by dotted key, typed like those of the base.
+
+    Args:
+        base: has the types.
+        arguments: `--FLAG.KEY=VALUE`.
+        flag: the name that they begin with.
 
     Raises:
         ConfigError: an unknown key, or a value of another type.
     """
-    check_override_names(list(arguments))
+    check_override_names(list(arguments), flag)
     for argument in arguments:
         if "=" not in argument:
-            raise ConfigError(f"{argument}: overrides are written --config.KEY=VALUE")
-    keys = [argument.partition("=")[0].partition("config.")[2] for argument in arguments]
+            raise ConfigError(f"{argument}: overrides are written --{flag}.KEY=VALUE")
+    keys = [argument.partition("=")[0].partition(f"{flag}.")[2] for argument in arguments]
     if "train.seed" in keys:
         raise ConfigError("train.seed: seeds are those of the study; choose among them with --seeds")
     values = flags.FlagValues()
     argv = ["study", *arguments]
-    config = config_flags.DEFINE_config_dict("config", ConfigDict(base.to_dict()), flag_values=values, sys_argv=argv)
+    config = config_flags.DEFINE_config_dict(flag, ConfigDict(base.to_dict()), flag_values=values, sys_argv=argv)
     try:
         values(argv)
         changed = flat(config.value.to_dict())
@@ -207,20 +302,6 @@ def differences(before: Config, after: Config) -> dict[str, Any]:
     """The values of `after`, by dotted key, that are others in `before`."""
     old, new = flat(before.to_dict()), flat(after.to_dict())
     return {key: value for key, value in new.items() if key not in old or value != old[key]}
-
-
-def _check_forms(name: str, study: Study) -> None:
-    """Refuses what is no mapping or no sequence where a study has one."""
-    mappings = {what: getattr(study, what) for what in ("variants", "grid", "seeds_of", "published")}
-    for what, value in mappings.items():
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}: {what}: expected a dict, got {value!r}")
-    sequences = {what: getattr(study, what) for what in ("seeds", "tasks", "start")}
-    sequences |= {f"grid: {key}": values for key, values in study.grid.items()}
-    sequences |= {f"seeds_of: {row!r}": seeds for row, seeds in study.seeds_of.items()}
-    for what, value in sequences.items():
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ConfigError(f"{name}: {what}: expected a tuple such as ({value!r},), got {value!r}")
 
 
 def _base(name: str, study: Study) -> ConfigDict:
@@ -255,69 +336,22 @@ def _points(name: str, study: Study) -> list[tuple[str, Settings]]:
     return rows
 
 
-def _config(where: str, base: ConfigDict, *settings: Settings) -> Config:
+def _config(where: str, base: ConfigDict | Config, *settings: Settings) -> Config:
     """The base with settings, the last ones winning."""
-    values = copy.deepcopy(base.to_dict())
+    values = flat(base.to_dict())
     for key, value in itertools.chain.from_iterable(each.items() for each in settings):
-        if key not in known_keys():
+        if key not in known_keys() and key not in values:
             raise ConfigError(f"{where}: {unknown_key_message(key)}")
         if key == "train.seed":
             raise ConfigError(f"{where}: train.seed: seeds belong to `seeds` and `seeds_of`")
-        group, _, leaf = key.rpartition(".")
-        (values[group] if group else values)[leaf] = value
+        values[key] = value
     try:
-        config = Config.from_dict(values)
+        config = Config.from_dict(nested(values))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     if config.distributed:
         raise ConfigError(f"{where}: distributed=True: a study gives each run to one host; hosts may share a study")
     return config
-
-
-def _check_study(name: str, study: Study, trained: Sequence[str]) -> None:
-    """Refuses seeds, tasks, poolers and published scores that cannot be used."""
-    rows = [*start_rows(study.start), *trained]
-    for what, named in (("seeds_of", study.seeds_of), ("published", study.published)):
-        for row in named:
-            if row not in rows:
-                raise ConfigError(f"{name}: {what} names {row!r}; the study has: {', '.join(rows)}")
-    for row in trained:
-        seeds = list(study.seeds_of.get(row, study.seeds))
-        if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-            raise ConfigError(f"{name}: variant {row!r}: seeds are different numbers from 0, at least one; got {seeds}")
-    for pooler in study.start:
-        if pooler not in (OWN_POOLER, *POOLERS):
-            raise ConfigError(f"{name}: start: {pooler!r} is not one of {', '.join((OWN_POOLER, *POOLERS))}")
-    try:
-        expand_groups(study.tasks, "test")
-    except ConfigError as error:
-        raise ConfigError(f"{name}: tasks: {error}") from error
-    columns = {*DEV_TITLES.values(), *expand_groups(["full"], "test"), "average sts", "average transfer"}
-    columns |= {*expand_groups(study.tasks, "test"), *comparison.PROBES}
-    for row, scores in study.published.items():
-        if unknown := sorted(scores.keys() - columns):
-            raise ConfigError(f"{name}: published: {row!r} has the unknown column {unknown[0]!r}")
-    folders: dict[str, str] = {}
-    for row in rows:
-        other = folders.setdefault(_folder_name(name, row).casefold(), row)
-        if other != row or rows.count(row) > 1:
-            raise ConfigError(f"{name}: variants {other!r} and {row!r} would share a folder; rename one")
-
-
-def _check_different(name: str, configs: Mapping[str, Config]) -> None:
-    for (one, first), (other, second) in itertools.combinations(configs.items(), 2):
-        if first == second:
-            raise ConfigError(f"{name}: variants {one!r} and {other!r} have the same configuration")
-
-
-def _folder_name(name: str, row: str) -> str:
-    """A row's folder in the study's."""
-    folder = re.sub(r"[^\w.,=+-]+", "-", row).strip("-")
-    if not re.fullmatch(r"[\w ,.+=()%/:-]+", row) or not folder or folder.startswith("."):
-        raise ConfigError(
-            f"{name}: {row!r} is no name for a variant: letters, digits, blanks and , . + - = ( ) % / : _"
-        )
-    return folder
 
 
 def _as_text(value: Any) -> str:

@@ -9,6 +9,7 @@ beside what training writes (`storage/workdir.py`).
 
 import collections
 import contextlib
+import dataclasses
 import re
 import shlex
 import shutil
@@ -46,8 +47,17 @@ class RunFailed(Exception):
     """A command of a run ended with an error; the message is its reason."""
 
 
+class NotTrained(Exception):
+    """The encoder that a fine-tuning begins with is not there yet."""
+
+
 class Stopped(Exception):
     """The study was asked to stop."""
+
+
+def is_trained(run: Run) -> bool:
+    """True if its encoder is there: training ends with the export."""
+    return run.seed is None or (run.workdir / "export").is_dir()
 
 
 def results_of(run: Run) -> dict[str, Any] | None:
@@ -100,8 +110,25 @@ def _changes(run: Run) -> list[str]:
     record = read_json(path)
     then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
     then["pooler"], now["pooler"] = record["pooler"], run.pooler
-    changed = [key for key in now if then[key] != now[key] and key not in FREE_ON_RESUME]
-    return [f"{key}: {then[key]!r} then, {now[key]!r} now" for key in changed]
+    free = FREE_ON_RESUME
+    if run.start:
+        then["start"], now["start"] = record.get("start"), run.start.label
+        free = {*free, "model.name_or_path"} if run.start.seed is not None else free  # a folder, which may be moved
+    changed = [key for key in now if then.get(key) != now[key] and key not in free]
+    return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed]
+
+
+def check_earlier(runs: Sequence[Run]) -> None:
+    """Refuses an earlier study that has not trained what these runs need, or has with another configuration.
+
+    Raises:
+        ConfigError: naming the first such run.
+    """
+    for run in (run.start or run for run in runs):
+        if run.workdir != run.folder:
+            if not is_trained(run) or not (run.workdir / RUN).is_file():
+                raise ConfigError(f"--encoders: no study has trained {run.label} in {run.workdir}")
+            check_same([dataclasses.replace(run, folder=run.workdir)])
 
 
 def _holds_work(folder: Path) -> bool:
@@ -113,7 +140,6 @@ def work_through(
     environments: Sequence[Environment],
     work: Work,
     stopped: Callable[[], bool],
-    overrides: Mapping[str, Any],
 ) -> None:
     """Does all runs that are not done and that nobody else works on. A failure ends its run alone.
 
@@ -122,10 +148,9 @@ def work_through(
         environments: one for each worker; as many runs are done at a time.
         work: does one run.
         stopped: true once no further run shall begin.
-        overrides: the values from the command line, for the record.
     """
-    in_use = _pass(runs, environments, work, stopped, overrides)
-    _pass(in_use, environments, work, stopped, overrides)  # who worked on them may have been killed since
+    left_out = _pass(runs, environments, work, stopped)
+    _pass(left_out, environments, work, stopped)  # who worked on them may be done since, or killed
 
 
 def _pass(
@@ -133,11 +158,10 @@ def _pass(
     environments: Sequence[Environment],
     work: Work,
     stopped: Callable[[], bool],
-    overrides: Mapping[str, Any],
 ) -> list[Run]:
-    """Goes once through the runs and returns those that other processes work on."""
+    """Goes once through the runs and returns those that others work on, or whose start is not trained yet."""
     pending = collections.deque(run for run in runs if results_of(run) is None)
-    in_use: list[Run] = []
+    left_out: list[Run] = []
 
     def worker(environment: Environment) -> None:
         while pending and not stopped():
@@ -146,25 +170,32 @@ def _pass(
             except IndexError:  # another worker was faster
                 return
             try:
-                _attempt(run, environment, work, overrides)
-            except InUseError as error:
+                _attempt(run, environment, work)
+            except (InUseError, NotTrained) as error:
                 report(f"{run.label}: left out, since {error}")
-                in_use.append(run)
+                left_out.append(run)
 
     with ThreadPoolExecutor(len(environments)) as pool:
         for finished in [pool.submit(worker, environment) for environment in environments]:
             finished.result()
-    return in_use
+    return left_out
 
 
-def _attempt(run: Run, environment: Environment, work: Work, overrides: Mapping[str, Any]) -> None:
-    """One run, unless it is done meanwhile."""
+def _attempt(run: Run, environment: Environment, work: Work) -> None:
+    """One run, unless it is done meanwhile.
+
+    Raises:
+        InUseError: another process works on it.
+        NotTrained: it is a fine-tuning, and its start is not done.
+    """
+    if run.start and not is_trained(run.start):
+        raise NotTrained(f"{run.start.label} is not trained")
     with lock(run.folder / LOCK) as held:
         if results_of(run) is not None:
             return
         if _changes(run) and not _holds_work(run.folder):
             _clear(run.folder)
-        write_json(run.folder / RUN, run.record | {"overrides": dict(overrides)})
+        write_json(run.folder / RUN, run.record)
         (run.folder / FAILURE).unlink(missing_ok=True)
         report(f"{run.label}: in {run.folder}")
         try:
@@ -251,13 +282,14 @@ class Commands:
 
 
 def train_and_score(plan: Plan, commands: Commands) -> Work:
-    """The work of a run: `diffcse train` with the run's folder as workdir, then the scores."""
+    """The work of a run: `diffcse train` or `diffcse finetune` with its folder as workdir, then the scores."""
 
     def work(run: Run, environment: Environment, held: TextIO) -> None:
         python = [sys.executable, "-m"]
-        is_trained = run.seed is None or (run.folder / "export").is_dir()  # training ends with the export
-        if not is_trained:
-            train = [*python, "diffcse_jax", "train", *plan.command_settings(run), "--workdir", str(run.folder)]
+        # A fine-tuning is called until it has ended well: it writes predictions after the export.
+        if run.start or not is_trained(run):
+            command = "finetune" if run.start else "train"
+            train = [*python, "diffcse_jax", command, *plan.command_settings(run), "--workdir", str(run.folder)]
             commands.call(train, run.folder / LOG, environment, held)
         score = [*python, "diffcse_jax.study.score", str(run.folder), *run.tasks]
         commands.call(score, run.folder / LOG, environment, held)

@@ -2,6 +2,7 @@
 
 Writes `evaluation.json`, and last `results.json`:
 `{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "scores": {column: ...}, "missing": {...}}`.
+Of a fine-tuning the metric is the average over its labelled tasks, and the scores are theirs.
 """
 
 import sys
@@ -15,6 +16,7 @@ from diffcse_jax.evaluation import comparison, report, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.models import pretrained
+from diffcse_jax.objectives.finetune import score_name
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.files import read_json, write_json
@@ -40,14 +42,16 @@ def score(folder: Path, tasks: list[str]) -> None:
     record = read_json(folder / RUN)
     config = Config.from_dict(record["config"])
     is_start = record["seed"] is None
-    model = config.model.name_or_path if is_start else str(folder)
+    model = config.model.name_or_path if is_start else record["workdir"]
     pooler = pooler_of_start(record["pooler"], config) if is_start else None
     settings = settings_of_evaluation(tasks, config, pooler)
+    labelled: dict[str, float] = {}
     if pooler:
         metric, dev = dev_score_of(model, config, settings)
     else:
-        saved = read_encoder(folder)
+        saved = read_encoder(Path(model))
         pooler, metric, dev = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric]
+        labelled = {name: saved.dev[name] for name in names_of_scores(config) if name in saved.dev}
     results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev}
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
@@ -55,8 +59,13 @@ def score(folder: Path, tasks: list[str]) -> None:
         report.write(evaluation, folder / EVALUATION)
         print(report.table(evaluation))
     results |= {name: evaluation.get(name, {}) for name in ("missing", "not_official")}
-    results |= {"scores": comparison.scores_by_column(evaluation)}
+    results |= {"scores": comparison.scores_by_column(evaluation) | labelled}
     write_json(folder / RESULTS, results)
+
+
+def names_of_scores(config: Config) -> list[str]:
+    """The dev scores of labelled tasks."""
+    return [score_name(name, task) for name, task in config.finetune.tasks.items()]
 
 
 def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None) -> runner.Settings:

@@ -1,6 +1,7 @@
 """The table of a study: mean and standard deviation of each row, published scores, differences to the first variant."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,12 @@ from diffcse_jax.config import Config
 from diffcse_jax.evaluation import comparison
 from diffcse_jax.storage.files import read_json, write_json, write_text
 from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
-from diffcse_jax.study.picture import draw
-from diffcse_jax.study.plan import DEV_TITLES, Plan, Run, differences
+from diffcse_jax.study.checks import DEV_TITLES
+from diffcse_jax.study.picture import draw, draw_geometry
+from diffcse_jax.study.plan import Plan, Run, differences
 from diffcse_jax.study.runs import NOT_BEGUN, RUN, report, results_of, state_of
 
+GEOMETRY = "alignment_uniformity.png"
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 
 Scores = Mapping[str, float]  # of one run, by column
@@ -47,7 +50,8 @@ class Outcome:
         open_runs: the state of runs that are not done, by label.
         missing: reasons why tasks have no score, by task.
         not_official: what is wrong with data of another than the official size, by task.
-        overrides: the values from the command line, now or recorded by runs, that change results.
+        overrides: the values from the command line, now or recorded by runs, that change results of trainings.
+        finetune_overrides: those that change results of fine-tunings.
     """
 
     plan: Plan
@@ -58,6 +62,7 @@ class Outcome:
     missing: dict[str, str]
     not_official: dict[str, str]
     overrides: dict[str, Any]
+    finetune_overrides: dict[str, Any]
 
 
 def read_outcome(plan: Plan) -> Outcome:
@@ -68,23 +73,35 @@ def read_outcome(plan: Plan) -> Outcome:
     open_runs: dict[str, str] = {}
     missing: dict[str, str] = {}
     not_official: dict[str, str] = {}
-    overrides = dict(plan.overrides)
+    overrides, finetune_overrides = dict(plan.overrides), dict(plan.finetune_overrides)
     for row, runs in plan.rows.items():
         for run in runs:
             results = results_of(run)
             if results is None:
                 open_runs[run.label] = state_of(run)
                 continue
-            dev = DEV_TITLES.get(results["metric"], f"dev {results['metric']}")
-            dev_columns.append(dev)
-            scores.setdefault(row, {})[run.seed] = {dev: results["dev"]} | results["scores"]
+            scores.setdefault(row, {})[run.seed] = by_column = _columns_of(run, results)
+            dev_columns += [] if run.start else [next(iter(by_column))]
             missing |= results["missing"]
             not_official |= results.get("not_official", {})  # runs scored by earlier versions have none
             if run.seed is None:
                 poolers[row] = results["pooler"]
-            overrides |= read_json(run.folder / RUN)["overrides"]
-    changed = {key: value for key, value in overrides.items() if key not in FREE_ON_RESUME}
-    return Outcome(plan, scores, tuple(dict.fromkeys(dev_columns)), poolers, open_runs, missing, not_official, changed)
+            recorded = read_json(run.folder / RUN)["overrides"]
+            (finetune_overrides if run.start else overrides).update(recorded)
+    changed, changed_tunings = (
+        {key: value for key, value in values.items() if key not in FREE_ON_RESUME}
+        for values in (overrides, finetune_overrides)
+    )
+    columns = tuple(dict.fromkeys(dev_columns))
+    return Outcome(plan, scores, columns, poolers, open_runs, missing, not_official, changed, changed_tunings)
+
+
+def _columns_of(run: Run, results: Mapping[str, Any]) -> dict[str, float]:
+    """Its scores by column: first the dev metric; of a fine-tuning last, since it is the average of the others."""
+    metric, scores = results["metric"], results["scores"]
+    if run.start:
+        return scores | {metric: results["dev"]}
+    return {DEV_TITLES.get(metric, f"dev {metric}"): results["dev"]} | scores
 
 
 def difference(
@@ -110,31 +127,39 @@ def show(outcome: Outcome, style: str) -> str:
     """
     plan = outcome.plan
     heading = f"{plan.name} ({plan.study.source})" if plan.study.source else plan.name
-    tables = [comparison.table(["n", *columns], _rows(outcome, columns), style) for columns in _sections(outcome)]
-    if rows := _difference_rows(outcome):
-        columns = list(dict.fromkeys(column for row in rows for column in row.cells))
-        ordered = [column for column in ("pairs", *_columns(outcome)) if column in columns]
-        tables.append(_remark(f"difference to {_first(outcome)} over shared seeds; p: paired t-test, two-sided", style))
-        tables.append(comparison.table(ordered, rows, style))
+    tables = [table for rows in plan.groups for table in _tables(outcome, list(rows), style)]
     notes = [_remark(note, style) for note in _notes(outcome)]
     title = f"# {heading}" if style == "markdown" else _remark(heading, style)
     separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
     return "\n\n".join([title, *tables, separator.join(notes)]).rstrip() + "\n"
 
 
+def _tables(outcome: Outcome, rows: Sequence[str], style: str) -> list[str]:
+    """The tables of rows that are compared with one another: their scores, and the differences to the first one."""
+    sections = _sections(outcome, rows)
+    tables = [comparison.table(["n", *columns], _rows(outcome, rows, columns), style) for columns in sections]
+    if differ := _difference_rows(outcome, rows):
+        shown = {column for row in differ for column in row.cells}
+        ordered = [column for column in ("pairs", *itertools.chain(*sections)) if column in shown]
+        about = f"difference to {_first(outcome, rows)} over shared seeds; p: paired t-test, two-sided"
+        tables += [_remark(about, style), comparison.table(ordered, differ, style)]
+    return tables
+
+
 def document(outcome: Outcome) -> dict[str, Any]:
     """The content of `study.json`."""
     plan = outcome.plan
-    first = outcome.scores.get(_first(outcome), {})
     rows = []
     for row, runs in plan.rows.items():
         seeds = outcome.scores.get(row, {})
         columns = comparison.by_column(list(seeds.values()))
-        compared = {column: difference(first, seeds, column) for column in columns if row != _first(outcome)}
+        first = _first(outcome, next(list(group) for group in plan.groups if row in group))
+        before = outcome.scores.get(first, {})
+        compared = {column: difference(before, seeds, column) for column in columns if row != first}
         rows.append(
             {
                 "row": row,
-                "settings": differences(plan.base, _recorded(runs)),
+                "settings": differences(plan.base_of(runs[0]), _recorded(runs)),
                 "n": len(seeds),
                 "scores": {"-" if seed is None else str(seed): dict(scores) for seed, scores in seeds.items()},
                 "mean": {column: statistics.mean(values) for column, values in columns.items()},
@@ -147,6 +172,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "study": plan.name,
         "source": plan.study.source,
         "overrides": outcome.overrides,
+        "finetune_overrides": outcome.finetune_overrides,
         "rows": rows,
         "open": outcome.open_runs,
         "missing": outcome.missing,
@@ -161,9 +187,25 @@ def write(plan: Plan, workdir: Path) -> Outcome:
         for style, name in FILES.items():
             write_text(workdir / name, show(outcome, style))
         write_json(workdir / "study.json", document(outcome))
-        draw(_drawn_columns(outcome), outcome.scores, plan.study.published, workdir / "study.png")
-    report(f"written: {', '.join([*FILES.values(), 'study.json', 'study.png'])} in {workdir}")
+        pictures = draw_pictures(outcome, workdir)
+    report(f"written: {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}")
     return outcome
+
+
+def draw_pictures(outcome: Outcome, folder: Path) -> list[str]:
+    """Draws the scores of encoders and of fine-tunings, and alignment and uniformity where they were scored.
+
+    Returns:
+        The names of the files.
+    """
+    names = []
+    for rows, name in zip(outcome.plan.groups, ("study.png", "finetuning.png"), strict=False):
+        scores = {row: outcome.scores[row] for row in rows if row in outcome.scores}
+        draw(_drawn_columns(outcome, list(rows)), scores, outcome.plan.study.published, folder / name)
+        names.append(name)
+    if draw_geometry(outcome.scores, folder / GEOMETRY):
+        names.append(GEOMETRY)
+    return names
 
 
 def _recorded(runs: Sequence[Run]) -> Config:
@@ -173,37 +215,31 @@ def _recorded(runs: Sequence[Run]) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=Config().train.seed))
 
 
-def _first(outcome: Outcome) -> str:
-    """The row that others are compared with: the first one that is trained."""
-    return next(run.row for run in outcome.plan.runs if run.seed is not None)
+def _first(outcome: Outcome, rows: Sequence[str]) -> str:
+    """The row that these are compared with: the first one that is trained."""
+    return next(row for row in rows if outcome.plan.rows[row][0].seed is not None)
 
 
-def _sections(outcome: Outcome) -> list[list[str]]:
+def _sections(outcome: Outcome, rows: Sequence[str]) -> list[list[str]]:
     """The columns of each table; dev scores are in front in the first."""
-    tests = [
-        {column: score for column, score in scores.items() if column not in outcome.dev_columns}
-        for seeds in outcome.scores.values()
-        for scores in seeds.values()
-    ]
+    scored = [scores for row in rows for scores in outcome.scores.get(row, {}).values()]
+    dev = [column for column in outcome.dev_columns if any(column in scores for scores in scored)]
+    tests = [{column: score for column, score in scores.items() if column not in dev} for scores in scored]
     first, *others = comparison.sections(tests) or [[]]
-    return [[*outcome.dev_columns, *first], *others]
+    return [[*dev, *first], *others]
 
 
-def _columns(outcome: Outcome) -> list[str]:
-    return [column for section in _sections(outcome) for column in section]
+def _drawn_columns(outcome: Outcome, rows: Sequence[str]) -> list[str]:
+    """Dev scores and averages over groups of tasks; where there is no such average, all."""
+    columns = [column for section in _sections(outcome, rows) for column in section]
+    averages = [column for column in columns if column.startswith("average ")]
+    return [column for column in columns if column in (*outcome.dev_columns, *averages)] if averages else columns
 
 
-def _drawn_columns(outcome: Outcome) -> list[str]:
-    """Dev scores and averages; where there is no average, all."""
-    columns = _columns(outcome)
-    averages = [column for column in columns if column.startswith("average")]
-    return [*outcome.dev_columns, *averages] if averages else columns
-
-
-def _rows(outcome: Outcome, columns: Sequence[str]) -> list[comparison.Row]:
+def _rows(outcome: Outcome, names: Sequence[str], columns: Sequence[str]) -> list[comparison.Row]:
     """A row for what was measured of each variant, and one for what is published of it in these columns."""
     rows = []
-    for row in outcome.plan.rows:
+    for row in names:
         seeds = list(outcome.scores.get(row, {}).values())
         rows.append(comparison.Row(row, {"n": str(len(seeds))} | (comparison.summarised(seeds) if seeds else {})))
         published = outcome.plan.study.published.get(row, {})
@@ -212,11 +248,12 @@ def _rows(outcome: Outcome, columns: Sequence[str]) -> list[comparison.Row]:
     return rows
 
 
-def _difference_rows(outcome: Outcome) -> list[comparison.Row]:
-    first = outcome.scores.get(_first(outcome), {})
+def _difference_rows(outcome: Outcome, names: Sequence[str]) -> list[comparison.Row]:
+    first = outcome.scores.get(_first(outcome, names), {})
     rows = []
-    for row, seeds in outcome.scores.items():
-        columns = comparison.by_column(list(seeds.values())) if row != _first(outcome) else {}
+    for row in names:
+        seeds = outcome.scores.get(row, {})
+        columns = comparison.by_column(list(seeds.values())) if row != _first(outcome, names) else {}
         found = {column: difference(first, seeds, column) for column in columns}
         cells = {column: each for column, each in found.items() if each}
         if cells:
@@ -230,13 +267,19 @@ def _notes(outcome: Outcome) -> list[str]:
     notes = []
     if outcome.scores:
         notes.append("n: seeds; mean ± standard deviation (of a sample) where there are several")
-    model = outcome.plan.base.model.name_or_path
+    plan = outcome.plan
+    model = plan.base.model.name_or_path
     notes += [f"{row}: {model} before training, pooler {pooler}" for row, pooler in outcome.poolers.items()]
-    if outcome.overrides:
-        changed = ", ".join(f"{key}={value}" for key, value in outcome.overrides.items())
-        notes.append(f"all runs with {changed}")
-    if outcome.plan.study.published:
-        notes.append(f"published: {outcome.plan.study.source}, with its own checkpoints, text and number of steps")
+    if len(plan.groups) > 1:
+        tuned = " and ".join(plan.study.finetunings)
+        notes.append(f"{tuned}: fine-tuned from the row's encoder; scores x 100 on dev rows of the tasks")
+    kinds = {"trainings": outcome.overrides, "fine-tunings": outcome.finetune_overrides}
+    for kind, overrides in kinds.items() if len(plan.groups) > 1 else [("runs", outcome.overrides)]:
+        if overrides:
+            changed = ", ".join(f"{key}={value}" for key, value in overrides.items())
+            notes.append(f"all {kind} with {changed}")
+    if plan.study.published:
+        notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
     notes += [f"{task}: no score: {reason}" for task, reason in outcome.missing.items()]
     notes += [f"{task}: not the official data: {reason}" for task, reason in outcome.not_official.items()]
     notes += [f"{label}: {state}" for label, state in outcome.open_runs.items() if state != NOT_BEGUN]

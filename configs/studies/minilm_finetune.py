@@ -1,0 +1,33 @@
+"""What training sentence embeddings gives to labelled tasks: MiniLM, SimCSE and DiffCSE, fine-tuned in two ways.
+
+Command:   python -m diffcse_jax.study configs/studies/minilm_finetune.py --config.data.train_file=sentences.txt
+           with encoders that `configs/studies/minilm.py` has trained: the same with --encoders runs/studies/minilm
+Data:      CS 224N's labelled sets as `configs/finetune_multitask.py` reads them. All rows take some ten hours of two
+           cores, most of them for vectors and dev scores; 1,000 or 2,000 training rows and 300 dev rows of each, drawn
+           at random (SST's files are in the order of the classes), an hour or two: --finetune.finetune.data_dir=FOLDER
+Rows:      MiniLM as it is used (mean pooling); SimCSE and DiffCSE of `configs/studies/minilm.py`; each fine-tuned with
+           everything at once, and with the heads first.
+Steps:     everything is trained for 100 steps of 32 at 2e-5, and heads alone before that for 1,150 at 1e-3; sentences
+           have 32 tokens at most. The report trains for ten epochs.
+"""
+
+from diffcse_jax.study import Study
+
+SHORT = {
+    "data.max_length": 32,
+    "train.steps": 100,
+    "optim.learning_rate": 2e-5,
+    "eval.every": 50,
+    "finetune.heads_steps": 1150,
+    "finetune.heads_learning_rate": 1e-3,
+}
+
+
+def get_study() -> Study:
+    return Study(
+        base="diffcse_minilm",
+        variants={"SimCSE": {"difference.objective": "none"}, "DiffCSE": {}},
+        tasks=("STSBenchmark", "geometry"),
+        start=("own",),
+        finetunings={"together": SHORT | {"finetune.stages": "together"}, "heads first": SHORT},
+    )
