@@ -368,6 +368,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:  # a full disk, say
             raise DataError(f"{error}; started again, the same command goes on with what is missing") from error
         print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
+        hosts.wait_for_all()
 
 
 if __name__ == "__main__":

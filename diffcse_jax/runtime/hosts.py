@@ -145,3 +145,8 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
+
+
+def wait_for_all() -> None:
+    """Waits until all processes have come here, however long that takes: the first to exit would end the others."""
+    decided_by_first(lambda: None)
