@@ -208,6 +208,15 @@ def test_the_first_process_decides_for_all(error, monkeypatch):
     assert len(store) == 1  # earlier decisions are forgotten
 
 
+def test_a_second_run_of_a_process_stays_with_the_others(monkeypatch):
+    initialize = mock.Mock(side_effect=RuntimeError("distributed.initialize should only be called once."))
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ConfigError, match="the other processes were not found: "):
+        hosts.join()
+    monkeypatch.setattr(hosts.global_state, "client", mock.Mock())
+    hosts.join()
+
+
 def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
     client = mock.Mock(blocking_key_value_get=lambda *_: '{"value": null}')
     monkeypatch.setattr(hosts.global_state, "client", client)
