@@ -19,8 +19,8 @@ Several processes share the input files: process i of n (JAX_PROCESS_ID and
 JAX_NUM_PROCESSES) takes every n-th one. They do not wait for one another, so
 that one that dies stops no other, and a restart may use another number of them.
 Each uses all devices of its host. With --distributed JAX finds out i and n, as
-on a TPU pod; it then holds the processes together, and one that dies ends the
-others.
+on a TPU pod; it then holds the processes together: one that is done waits for
+the others, and one that dies ends them.
 """
 
 import argparse
