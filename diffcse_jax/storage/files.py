@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -186,10 +187,42 @@ def partial_folder(path: Path) -> Iterator[Path]:
 
 def give_name(folder: Path, path: Path) -> None:
     """Renames a partial folder once all of its content is on disk: else a name could outlive what it stands for."""
-    for each in (*folder.rglob("*"), folder):
-        sync(each)
+    _sync_content(folder)
     folder.rename(path)
     sync(path.parent)
+
+
+def _sync_content(folder: Path) -> None:
+    for each in (*folder.rglob("*"), folder):
+        sync(each)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A partial folder that takes the place of the folder `path`, if there is one, where the block ends well.
+
+    The earlier folder gives up its name once all of the new one is on disk, and gets it back where the new one cannot
+    take it. A process killed between the two renames leaves it as `NAME.*.old`, until a new one has the name.
+    """
+    path = path.resolve()  # a link stays one
+    old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
+    with partial_folder(path) as new:
+        yield new
+        _sync_content(new)
+        try:
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            sync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is told
+                if not new.exists():
+                    path.rename(new)
+                if old.exists():
+                    old.rename(path)
+            raise
+        for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.old"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager
