@@ -1,6 +1,8 @@
 """Folders that are replaced as a whole or not at all."""
 
 import errno
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,20 @@ def test_a_folder_takes_the_place_of_another(folder, tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert (folder / "content").read_text() == "new"
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, others.name}
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="no namespaces of process ids")
+def test_process_ids_of_another_container_say_nothing(folder):
+    """Containers may share the name of their host, and number their processes each from 1."""
+    dead = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(dead, 0)
+    name = socket.gethostname().replace(".", "-")
+    here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._host(), name))
+    for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
+        folder.with_name(left).mkdir()
+    with files.partial_folder(folder) as new:
+        assert f".{files._host()}.{os.getpid()}." in new.name
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -23,7 +23,17 @@ from diffcse_jax.errors import CheckpointError, DiskError, UserError
 
 IDLE_SECONDS = 24 * 3600  # a partial folder that nobody has written to for so long is nobody's
 
-_HOST = socket.gethostname().replace(".", "-")
+
+def _host() -> str:
+    """The host as names of folders tell it, with what tells containers of one host name apart: who lives in them."""
+    name = socket.gethostname().replace(".", "-")
+    try:
+        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # no Linux
+        return name
+
+
+_HOST = _host()
 # NAME.HOST.PROCESS.RANDOM.tmp; token stores of earlier versions named no owner.
 _PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp|[0-9a-f]{32}\.[0-9a-f]{32}\.tmp")
 
@@ -171,8 +181,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def partial_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, for content that gets that name once it is whole; gone when the block ends.
 
-    Its own name tells the host and process that write to it. Those that dead processes left beside `path`, for
-    content of whatever name, are removed first.
+    Its own name tells the host (and there the container) and process that write to it. Those that dead processes left
+    beside `path`, for content of whatever name, are removed first.
     """
     for left in path.parent.glob("*.tmp"):
         if _is_abandoned(left):
