@@ -136,6 +136,8 @@ def _is_done(done: Path, output: Path) -> bool:
 def _alone(path: Path) -> Iterator[None]:
     """Keeps other processes from the same input file; the lock dies with its process.
 
+    The file of the lock stays: whoever has opened it before it is removed would hold one that nobody sees.
+
     Raises:
         InUseError: another one works on it.
     """
@@ -147,7 +149,6 @@ def _alone(path: Path) -> Iterator[None]:
         ) from error
     with held:
         yield
-        path.unlink()
 
 
 def start_output(output: Path, settings: Mapping[str, Any]) -> None:

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import gzip
 import json
 import os
@@ -358,7 +359,19 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, 
     assert embed.embed(inputs, out, encoder, **options) == 45
     assert refused
     check(out, shards, model)
-    assert not list(out.with_name("out.state").glob("inputs/*.lock"))
+
+
+def test_a_lock_that_was_opened_early_keeps_others_out(tmp_path):
+    """Of three processes one opens the lock before another frees it; the third comes then."""
+    path = tmp_path / "a.lock"
+    with embed._alone(path):
+        early = path.open("a+")
+    with early:
+        fcntl.flock(early, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(InUseError, match="share the work"), embed._alone(path):
+            pass
+    with embed._alone(path):
+        path.unlink()  # an earlier version did so, at its end
 
 
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
