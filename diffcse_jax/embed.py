@@ -277,7 +277,7 @@ def _give_name_once(partial: Path, path: Path) -> None:
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """The files that the patterns match, in order of their names.
+    """The files that the patterns match, in order of their names; a pattern that is a file's name is that file.
 
     Raises:
         DataError: a pattern without a match, a file that cannot be read, or two files of one name, which output files
@@ -285,7 +285,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """
     paths = set()
     for pattern in patterns:
-        found = glob.glob(os.path.expanduser(pattern))
+        path = os.path.expanduser(pattern)
+        found = [path] if os.path.exists(path) else glob.glob(path)
         if not found:
             raise DataError(f"--input: nothing matches {pattern}")
         paths |= set(map(Path, found))

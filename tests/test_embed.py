@@ -200,6 +200,12 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
 
 
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
+    for name in ("data1.txt", "data[1].txt"):
+        (tmp_path / name).write_text("x\n")
+        assert embed.find_inputs([f"{tmp_path}/data[1].txt"]) == [tmp_path / name]
+
+
 def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
     (tmp_path / "shards/shard-0.txt").write_bytes(b"")
     (tmp_path / "shards/shard-00.txt").write_bytes(b"\n\xff\n \n")
