@@ -19,8 +19,8 @@ Several processes share the input files: process i of n (JAX_PROCESS_ID and
 JAX_NUM_PROCESSES) takes every n-th one. They do not wait for one another, so
 that one that dies stops no other, and a restart may use another number of them.
 Each uses all devices of its host. With --distributed JAX finds out i and n, as
-on a TPU pod; it then holds the processes together, and one that dies ends the
-others.
+on a TPU pod; it then holds the processes together: one that is done waits for
+the others, and one that dies ends them.
 """
 
 import argparse
@@ -136,6 +136,8 @@ def _is_done(done: Path, output: Path) -> bool:
 def _alone(path: Path) -> Iterator[None]:
     """Keeps other processes from the same input file; the lock dies with its process.
 
+    The file of the lock stays: whoever has opened it before it is removed would hold one that nobody sees.
+
     Raises:
         InUseError: another one works on it.
     """
@@ -147,7 +149,6 @@ def _alone(path: Path) -> Iterator[None]:
         ) from error
     with held:
         yield
-        path.unlink()
 
 
 def start_output(output: Path, settings: Mapping[str, Any]) -> None:
@@ -276,7 +277,7 @@ def _give_name_once(partial: Path, path: Path) -> None:
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """The files that the patterns match, in order of their names.
+    """The files that the patterns match, in order of their names; a pattern that is a file's name is that file.
 
     Raises:
         DataError: a pattern without a match, a file that cannot be read, or two files of one name, which output files
@@ -284,7 +285,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """
     paths = set()
     for pattern in patterns:
-        found = glob.glob(os.path.expanduser(pattern))
+        path = os.path.expanduser(pattern)
+        found = [path] if os.path.exists(path) else glob.glob(path)
         if not found:
             raise DataError(f"--input: nothing matches {pattern}")
         paths |= set(map(Path, found))
@@ -368,6 +370,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:  # a full disk, say
             raise DataError(f"{error}; started again, the same command goes on with what is missing") from error
         print(f"process {index} of {count}: {written:,} sentences of {len(mine)} files embedded", file=sys.stderr)
+        hosts.wait_for_all()
 
 
 if __name__ == "__main__":

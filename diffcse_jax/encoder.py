@@ -197,7 +197,10 @@ class SentenceEncoder:
 
         Raises:
             CheckpointError: a vector is not finite.
+            ConfigError: `batch_size` is below 1.
         """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size}: expected at least 1")
         if isinstance(sentences, str):
             return self.encode([sentences], batch_size, normalize, show_progress, max_length, on_progress)[0]
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}

@@ -12,11 +12,9 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import glob
 import importlib.metadata
 import importlib.util
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,15 +33,7 @@ from diffcse_jax.models import families, pretrained
 from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import base_model, sentence_transformers_folder
-from diffcse_jax.storage.files import (
-    give_name,
-    partial_folder,
-    read_json_object,
-    write_json,
-    write_tensors,
-    write_text,
-    writing,
-)
+from diffcse_jax.storage.files import read_json_object, replacing, write_json, write_tensors, write_text, writing
 from diffcse_jax.storage.manifest import EXPORT_CHECK, described
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
@@ -152,20 +142,11 @@ def export(
 
 @contextlib.contextmanager
 def _replaced(output: Path) -> Iterator[Path]:
-    """A new folder beside `output`, which takes its name and its place if the block ends without an exception.
-
-    A process killed in here leaves the earlier export under its name or, for an instant, as `NAME.*.old`.
-    """
+    """A partial folder that takes the place of an earlier export, if the block ends without an exception."""
     if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
-    old = output.with_name(f"{output.name}.{uuid.uuid4().hex}.old")
-    with partial_folder(output) as new:
+    with replacing(output) as new:
         yield new
-        if output.exists():
-            output.rename(old)
-        give_name(new, output)
-        for left in output.parent.glob(f"{glob.escape(output.name)}.{'[0-9a-f]' * 32}.old"):
-            shutil.rmtree(left)
 
 
 def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, random_vectors, views_of
 
 from diffcse_jax.config import Config
@@ -176,6 +176,53 @@ def test_each_device_holds_its_rows():
 
 class Device(NamedTuple):
     process_index: int
+
+
+def device(number: int, process: int, kind: str, **described) -> mock.Mock:
+    return mock.Mock(spec=jax.Device, id=number, process_index=process, device_kind=kind, **described)
+
+
+def tpu_slice(side: int) -> list[mock.Mock]:
+    """The chips of a square of hosts with 2 x 2 of them each, numbered in rows over all hosts."""
+
+    def chip(x: int, y: int) -> mock.Mock:
+        host = y // 2 * (side // 2) + x // 2
+        place = {"coords": (x, y, 0), "core_on_chip": 0, "slice_index": 0}
+        return device(y * side + x, host, "TPU v5 lite", platform="tpu", **place)
+
+    return [chip(x, y) for y in range(side) for x in range(side)]
+
+
+def gpu_nodes(nodes: int) -> list[mock.Mock]:
+    """Four GPUs a node, each node a slice of its own."""
+    return [device(index, index // 4, "H100", platform="gpu", slice_index=index // 4) for index in range(4 * nodes)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "expected"),
+    [
+        (tpu_slice(4), 1, [[index // 4] for index in range(16)]),
+        (tpu_slice(4), 2, [[index // 2] * 2 for index in range(8)]),  # the model axis stays within a host
+        (tpu_slice(4), 8, [[0] * 4 + [1] * 4, [2] * 4 + [3] * 4]),
+        (gpu_nodes(2), 1, [[index // 4] for index in range(8)]),
+        (gpu_nodes(2)[::-1], 4, [[0] * 4, [1] * 4]),
+    ],
+)
+def test_each_process_has_its_devices_together(devices, model, expected, monkeypatch):
+    """JAX's own order of a 4 x 4 slice begins with the hosts 0, 0, 1, 1, 1, 1, 0, 2; of two GPU nodes it has none."""
+    mesh = make_mesh(config_of({"train": {"batch_size": 16}, "mesh": {"model": model}}), devices)
+    assert [[one.process_index for one in row] for row in mesh.devices] == expected
+    assert mesh.axis_types == (AxisType.Auto,) * 2
+    fed = []
+    for process in range(max(one.process_index for one in devices) + 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        fed += shards_of(mesh).local
+    assert set(fed) == set(range(len(expected)))
+
+
+def test_devices_of_one_process_are_in_the_order_of_jax():
+    mesh = make_mesh(config_of({"train": {"batch_size": 16}}), tpu_slice(2))
+    assert [one.id for one in mesh.devices.flat] == [0, 1, 3, 2]  # a ring
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import gzip
 import json
 import os
@@ -82,10 +83,12 @@ def test_every_sentence_is_embedded_once(tmp_path, shards, model, capsys):
 
 def test_processes_share_the_files(tmp_path, shards, model, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    done = []  # files, where a process waits for the others
+    monkeypatch.setattr(embed.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
     for index in range(3):
-        assert len(read(tmp_path / "out")) == (0, 2, 3)[index]
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         embed.main(arguments(tmp_path, model))
+    assert done == [2, 3, 4]
     check(tmp_path / "out", shards, model)
 
 
@@ -195,6 +198,12 @@ def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     with pytest.raises(DataError, match="have the same name"):
         embed.find_inputs([f"{tmp_path}/*/same.txt"])
     assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
+
+
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
+    for name in ("data1.txt", "data[1].txt"):
+        (tmp_path / name).write_text("x\n")
+        assert embed.find_inputs([f"{tmp_path}/data[1].txt"]) == [tmp_path / name]
 
 
 def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
@@ -356,7 +365,19 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, 
     assert embed.embed(inputs, out, encoder, **options) == 45
     assert refused
     check(out, shards, model)
-    assert not list(out.with_name("out.state").glob("inputs/*.lock"))
+
+
+def test_a_lock_that_was_opened_early_keeps_others_out(tmp_path):
+    """Of three processes one opens the lock before another frees it; the third comes then."""
+    path = tmp_path / "a.lock"
+    with embed._alone(path):
+        early = path.open("a+")
+    with early:
+        fcntl.flock(early, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(InUseError, match="share the work"), embed._alone(path):
+            pass
+    with embed._alone(path):
+        path.unlink()  # an earlier version did so, at its end
 
 
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])

@@ -97,6 +97,13 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batches_of_nothing_are_refused(tiny, batch_size, monkeypatch):
+    monkeypatch.setattr(tiny, "_encode_distinct", lambda *_: iter(()))  # it would never end
+    with pytest.raises(ConfigError, match=f"batch_size={batch_size}: expected at least 1"):
+        tiny.encode(["a dog"], batch_size=batch_size)
+
+
 def test_long_sentences_are_taken_fewer_at_a_time(tiny, monkeypatch):
     sentences = [" ".join(["dog"] * length) for length in range(1, 33)]
     expected, make_batch, shapes = tiny.encode(sentences), tiny._batch, []

@@ -247,13 +247,14 @@ def test_an_export_killed_in_the_swap_loses_nothing(saved, tmp_path, monkeypatch
     saved(pooler="avg_top2")
     export.export(tmp_path / "workdir", out)
     saved(pooler="cls")
-    rename = Path.rename
+    rename, dead = Path.rename, []
 
     class Killed(BaseException):
         pass
 
     def killed(path, target):
-        if path.suffix == ".tmp":
+        if dead or path.suffix == ".tmp":
+            dead.append(path)
             raise Killed
         return rename(path, target)
 
@@ -261,6 +262,7 @@ def test_an_export_killed_in_the_swap_loses_nothing(saved, tmp_path, monkeypatch
     with pytest.raises(Killed):
         export.export(tmp_path / "workdir", out)
     (kept,) = runs.iterdir()
+    assert kept.suffix == ".old"
     assert SentenceEncoder.from_pretrained(kept).pooler == "avg_top2"
     monkeypatch.setattr(Path, "rename", rename)
     export.export(tmp_path / "workdir", out)

@@ -208,6 +208,28 @@ def test_the_first_process_decides_for_all(error, monkeypatch):
     assert len(store) == 1  # earlier decisions are forgotten
 
 
+def test_a_second_run_of_a_process_stays_with_the_others(monkeypatch):
+    initialize = mock.Mock(side_effect=RuntimeError("distributed.initialize should only be called once."))
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ConfigError, match="the other processes were not found: "):
+        hosts.join()
+    monkeypatch.setattr(hosts.global_state, "client", mock.Mock())
+    hosts.join()
+
+
+def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
+    client = mock.Mock(blocking_key_value_get=lambda *_: '{"value": null}')
+    monkeypatch.setattr(hosts.global_state, "client", client)
+    hosts.wait_for_all()
+    assert not client.wait_at_barrier.called  # there are no others
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    hosts.wait_for_all()
+    (((name, milliseconds), _),) = client.wait_at_barrier.call_args_list
+    assert milliseconds == 1000 * hosts.DECISION_SECONDS
+    hosts.wait_for_all()
+    assert client.wait_at_barrier.call_args.args[0] != name  # a barrier is passed once
+
+
 def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):
     set_environment(monkeypatch, {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
     with pytest.raises(ConfigError, match=r"JAX_NUM_PROCESSES=2 .* set distributed=True, or unset JAX_NUM_PROCESSES"):

@@ -1,6 +1,5 @@
 """Trained heads as folders: a `sequence classification` model of transformers where its architecture is the head's."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import shutil
@@ -17,7 +16,7 @@ from diffcse_jax.finetune.model import TaskModel
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task
-from diffcse_jax.storage.files import give_name, partial_folder, read_json, write_json, write_tensors, writing
+from diffcse_jax.storage.files import read_json, replacing, write_json, write_tensors, writing
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
@@ -40,7 +39,7 @@ def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str
     """
     told = {}
     for name, task in model.tasks.items():
-        with writing(folder, safe="The checkpoints are whole."), partial_folder(folder / name) as new:
+        with writing(folder, safe="The checkpoints are whole."), replacing(folder / name) as new:
             write_tensors(new / HEAD_FILE, model.heads[name])
             reason = why_not(task, saved)
             record: dict[str, Any] = {
@@ -57,9 +56,6 @@ def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str
                     "" if difference is None else f"; its outputs differ by at most {difference:.1e} in PyTorch"
                 )
             write_json(new / TASK_FILE, record)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(folder / name)
-            give_name(new, folder / name)
     return told
 
 

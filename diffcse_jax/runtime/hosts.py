@@ -28,9 +28,13 @@ _NUMBERS = itertools.count()  # of the decisions, the same on all processes
 def join() -> None:
     """Joins the other processes: JAX finds them, or JAX_COORDINATOR_ADDRESS and its companions tell where they are.
 
+    Where this process has joined them before, for an earlier run, it stays with them.
+
     Raises:
         ConfigError: there are none to be found, or they cannot be reached.
     """
+    if jax.distributed.is_initialized():
+        return
     index, count = process_from_environment() or (None, None)
     try:
         with _not_waiting_for_ever(index, count):
@@ -145,3 +149,8 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
+
+
+def wait_for_all() -> None:
+    """Waits until all processes have come here, however long that takes: the first to exit would end the others."""
+    decided_by_first(lambda: None)

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -17,7 +15,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.search.approximate import FaissSearch
 from diffcse_jax.search.nearest import BLOCK_ROWS, nearest, normalized
 from diffcse_jax.storage.encoder_record import EncoderRecord
-from diffcse_jax.storage.files import give_name, partial_folder, read_json_object, write_json, writing
+from diffcse_jax.storage.files import read_json_object, replacing, write_json, writing
 from diffcse_jax.storage.vector_files import NpyWriter, read_npy
 
 INDEX_FILE = "index.json"
@@ -274,10 +272,5 @@ def _replacing(folder: Path) -> Iterator[Path]:
     is_index = folder.is_dir() and (not any(folder.iterdir()) or (folder / INDEX_FILE).is_file())
     if folder.exists() and not is_index:
         raise CheckpointError(f"{folder} is no index and not empty; choose another folder")
-    old = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.old")
-    with writing(folder, safe="An earlier index there is whole."), partial_folder(folder) as new:
+    with writing(folder, safe="An earlier index there is whole."), replacing(folder) as new:
         yield new
-        if folder.exists():
-            folder.rename(old)
-        give_name(new, folder)
-        shutil.rmtree(old, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -22,7 +23,17 @@ from diffcse_jax.errors import CheckpointError, DiskError, UserError
 
 IDLE_SECONDS = 24 * 3600  # a partial folder that nobody has written to for so long is nobody's
 
-_HOST = socket.gethostname().replace(".", "-")
+
+def _host() -> str:
+    """The host as names of folders tell it, with what tells containers of one host name apart: who lives in them."""
+    name = socket.gethostname().replace(".", "-")
+    try:
+        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # no Linux
+        return name
+
+
+_HOST = _host()
 # NAME.HOST.PROCESS.RANDOM.tmp; token stores of earlier versions named no owner.
 _PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp|[0-9a-f]{32}\.[0-9a-f]{32}\.tmp")
 
@@ -170,8 +181,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def partial_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, for content that gets that name once it is whole; gone when the block ends.
 
-    Its own name tells the host and process that write to it. Those that dead processes left beside `path`, for
-    content of whatever name, are removed first.
+    Its own name tells the host (and there the container) and process that write to it. Those that dead processes left
+    beside `path`, for content of whatever name, are removed first.
     """
     for left in path.parent.glob("*.tmp"):
         if _is_abandoned(left):
@@ -186,10 +197,42 @@ def partial_folder(path: Path) -> Iterator[Path]:
 
 def give_name(folder: Path, path: Path) -> None:
     """Renames a partial folder once all of its content is on disk: else a name could outlive what it stands for."""
-    for each in (*folder.rglob("*"), folder):
-        sync(each)
+    _sync_content(folder)
     folder.rename(path)
     sync(path.parent)
+
+
+def _sync_content(folder: Path) -> None:
+    for each in (*folder.rglob("*"), folder):
+        sync(each)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A partial folder that takes the place of the folder `path`, if there is one, where the block ends well.
+
+    The earlier folder gives up its name once all of the new one is on disk, and gets it back where the new one cannot
+    take it. A process killed between the two renames leaves it as `NAME.*.old`, until a new one has the name.
+    """
+    path = path.resolve()  # a link stays one
+    old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
+    with partial_folder(path) as new:
+        yield new
+        _sync_content(new)
+        try:
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            sync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is told
+                if not new.exists():
+                    path.rename(new)
+                if old.exists():
+                    old.rename(path)
+            raise
+        for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.old"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -61,10 +61,23 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     for key, size in sizes.items():
         if size % data:
             raise ConfigError(f"{key}={size} is not divisible by the {data} devices of the mesh's data axis")
-    # Auto: under Explicit axes the in-batch similarity matrix is a type error.
-    return jax.make_mesh(
-        (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=available[: data * model]
-    )
+    return _arranged(available, data, model)
+
+
+def _arranged(available: Sequence[jax.Device], data: int, model: int) -> Mesh:
+    """The mesh of the first devices: of one process in JAX's order, of several one process after the other.
+
+    JAX's order is good for the connections of a slice, and tears processes apart on the data axis, of which each feeds
+    the rows of its own devices; nor has it one for hosts of several slices, as which those of GPUs appear. Process
+    after process, the model axis stays within a host where its size divides the devices there.
+    """
+    names, types = ("data", "model"), (AxisType.Auto,) * 2  # under Explicit axes the in-batch matrix is a type error
+    if len({device.process_index for device in available}) == 1:
+        return jax.make_mesh((data, model), names, axis_types=types, devices=available[: data * model])
+    ordered = sorted(available, key=lambda device: (device.process_index, device.id))
+    devices = np.empty(data * model, object)
+    devices[:] = ordered[: data * model]
+    return Mesh(devices.reshape(data, model), names, axis_types=types)
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:

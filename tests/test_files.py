@@ -1,0 +1,72 @@
+"""Folders that are replaced as a whole or not at all."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from diffcse_jax.storage import files
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """One that is there, in a folder of its own."""
+    replace(tmp_path / "runs/[mine]", "earlier")
+    return tmp_path / "runs/[mine]"
+
+
+def replace(folder: Path, content: str) -> None:
+    with files.replacing(folder) as new:
+        (new / "content").write_text(content)
+
+
+def test_a_folder_takes_the_place_of_another(folder, tmp_path):
+    left, others = folder.with_name(f"{folder.name}.{'0f' * 16}.old"), folder.with_name(f"m.{'0f' * 16}.old")
+    left.mkdir()
+    others.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    replace(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (folder / "content").read_text() == "new"
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, others.name}
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="no namespaces of process ids")
+def test_process_ids_of_another_container_say_nothing(folder):
+    """Containers may share the name of their host, and number their processes each from 1."""
+    dead = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(dead, 0)
+    name = socket.gethostname().replace(".", "-")
+    here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._host(), name))
+    for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
+        folder.with_name(left).mkdir()
+    with files.partial_folder(folder) as new:
+        assert f".{files._host()}.{os.getpid()}." in new.name
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("fails", ["content", "folder", "name", "name on disk"])
+def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(fails, there, folder, tmp_path, monkeypatch):
+    """Its content, itself, its new name, and that name on disk, one after the other."""
+    sync, rename, target = files.sync, Path.rename, folder if there else folder.with_name("other")
+
+    def failing_sync(path: Path) -> None:
+        at = {"content": path.name == "content", "folder": path.suffix == ".tmp", "name on disk": path == folder.parent}
+        if at.get(fails):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    def failing_rename(path: Path, new: Path) -> Path:
+        if fails == "name" and path.suffix == ".tmp":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, new)
+
+    monkeypatch.setattr(files, "sync", failing_sync)
+    monkeypatch.setattr(Path, "rename", failing_rename)
+    with pytest.raises(OSError, match=r"Input/output|No space"):
+        replace(target, "new")
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "content").read_text() == "earlier"
