@@ -13,6 +13,16 @@ OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
 START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
+DEV_METRICS = (
+    "stsb_spearman",
+    "average_spearman",
+    "pairs_spearman",
+    "pairs_retrieval",
+    "lead_retrieval",
+    "neighbours_retrieval",
+    "halves_retrieval",
+)
+OWN_TASKS = ("pairs_retrieval", "duplicates")  # on files of one's own, named KIND:FILE (evaluation/own_pairs.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,15 +226,12 @@ class EvalConfig:
         "documents that data.held_out keeps: `lead_retrieval` (title or first sentence, and the rest), "
         "`neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a sentence; of "
         "training sentences, where nothing is held out)",
-        choices=(
-            "stsb_spearman",
-            "average_spearman",
-            "pairs_spearman",
-            "pairs_retrieval",
-            "lead_retrieval",
-            "neighbours_retrieval",
-            "halves_retrieval",
-        ),
+        choices=DEV_METRICS,
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "further dev metrics, scored and logged at every evaluation, that never choose: those of eval.metric, and "
+        "`pairs_retrieval:FILE` or `duplicates:FILE` as `diffcse evaluate --tasks` has them",
     )
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets to score", choices=STS_DEV_TASKS)
     data_dir: str = option("", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval")
