@@ -24,7 +24,12 @@ from diffcse_jax.options import Table, build_options, tables_of
 if TYPE_CHECKING:
     import ml_collections
 
-PAIRS_OF_TWO_TEXTS = {"lead": "the rest", "neighbours": "the next sentence", "crops": "another span"}
+PAIRS_OF_TWO_TEXTS = {
+    "lead": "the rest",
+    "neighbours": "the next sentence",
+    "passages": "the next passage",
+    "crops": "another span",
+}
 SHIPPED = Path(__file__).with_name("configs")  # of the repository by a link, of the wheel in fact
 
 

@@ -116,8 +116,9 @@ class DataConfig:
         "columns",
         "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive); or of "
         "documents: `dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence, and the rest; "
-        "`neighbours`, a sentence and the next one; `crops`, two random spans, drawn anew in every epoch (Contriever)",
-        choices=("columns", "dropout", "lead", "neighbours", "crops"),
+        "`neighbours`, a sentence and the next one; `passages`, a passage of whole sentences, about as long as "
+        "data.max_length, and the next one; `crops`, two random spans, drawn anew in every epoch (Contriever)",
+        choices=("columns", "dropout", "lead", "neighbours", "passages", "crops"),
     )
     held_out: float = option(
         0.0,
@@ -127,7 +128,9 @@ class DataConfig:
         high=0.5,
     )
     next_within: int = option(
-        1, "a next sentence is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)", low=1
+        1,
+        "a next sentence or passage is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)",
+        low=1,
     )
     augmentation: str = option(
         "none",
