@@ -68,14 +68,14 @@ def test_the_command_prints_a_table(runs, monkeypatch, capsys):
         return capsys.readouterr().out.splitlines()
 
     title, *lines = call(runs / "a", runs / "b", "--labelled", "true")
-    assert title.split("  ")[0] == "model"
+    assert title.split()[0] == "metric"
     assert [line.split() for line in lines[:4]] == [
         ["good", "2", "6", "0.94", "0.90", "0.50", "1.00", "1.00"],
         ["uniformity", "2", "6", "0.83", "0.25", "0.50", "1.00", "0.00"],
         ["flat", "2", "6", "-", "-", "2.50", "5.00", "5.00"],
         ["wrong", "2", "6", "-1.00", "-1.00", "3.50", "5.00", "7.00"],
     ]
-    assert max(map(len, [title, *lines])) <= 120
+    assert max(map(len, [title, *lines])) <= 80
     for arguments, message in (
         ((runs, "--labelled", "else"), "no run has the dev score 'else'; there are: true, good"),
         ((runs.parent / "none", "--labelled", "true"), "no run's folder"),

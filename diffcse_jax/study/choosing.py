@@ -111,18 +111,18 @@ def show(runs: Mapping[Path, Models], labelled: str, style: str) -> str:
     judged = {metric: choosing for metric, choosing in found.items() if choosing}
     if not judged:
         raise ConfigError(f"no run has two models with {labelled} and another dev metric (eval.beside)")
-    columns = ["runs", "models", "correlation", "in a run", "mean loss", "worst loss", "loss of all"]
+    columns = ["runs", "models", "correlation", "in a run", "loss", "worst", "of all"]
     rows = [
         comparison.Row(metric, dict(zip(columns, _cells(choosing), strict=True)))
         for metric, choosing in sorted(judged.items(), key=lambda entry: statistics.mean(entry[1].losses))
     ]
     about = [
         f"labelled: {labelled}",
-        "correlation: Spearman's with the labelled metric, over all models, and the mean over runs of that in a run",
-        "loss: points of the labelled metric by which the model that the dev metric chooses is below the best one,",
-        "in each run (mean and worst), and chosen among the models of all runs; the start is among the models",
+        "correlation: Spearman's, over all models; in a run: the mean of that of each run",
+        "loss: points of the labelled metric by which the model chosen is below the best",
+        "one, in a run (mean and worst) and of all models; the start is one of them",
     ]
-    return "\n".join([comparison.table(columns, rows, style), "", *about]) + "\n"
+    return "\n".join([comparison.table(columns, rows, style, "metric"), "", *about]) + "\n"
 
 
 def _cells(choosing: Choosing) -> list[str]:
