@@ -17,14 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from diffcse_jax import objectives, original_names
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import OWN_POOLER, START, RunConfig
+from diffcse_jax.groups import DEV_METRICS, OWN_POOLER, OWN_TASKS, START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import Table, build_options, tables_of
 
 if TYPE_CHECKING:
     import ml_collections
 
-PAIRS_OF_TWO_TEXTS = {"lead": "the rest", "neighbours": "the next sentence", "crops": "another span"}
+PAIRS_OF_TWO_TEXTS = {
+    "lead": "the rest",
+    "neighbours": "the next sentence",
+    "passages": "the next passage",
+    "crops": "another span",
+}
 SHIPPED = Path(__file__).with_name("configs")  # of the repository by a link, of the wheel in fact
 
 
@@ -250,13 +255,31 @@ def _check_combinations(config: _Config) -> None:
         )
     if not config.objectives:
         raise ConfigError(f"nothing to train: {', '.join(objectives.modules())} all have weight 0")
-    if config.eval.metric in ("pairs_spearman", "pairs_retrieval") and not config.eval.pairs_file:
-        raise ConfigError(f"eval.metric={config.eval.metric!r} needs eval.pairs_file, a tab-separated file of pairs")
-    if config.eval.metric == "stsb_spearman" and "STSBenchmark" not in config.eval.tasks:
-        raise ConfigError("eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks")
-    if config.eval.metric == "average_spearman" and not config.eval.tasks:
-        raise ConfigError("eval.metric='average_spearman' needs eval.tasks")
+    _check_dev_metrics(config)
     _check_data(config)
+
+
+def _check_dev_metrics(config: _Config) -> None:
+    options = config.eval
+    for name in options.beside:
+        kind, colon, file = name.partition(":")
+        if not (kind in OWN_TASKS and file if colon else name in DEV_METRICS):
+            known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
+            raise ConfigError(f"eval.beside: {name!r} is not one of {', '.join(known)}")
+        _check_dev_metric(config, f"eval.beside={name!r}", name)
+    _check_dev_metric(config, f"eval.metric={options.metric!r}", options.metric)
+
+
+def _check_dev_metric(config: _Config, asked: str, metric: str) -> None:
+    options = config.eval
+    if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
+        raise ConfigError(f"{asked} needs eval.pairs_file, a tab-separated file of pairs")
+    if metric == "stsb_spearman" and "STSBenchmark" not in options.tasks:
+        raise ConfigError(f"{asked} needs STSBenchmark in eval.tasks")
+    if metric == "average_spearman" and not options.tasks:
+        raise ConfigError(f"{asked} needs eval.tasks")
+    if metric in ("lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
+        raise ConfigError(f"{asked} needs held-out documents: set data.held_out, such as 0.05")
 
 
 def _check_matryoshka(config: _Config) -> None:
@@ -276,7 +299,7 @@ def _check_matryoshka(config: _Config) -> None:
 
 
 def _check_data(config: _Config) -> None:
-    data, metric = config.data, config.eval.metric
+    data = config.data
     asked = config.those_that_need("next_sentence")
     if data.pairs in PAIRS_OF_TWO_TEXTS:
         positive = PAIRS_OF_TWO_TEXTS[data.pairs]
@@ -302,8 +325,6 @@ def _check_data(config: _Config) -> None:
             f"data.held_out={data.held_out} is a share of the documents, and data.pairs={data.pairs!r} with "
             f"data.documents={data.documents!r} reads none; use data.pairs='dropout' and data.documents='auto'"
         )
-    if metric in ("lead_retrieval", "neighbours_retrieval") and not data.held_out:
-        raise ConfigError(f"eval.metric={metric!r} needs held-out documents: set data.held_out, such as 0.05")
     if data.augmentation == "synonyms" and not data.synonyms_file:
         raise ConfigError(
             "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, separated by tabs"

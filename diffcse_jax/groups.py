@@ -13,6 +13,16 @@ OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
 START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
+DEV_METRICS = (
+    "stsb_spearman",
+    "average_spearman",
+    "pairs_spearman",
+    "pairs_retrieval",
+    "lead_retrieval",
+    "neighbours_retrieval",
+    "halves_retrieval",
+)
+OWN_TASKS = ("pairs_retrieval", "duplicates")  # on files of one's own, named KIND:FILE (evaluation/own_pairs.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +116,9 @@ class DataConfig:
         "columns",
         "sentence and positive: the `columns` of the text (of a single one, the sentence is its own positive); or of "
         "documents: `dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence, and the rest; "
-        "`neighbours`, a sentence and the next one; `crops`, two random spans, drawn anew in every epoch (Contriever)",
-        choices=("columns", "dropout", "lead", "neighbours", "crops"),
+        "`neighbours`, a sentence and the next one; `passages`, a passage of whole sentences, about as long as "
+        "data.max_length, and the next one; `crops`, two random spans, drawn anew in every epoch (Contriever)",
+        choices=("columns", "dropout", "lead", "neighbours", "passages", "crops"),
     )
     held_out: float = option(
         0.0,
@@ -117,7 +128,9 @@ class DataConfig:
         high=0.5,
     )
     next_within: int = option(
-        1, "a next sentence is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)", low=1
+        1,
+        "a next sentence or passage is one of so many that follow, drawn anew in every epoch (SimCSE Table 2: 1 and 3)",
+        low=1,
     )
     augmentation: str = option(
         "none",
@@ -216,15 +229,12 @@ class EvalConfig:
         "documents that data.held_out keeps: `lead_retrieval` (title or first sentence, and the rest), "
         "`neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a sentence; of "
         "training sentences, where nothing is held out)",
-        choices=(
-            "stsb_spearman",
-            "average_spearman",
-            "pairs_spearman",
-            "pairs_retrieval",
-            "lead_retrieval",
-            "neighbours_retrieval",
-            "halves_retrieval",
-        ),
+        choices=DEV_METRICS,
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "further dev metrics, scored and logged at every evaluation, that never choose: those of eval.metric, and "
+        "`pairs_retrieval:FILE` or `duplicates:FILE` as `diffcse evaluate --tasks` has them",
     )
     tasks: tuple[str, ...] = option(("STSBenchmark",), "STS dev sets to score", choices=STS_DEV_TASKS)
     data_dir: str = option(

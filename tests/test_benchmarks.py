@@ -15,9 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
+from tiny_model import write_tiny_model
 
-from benchmarks import components, encode, flops, input_pipeline, measure, planning, torch_twin, train_step, workload
+from benchmarks import (
+    adaptation_recipes,
+    components,
+    encode,
+    flops,
+    input_pipeline,
+    measure,
+    planning,
+    torch_twin,
+    train_step,
+    workload,
+)
 from diffcse_jax.config import Config
 from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.vocabulary import Vocabulary
@@ -402,6 +415,58 @@ def in_this_process(build: Callable[..., measure.Implementation], *arguments: An
 def test_a_worker_that_fails_is_an_error_here():
     with pytest.raises(RuntimeError, match="worker of sqrt ended"), measure.worker(math.sqrt, -1):
         pass
+
+
+def test_what_recipes_are_trained_on():
+    rows = [("A title", "Its rest."), ("Another", "And more.")]
+    pairs = adaptation_recipes.columns("pairs", rows, seed=1)
+    assert pairs == {"anchor": ["A title", "Another"], "positive": ["Its rest.", "And more."]}
+    sentences = [" ".join(f"w{i}" for i in range(length)) for length in (1, 2, 400)]
+    rows = [(sentence,) for sentence in sentences]
+    assert adaptation_recipes.columns("simcse", rows, seed=1) == {"anchor": sentences, "positive": sentences}
+    damaged = adaptation_recipes.columns("tsdae", rows, seed=1)
+    assert damaged["original"] == sentences
+    words = [text.split() for text in damaged["damaged"]]
+    assert all(set(kept) <= set(text.split()) for kept, text in zip(words, sentences, strict=True))
+    assert (len(words[0]), words[2]) == (1, sorted(words[2], key=lambda word: int(word[1:])))
+    assert abs(len(words[2]) - 160) < 4 * (400 * 0.4 * 0.6) ** 0.5  # standard deviations
+
+
+def test_a_stopwatch_stands_still_during_some_calls(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(adaptation_recipes.Stopwatch, "_now", staticmethod(lambda: [now, 2 * now]))
+    watch = adaptation_recipes.Stopwatch()
+
+    def wait(seconds):
+        nonlocal now
+        now += seconds
+        return now
+
+    wait(1.0)
+    assert watch.without(wait)(10.0) == 11.0
+    wait(0.5)
+    assert watch.read() == {"seconds": 1.5, "processor_seconds": 3.0}
+
+
+@pytest.mark.slow
+def test_adaptation_recipes_command(tmp_path, monkeypatch, minilm_dir):
+    monkeypatch.setattr(adaptation_recipes, "_alone", lambda function, *arguments: function(*arguments))
+    text, pairs, output = (tmp_path / name for name in ("text.txt", "pairs.tsv", "record.json"))
+    text.write_text("".join(f"Subject {i} is this. It has the number {i * i} of all.\n\n" for i in range(80)))
+    pairs.write_text("a\tb\nc\td\n")
+    plain = write_tiny_model(tmp_path / "plain", minilm_dir, blocks=1)
+    model = tmp_path / "model"
+    sentence_transformers.SentenceTransformer(str(plain)).save(str(model))  # it records its pooler
+    options = ["--steps", "2", "--batch_size", "8", "--max_length", "16", "--held_out", "0.2", "--output", output]
+    options += ["--text", text, "--model", model, "--tasks", f"pairs_retrieval:{pairs}"]
+    adaptation_recipes.main(list(map(str, options)))
+    record = json.loads(output.read_text())
+    sides = record["sides"]
+    assert list(sides) == ["start", "ours", "pairs", "simcse", "tsdae"]
+    assert record["config"]["train"]["steps"] == 2
+    for name, side in sides.items():
+        assert list(side["scores"]) == [f"pairs_retrieval:{pairs}"]
+        assert name == "start" or min(side["seconds"], side["processor_seconds"], side["learning_rate"]) > 0
 
 
 def test_input_pipeline_command(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from diffcse_jax import original_names
 from diffcse_jax.config import Config, check_override_names, default_config, flat, known_keys, unknown_key_message
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.groups import DEV_METRICS
 
 KEYS = known_keys()
 
@@ -36,6 +37,8 @@ def legal_values(key: str) -> st.SearchStrategy:
     """Everything that a key accepts by itself."""
     field = KEYS[key]
     item_type, *_ = typing.get_args(field.type) or (field.type,)
+    if key == "eval.beside":
+        return st.lists(st.sampled_from((*DEV_METRICS, "duplicates:pairs.tsv")), max_size=3).map(tuple)
     choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))
     if choices:
         items = st.sampled_from(choices)
@@ -73,6 +76,7 @@ COMPANIONS = {  # what makes every value of every other key possible
 COMPANIONS_OF = {  # of one key alone
     "matryoshka.sizes": {"model.projector": "none"},
     "eval.metric": {"data.held_out": 0.1},
+    "eval.beside": {"data.held_out": 0.1},
     "data.held_out": {"data.pairs": "lead"},
 }
 
@@ -231,6 +235,10 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ({"contrast.weight": 0.0, "difference.objective": "none"}, "nothing to train"),
         ({"eval.metric": "pairs_spearman"}, "eval.metric='pairs_spearman' needs eval.pairs_file"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
+        ({"eval.beside": ("pairs_retrieval",)}, "eval.beside='pairs_retrieval' needs eval.pairs_file"),
+        ({"eval.beside": ("lead_retrieval",)}, "eval.beside='lead_retrieval' needs held-out documents"),
+        ({"eval.beside": ("duplicates:",)}, "eval.beside: 'duplicates:' is not one of stsb_spearman"),
+        ({"eval.beside": ("mrr",)}, "eval.beside: 'mrr' is not one of stsb_spearman"),
         ({"eval.tasks": ("SICKRelatedness",)}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         (
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},

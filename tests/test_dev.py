@@ -133,6 +133,26 @@ def test_docstrings_are_pairs(monkeypatch):
     assert evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1))["pairs_retrieval"] == pytest.approx(100)
 
 
+def test_metrics_beside_the_one_that_chooses(tmp_path, capsys):
+    chosen_by, others, labelled = (tmp_path / name for name in ("dev.tsv", "others.tsv", "labelled.tsv"))
+    chosen_by.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
+    others.write_text("a\tb\nc\td\n")
+    labelled.write_text("a\tb\t0\na\tc\t1\na\td\t0\n")
+    beside = (f"pairs_retrieval:{others}", f"duplicates:{labelled}", "pairs_spearman", "stsb_spearman")
+    evaluation = build(metric="pairs_spearman", pairs_file=str(chosen_by), beside=beside)
+    assert "eval.beside: stsb_spearman is left out: " in capsys.readouterr().err  # there is no such data here
+    measured = evaluation.measure(angles(a=0.0, b=0.1, c=0.5, d=1.0))
+    assert evaluation.metric == "pairs_spearman"
+    assert measured.scores == pytest.approx({"pairs_spearman": -100, beside[0]: 75, beside[1]: 50})
+    assert [len(values) for values in measured.outcomes] == [3]  # of the metric that chooses
+
+    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
+    evaluation = build(data_dir=str(tmp_path), metric="halves_retrieval", beside=("stsb_spearman",))
+    halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
+    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5, **halves))
+    assert (scores["halves_retrieval"], scores["stsb_spearman"]) == pytest.approx((100, 100))
+
+
 ONE = ["The first subject comes up here.", "The first one has a second sentence.", "And its third one is here."]
 TWO = ["Another subject is what this is.", "Of the other there is more to say.", "It is said in this very place."]
 SAME = ["Everything begins with one text.", "What comes after it is the same."]
@@ -178,5 +198,5 @@ def test_too_few_held_out_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
     (tmp_path / "a.txt").write_text("A single document. It has little text, but some.\n")
     data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
-    with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for eval\.metric='lead_retrieval'"):
+    with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for lead_retrieval"):
         build(data=data, metric="lead_retrieval")

@@ -1,5 +1,6 @@
 """Documents of files and folders, those that are held out, and the rows that are made of the others."""
 
+import collections
 import gzip
 import itertools
 import json
@@ -15,6 +16,7 @@ from test_tokens import word_tokenizer
 
 from diffcse_jax.data import docstrings, documents, held_out, pairs, tokens
 from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.examples import examples_of
 from diffcse_jax.data.sources import open_corpus, open_documents
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
@@ -144,6 +146,28 @@ def test_passages_hold_all_sentences_of_a_document(tmp_path):
     assert max(sizes) - min(sizes) < 100
 
 
+def test_neighbouring_passages_are_of_a_section_and_of_a_length(tmp_path, monkeypatch):
+    texts = [[f"This is sentence {i} of document {count}." for i in range(count)] for count in (1, 7, 12)]
+    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: document[0].sentences() == texts[0])
+    texts[2][4] = texts[0][0]  # which a held-out document has
+    (tmp_path / "a.txt").write_text("\n\n".join(map(" ".join, texts)))
+    corpus = opened(tmp_path / "a.txt", "passages", held_out=0.1, max_length=30)
+    documents = collections.defaultdict(list)
+    for document, (passage,) in corpus.in_documents():
+        documents[document].append(passage)
+    expected = [texts[1], texts[2][:4], texts[2][5:]]
+    assert [" ".join(passages) for passages in documents.values()] == [" ".join(sentences) for sentences in expected]
+    assert [len(passages) for passages in documents.values()] == [
+        2,
+        2,
+        2,
+    ]  # 33 to 35 characters a sentence, about 120 a passage
+    assert corpus.counted["texts left out that held-out documents have, too"] == 1
+    store = tokens.build_or_open(corpus, word_tokenizer(), 30, str(tmp_path / "cache"))
+    examples = examples_of(store, DataConfig(pairs="passages"), next_sentence=False)
+    assert (len(examples), examples.columns) == (3, ("passage", "next passage"))
+
+
 words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])
 texts = st.lists(st.lists(words, min_size=3, max_size=6).map(lambda w: " ".join(w).capitalize() + "."), max_size=4)
 
@@ -194,7 +218,8 @@ def test_leads_leave_out_what_held_out_documents_have(tmp_path):
 def test_whatever_changes_the_rows_makes_another_store(tmp_path):
     name = write(tmp_path, "paragraphs")
     ways = [
-        {"pairs": "dropout"}, {"pairs": "lead"}, {"pairs": "crops"}, {"documents": "blank_lines"},
+        {"pairs": "dropout"}, {"pairs": "lead"}, {"pairs": "crops"}, {"pairs": "passages"},
+        {"documents": "blank_lines"},
         {"pairs": "dropout", "held_out": 0.01}, {"pairs": "lead", "documents": "blank_lines"}, {},
     ]  # fmt: skip
     names = set()

@@ -27,6 +27,7 @@ VARIANTS: dict[str, Settings] = {
     "DiffCSE": SENTENCES | DIFFERENCE,
     "SimCSE++": SENTENCES | SIMCSEPP,
     "neighbours": {"data.pairs": "neighbours"},
+    "passages": {"data.pairs": "passages"},
     "crops": {"data.pairs": "crops"},
     "lead, both directions": {"contrast.symmetric": True},
     "lead + difference": DIFFERENCE,

@@ -19,7 +19,7 @@ class Neighbours:
     """The sentences of a store with the next ones of their documents, as the examples of a store of two columns.
 
     The last sentence of a document has no next one: it is no example. A row is example + number of examples * choice,
-    where choice 0 is the sentence right after the example's.
+    where choice 0 is the sentence right after the example's. Passages may stand in place of sentences.
 
     Args:
         store: single sentences in the order of their documents.
@@ -42,12 +42,13 @@ class Neighbours:
         self._store = store
         self._sentences = np.flatnonzero(following)
         self._choices = np.minimum(following[self._sentences], within)
-        self.columns = (*store.columns, "next sentence")
+        (unit,) = store.columns
+        self.columns = (unit, f"next {unit}")
         self.max_length = store.max_length
         self.left_out = len(ends)
         if not len(self):
             raise DataError(
-                f"data.train_file: {len(ends):,} documents and none has two sentences, so that there is no next one; "
+                f"data.train_file: {len(ends):,} documents and none has two {unit}s, so that there is no next one; "
                 "documents are separated by blank lines, or each is a line of several sentences (data.documents)"
             )
 
@@ -178,7 +179,8 @@ def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> 
         )
     if next_sentence and store.document_starts is None:
         raise ConfigError(f"{data.train_file} has no documents, and an objective needs next sentences (data.documents)")
-    return Neighbours(store, data.next_within) if next_sentence or data.pairs == "neighbours" else store
+    pairs_neighbours = next_sentence or data.pairs in ("neighbours", "passages")
+    return Neighbours(store, data.next_within) if pairs_neighbours else store
 
 
 def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -15,7 +15,8 @@ from diffcse_jax.data.documents import Document, Documents, Section
 from diffcse_jax.groups import DataConfig
 
 FEWEST_CHARACTERS = 20  # of a rest, and of the neighbours that evaluation takes
-CHARACTERS_PER_TOKEN = 16  # more than text has on average: what is cut here is cut as tokens anyway
+MOST_CHARACTERS_PER_TOKEN = 16  # more than text has on average: what is cut here is cut as tokens anyway
+CHARACTERS_PER_TOKEN = 4  # of English, in passages that are to have so many tokens
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # tokens of a passage at most, where characters are tokens
@@ -57,14 +58,16 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
                 yield from rows(document, texts.__contains__, counted)
                 yield place, Fault.EMPTY  # it ends
 
-    how = ("documents", str(RULES), data.documents, str(share))
+    how = ("documents", str(RULES), data.documents, str(share), *["passages"] * (data.pairs == "passages"))
     return Corpus(documents.name, columns, records, documents.fingerprint, data.on_bad_line, how, counted=counted)
 
 
 def _form_of(data: DataConfig) -> tuple[tuple[str, ...], Rows]:
     """The columns that `data.pairs` asks for, and what makes rows of them."""
     if data.pairs == "lead":
-        return ("lead", "rest"), functools.partial(_leads, most_characters=CHARACTERS_PER_TOKEN * data.max_length)
+        return ("lead", "rest"), functools.partial(_leads, most_characters=MOST_CHARACTERS_PER_TOKEN * data.max_length)
+    if data.pairs == "passages":
+        return ("passage",), functools.partial(_passages_in_order, characters=CHARACTERS_PER_TOKEN * data.max_length)
     return (("passage",), _passages) if data.pairs == "crops" else (("sentence",), _sentences)
 
 
@@ -107,12 +110,25 @@ def _passages(document: Document, held: Held, counted: Counts) -> Iterator[Recor
     sentences = [sentence for section in document for sentence in section.sentences()]
     own = [sentence for sentence in sentences if not held(sentence)]
     counted[SHARED] += len(sentences) - len(own)
-    ends = list(itertools.accumulate(map(len, own), initial=0))
-    size = max(1, ends[-1] / max(1, math.ceil(ends[-1] / PASSAGE_CHARACTERS)))
-    found = False
-    for _, passage in itertools.groupby(zip(ends, own, strict=False), lambda entry: entry[0] // size):
-        text = " ".join(sentence for _, sentence in passage)
-        if len(text) >= FEWEST_PASSAGE_CHARACTERS:
-            found = True
-            yield document[0].place, (text,)
-    counted[SHORT] += not found
+    passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if len(text) >= FEWEST_PASSAGE_CHARACTERS]
+    yield from ((document[0].place, (text,)) for text in passages)
+    counted[SHORT] += not passages
+
+
+def _passages_in_order(document: Document, held: Held, counted: Counts, *, characters: int) -> Iterator[Record]:
+    """The passages of each section. At a text that held-out documents have one document ends and another begins."""
+    for section in document:
+        for shared, sentences in itertools.groupby(section.sentences(), held):
+            if shared:
+                counted[SHARED] += len(list(sentences))
+                continue
+            yield from ((section.place, (text,)) for text in passages_of(list(sentences), characters))
+            yield section.place, Fault.EMPTY
+
+
+def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
+    """Whole sentences as few texts of about equal length, of at most so many characters where they can."""
+    ends = list(itertools.accumulate(map(len, sentences), initial=0))
+    size = max(1, ends[-1] / max(1, math.ceil(ends[-1] / characters)))
+    groups = itertools.groupby(zip(ends, sentences, strict=False), lambda entry: entry[0] // size)
+    return [" ".join(sentence for _, sentence in group) for _, group in groups]

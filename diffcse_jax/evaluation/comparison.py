@@ -138,9 +138,9 @@ def scores_by_column(results: Results) -> dict[str, float]:
     return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
 
 
-def table(columns: Sequence[str], rows: Iterable[Row], style: str) -> str:
-    """The rows, with one line of titles, as text, Markdown or LaTeX (package booktabs)."""
-    titles = ["model", *(_title(column) for column in columns)]
+def table(columns: Sequence[str], rows: Iterable[Row], style: str, labels: str = "model") -> str:
+    """The rows, with one line of titles, that of their labels first, as text, Markdown or LaTeX (package booktabs)."""
+    titles = [labels, *(_title(column) for column in columns)]
     body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
     if style == "latex":
         return _latex(titles, body)

@@ -1,4 +1,4 @@
-"""The dev evaluation of a training run, whose main score chooses the best checkpoint.
+"""The dev evaluation of a training run, one score of which chooses the best checkpoint.
 
 All processes of a run must make the same calls of the encoder, or they wait for one another forever. So the first
 process alone decides on the metric and reads the data; the others get both from it and need no files.
@@ -6,7 +6,7 @@ process alone decides on the metric and reads the data; the others get both from
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from diffcse_jax.evaluation import missing_files, official, retrieval, sts
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.guard import Guard, build_guard
 from diffcse_jax.evaluation.outcomes import Evidence, Pairs, Queries
-from diffcse_jax.evaluation.own_pairs import retrieval_pairs
+from diffcse_jax.evaluation.own_pairs import duplicates_precision, labelled_pairs, retrieval_pairs
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.remembering import Remembering
 from diffcse_jax.evaluation.suite import senteval_folder
@@ -31,13 +31,15 @@ from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.selection import Measured, Outcomes
 
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
+OF_STS = {"stsb_spearman", "average_spearman"}  # metrics
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
 RETRIEVAL_PAIRS = 1000
 FEWEST_WORDS = 6  # of a sentence whose halves are a pair
 MOST_WORDS = 64  # of a rest
 
 Scores = dict[str, float]
-Choice = dict[str, Any]  # as JSON: `metric`, and either `scored_pairs` by the name of their score, or `pairs`
+Scorer = Callable[[Encoder], Scores]
+Texts = dict[str, Any]  # of a metric, as JSON: `metric`, and `pairs`, `labelled_pairs` or, by score, `scored_pairs`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,9 @@ class DevEvaluation:
     """Call it with an encoder for all scores; `metric` names the one that chooses the best checkpoint, x 100."""
 
     metric: str
-    score: Callable[[Encoder], Scores]
+    score: Scorer
     evidence: Evidence  # of the metric
+    beside: Mapping[str, Scorer]  # by the name of the metric that is taken of each
     guard: Guard | None = None
 
     @property
@@ -60,7 +63,8 @@ class DevEvaluation:
         return self.evidence.describe()
 
     def __call__(self, encoder: Encoder) -> Scores:
-        return self.score(encoder) | ({self.guard.name: self.guard(encoder)} if self.guard else {})
+        beside = {name: score(encoder)[name] for name, score in self.beside.items()}
+        return self.score(encoder) | beside | ({self.guard.name: self.guard(encoder)} if self.guard else {})
 
     def measure(self, encoder: Encoder) -> Measured:
         """The scores, and what `metric` summarises."""
@@ -75,9 +79,10 @@ class DevEvaluation:
 def build_dev_evaluation(
     config: Config, training_sentences: Callable[[], Iterable[str]], start: Callable[[], Encoder] | None = None
 ) -> DevEvaluation:
-    """The evaluation that `eval.metric`, `eval.tasks` and `eval.pairs_file` describe, the same on all processes.
+    """The evaluation that `eval.metric`, `eval.beside` and `eval.tasks` describe, the same on all processes.
 
-    Where STS data is asked for and is not there, the two halves of training sentences take its place, with a notice.
+    Where STS data is asked for and is not there, the two halves of training sentences take its place, with a notice;
+    as a metric of `eval.beside` it is left out, with a notice, too.
 
     Args:
         config: the run's configuration.
@@ -87,38 +92,66 @@ def build_dev_evaluation(
     Raises:
         DataError: a file that cannot be used, or too little text.
     """
-    choice = hosts.decided_by_first(lambda: _choice(config, training_sentences))
-    metric, batch_size = choice["metric"], config.eval.batch_size
+    batch_size = config.eval.batch_size
+    texts, *others = hosts.decided_by_first(lambda: _texts_of_all(config, training_sentences))
+    beside = {other["metric"]: _scorer(other, batch_size) for other in others}
     guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
-    if "pairs" in choice:
-        queries, targets = choice["pairs"]
-        score = _retrieval_scorer(metric, choice["pairs"], batch_size)
-        return DevEvaluation(metric, score, Queries(queries, targets, batch_size), guard)
-    sets = _scored_sets(choice["scored_pairs"])
-    summarised = list(sets.values()) if metric == "average_spearman" else [sets[metric]]
-    return DevEvaluation(metric, _spearman_scorer(metric, sets, batch_size), Pairs(summarised, batch_size), guard)
+    return DevEvaluation(texts["metric"], _scorer(texts, batch_size), _evidence(texts, batch_size), beside, guard)
 
 
-def _choice(config: Config, training_sentences: Callable[[], Iterable[str]]) -> Choice:
-    """The metric, and the text that it is computed on."""
-    options = config.eval
-    metric = options.metric
-    if metric in ("stsb_spearman", "average_spearman"):
-        problem = _missing_sts_data(options)
-        if not problem:
-            return {"metric": metric, "scored_pairs": _sts_pairs(options)}
+def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
+    """Those of the metric that chooses, then of those beside it."""
+    options, metric = config.eval, config.eval.metric
+    problem = _missing_sts_data(options) if {metric, *options.beside} & OF_STS else ""
+    if problem and metric in OF_STS:
         metric = "halves_retrieval"
         print(
             f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}",
             file=sys.stderr,
         )
+    beside = [name for name in dict.fromkeys(options.beside) if name != metric]
+    if problem and (left_out := OF_STS.intersection(beside)):
+        print(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}", file=sys.stderr)
+        beside = [name for name in beside if name not in left_out]
+    return [_texts(config, name, training_sentences) for name in (metric, *beside)]
+
+
+def _texts(config: Config, metric: str, training_sentences: Callable[[], Iterable[str]]) -> Texts:
+    """The text that a metric is computed on."""
+    options = config.eval
+    kind, _, file = metric.partition(":")
+    if metric in OF_STS:
+        return {"metric": metric, "scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
         return {"metric": metric, "pairs": _held_out_pairs(config, metric)}
     if metric == "halves_retrieval":
         return {"metric": metric, "pairs": _halves(config, training_sentences)}
-    if metric == "pairs_retrieval":
-        return {"metric": metric, "pairs": list(retrieval_pairs(options.pairs_file))}
+    if kind == "pairs_retrieval":
+        return {"metric": metric, "pairs": list(retrieval_pairs(file or options.pairs_file))}
+    if kind == "duplicates":
+        return {"metric": metric, "labelled_pairs": _as_json(labelled_pairs(file))}
     return {"metric": metric, "scored_pairs": {metric: _own_scored_pairs(options)}}
+
+
+def _scorer(texts: Texts, batch_size: int) -> Scorer:
+    metric = texts["metric"]
+    if "pairs" in texts:
+        return _retrieval_scorer(metric, texts["pairs"], batch_size)
+    if "labelled_pairs" in texts:
+        pairs = _scored_pairs(texts["labelled_pairs"])
+        return lambda encoder: {metric: 100 * duplicates_precision(encoder, pairs, batch_size)}
+    sets = {name: _scored_pairs(values) for name, values in texts["scored_pairs"].items()}
+    return _spearman_scorer(metric, sets, batch_size)
+
+
+def _evidence(texts: Texts, batch_size: int) -> Evidence:
+    """What intervals of the metric that chooses are computed from."""
+    if "pairs" in texts:
+        queries, targets = texts["pairs"]
+        return Queries(queries, targets, batch_size)
+    metric, sets = texts["metric"], texts["scored_pairs"]
+    names = list(sets) if metric == "average_spearman" else [metric]
+    return Pairs([_scored_pairs(sets[name]) for name in names], batch_size)
 
 
 def _missing_sts_data(options: EvalConfig) -> str:
@@ -176,7 +209,7 @@ def _held_out_pairs(config: Config, metric: str) -> list[list[str]]:
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
-            f"eval.metric={metric!r}, which needs two different ones; hold out more, or choose another metric"
+            f"{metric}, which needs two different ones; hold out more, or choose another metric"
         )
     return [list(texts) for texts in zip(*chosen, strict=True)]
 
@@ -206,13 +239,13 @@ HELD_OUT_PAIRS = {
 }
 
 
-def _scored_sets(scored_pairs: dict[str, list[list]]) -> dict[str, sts.ScoredPairs]:
-    return {
-        name: sts.ScoredPairs(first, second, np.array(gold)) for name, (first, second, gold) in scored_pairs.items()
-    }
+def _scored_pairs(values: list[list]) -> sts.ScoredPairs:
+    """Those that `_as_json` gave."""
+    first, second, gold = values
+    return sts.ScoredPairs(first, second, np.array(gold))
 
 
-def _spearman_scorer(metric: str, sets: dict[str, sts.ScoredPairs], batch_size: int) -> Callable[[Encoder], Scores]:
+def _spearman_scorer(metric: str, sets: dict[str, sts.ScoredPairs], batch_size: int) -> Scorer:
     def score(encoder: Encoder) -> Scores:
         by_set = sts.score_pairs(encoder, sets, batch_size)
         scores = {name: result["spearman"] for name, result in by_set.items()}
@@ -223,7 +256,7 @@ def _spearman_scorer(metric: str, sets: dict[str, sts.ScoredPairs], batch_size: 
     return score
 
 
-def _retrieval_scorer(metric: str, pairs: list[list[str]], batch_size: int) -> Callable[[Encoder], Scores]:
+def _retrieval_scorer(metric: str, pairs: list[list[str]], batch_size: int) -> Scorer:
     """Scores the mean reciprocal rank as `metric`; beside it recalls and, not x 100, the uniformity of the texts."""
     queries, targets = pairs
 

@@ -72,13 +72,8 @@ class Duplicates(OwnTask):
         Raises:
             DataError: a row that cannot be read, or all pairs have one label.
         """
-        [path] = self.files(mode)
-        pairs = sts.read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
-        if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:
-            raise DataError(f"{path}: {self.kind} needs labels of 1 (the same) and of 0, and no others")
-        similarities = sts.similarities(encoder, {self.kind: pairs}, batch_size)[self.kind]
-        precision = average_precision(similarities, pairs.gold.astype(int))
-        return {"average_precision": 100 * precision, "n": len(pairs.gold)}
+        pairs = labelled_pairs(self.file)
+        return {"average_precision": 100 * duplicates_precision(encoder, pairs, batch_size), "n": len(pairs.gold)}
 
 
 KINDS: dict[str, type[OwnTask]] = {task.kind: task for task in (PairsRetrieval, Duplicates)}
@@ -120,6 +115,25 @@ def _read(path: Path) -> list[tuple[str, str]]:
     if len(rows) < 2:
         raise DataError(f"{path}: pairs_retrieval needs at least two sentence pairs")
     return rows
+
+
+def labelled_pairs(file: str) -> sts.ScoredPairs:
+    """The pairs of a file of two tab-separated texts and a label: 1, they mean the same, or 0.
+
+    Raises:
+        DataError: a row that cannot be read, or all pairs have one label.
+    """
+    path = expanded(file)
+    pairs = sts.read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
+    if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:
+        raise DataError(f"{path}: {Duplicates.kind} needs labels of 1 (the same) and of 0, and no others")
+    return pairs
+
+
+def duplicates_precision(encoder: Encoder, pairs: sts.ScoredPairs, batch_size: int) -> float:
+    """The average precision with which cosine similarity tells labelled pairs that mean the same from the others."""
+    similarities = sts.similarities(encoder, {Duplicates.kind: pairs}, batch_size)[Duplicates.kind]
+    return average_precision(similarities, pairs.gold.astype(int))
 
 
 def average_precision(

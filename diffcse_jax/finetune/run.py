@@ -360,6 +360,8 @@ def _check(config: Config) -> None:
     for key in ("keep_start", "interpolate"):
         if getattr(config.eval, key):
             raise ConfigError(f"eval.{key} compares encoders, and a fine-tuned one comes with heads; leave it out")
+    if config.eval.beside:
+        raise ConfigError("eval.beside: fine-tuning scores the dev rows of its tasks, and no other dev metrics")
 
 
 def _check_sizes(tasks: tuple[TaskData, ...], config: Config) -> None:

@@ -14,6 +14,7 @@ TEXT = {
     "dropout": "sentences of the documents",
     "lead": "titles or first sentences, each with the rest of its document",
     "neighbours": "sentences, each with the next one",
+    "passages": "passages of the documents, each with the next one",
     "crops": "random spans of the documents, in pairs",
 }
 

@@ -234,7 +234,8 @@ def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Cr
     beside_views = config.needs("next_sentence")
     examples = examples_of(store, config.data, next_sentence=beside_views)
     if isinstance(examples, Neighbours):
-        report(f"{examples.left_out:,} of {len(store):,} sentences are the last of a document: no next one, left out")
+        units = f"{examples.columns[0]}s"
+        report(f"{examples.left_out:,} of {len(store):,} {units} are the last of a document: no next one, left out")
     columns = len(examples.columns) - beside_views
     for objective in config.objectives.values():
         objective.check_columns(columns)
