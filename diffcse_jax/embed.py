@@ -285,8 +285,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """
     paths = set()
     for pattern in patterns:
-        path = os.path.expanduser(pattern)
-        found = [path] if os.path.exists(path) else glob.glob(path)
+        expanded = os.path.expanduser(pattern)
+        found = [expanded] if os.path.exists(expanded) else glob.glob(expanded)
         if not found:
             raise DataError(f"--input: nothing matches {pattern}")
         paths |= set(map(Path, found))
