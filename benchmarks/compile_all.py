@@ -62,11 +62,12 @@ def _configurations(target: str) -> Iterator[list[str]]:
 def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
     """Compiles what the file does not hold yet, and writes it after each program."""
     records = json.loads(path.read_text())["programs"] if path.is_file() else []
-    known = {record["arguments"]: record for record in records if not (again and re.search(again, record["arguments"]))}
+    known = {record["arguments"]: record for record in records}
+    old = {arguments for arguments in known if again and re.search(again, arguments)}  # kept until there is a new one
     wanted = list(programs())
     for number, (target, config, *others) in enumerate(wanted, start=1):
         arguments = " ".join(["--target", target, "--config", config, *others])
-        if arguments in known:
+        if arguments in known and arguments not in old:
             continue
         print(f"{number} of {len(wanted)}: {arguments}", flush=True)
         compiler = {"revision": REVISION, "libtpu": version("libtpu")}
