@@ -153,14 +153,7 @@ def study(tmp_path, monkeypatch, capsys):
             "mine: published: 'A, f' has the unknown column 'sst'",
         ),
         ("Study(base='simcse_base', variant={'A': {}})", "mine.py: TypeError: "),
-        (
-            "Study(base='simcse_base', grid={'optim.learning_rate': 3e-5})",
-            "mine: grid: optim.learning_rate: expected a tuple such as (3e-05,), got 3e-05",
-        ),
         ("Study(base='simcse_base', grid={'model.pooler': 'avg'})", "mine: grid: model.pooler: expected a tuple such"),
-        ("Study(base='simcse_base', variants={'A': {}}, seeds=3)", "mine: seeds: expected a tuple such as (3,), got 3"),
-        ("Study(base='simcse_base', variants={'A': {}}, seeds_of={'A': 3})", "mine: seeds_of: 'A': expected a tuple"),
-        ("Study(base='simcse_base', variants=['A'])", "mine: variants: expected a dict, got ['A']"),
         ("dict(base='simcse_base')", "mine.py: get_study gives no Study, but dict"),
         ("nowhere", f"no study file nowhere; known by name: {', '.join(SHIPPED)}"),
     ],
@@ -171,6 +164,26 @@ def test_a_mistake_in_a_study_is_named_before_anything_runs(file, message, study
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "grid",
+            {"optim.learning_rate": 3e-5},
+            r"grid: optim\.learning_rate: expected a tuple such as \(3e-05,\), got",
+        ),
+        ("seeds", 3, r"seeds: expected a tuple such as \(3,\), got 3"),
+        ("seeds_of", {"plain": 3}, "seeds_of: 'plain': expected a tuple"),
+        ("variants", ["A"], r"variants: expected a dict, got \['A'\]"),
+    ],
+)
+def test_values_of_other_types_are_named(field, value, message, tmp_path):
+    study = Study(base="simcse_base", variants=TWO)
+    object.__setattr__(study, field, value)  # making it so is refused by the type checks of tests, which users lack
+    with pytest.raises(ConfigError, match=f"^mine: {message}"):
+        make_plan("mine", study, (), tmp_path)
 
 
 def test_a_file_without_get_study_is_named(study, tmp_path):

@@ -78,14 +78,14 @@ def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[
     Of many classes the cells are small: they have no text, and where names would overlap only every so many is written.
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(1.8 + CELL * len(labels), LARGEST)
+    shown = range(0, len(labels), math.ceil(len(labels) / MOST_NAMES))
+    names = [_short(labels[number]) for number in shown]
+    size = min(1.4 + 0.08 * max(map(len, names)) + CELL * len(labels), LARGEST)
     figure = Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= MOST_WITH_TEXT:
         _write_cells(axes, counts, shares)
-    shown = range(0, len(labels), math.ceil(len(labels) / MOST_NAMES))
-    names = [_short(labels[number]) for number in shown]
     fontsize = 10 if len(labels) <= MOST_WITH_TEXT else 7
     is_wide = len(labels) > MOST_WITH_TEXT or max(map(len, names)) > 8
     # Names are no formulas, though they may have dollar signs.
@@ -93,7 +93,7 @@ def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[
     axes.set_yticks(shown, names, fontsize=fontsize, parse_math=False)
     accuracy = np.trace(counts) / max(counts.sum(), 1)
     axes.set(title=f"{name}, dev: accuracy {accuracy:.1%}", xlabel="predicted", ylabel="class")
-    figure.colorbar(image, ax=axes, label="share of the class")
+    figure.colorbar(image, ax=axes, aspect=30, label="share of the class")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"confusion_{name}.png"
     figure.savefig(path, dpi=120)
