@@ -112,7 +112,7 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     start = str(pretrained.load(config.model.name_or_path).folder)
     recipe, watch = RECIPES[name], Stopwatch()
     transformers.set_seed(config.train.seed)
-    model = library.SentenceTransformer(start, device="cpu")
+    model = library.SentenceTransformer(start, device="cpu", trust_remote_code=False)
     longest, model.max_seq_length = model.max_seq_length, config.data.max_length
     texts = open_corpus(dataclasses.replace(config.data, pairs=recipe.pairs))
     arguments = library.SentenceTransformerTrainingArguments(
