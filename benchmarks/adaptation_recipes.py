@@ -5,8 +5,9 @@
 
 All start from one model and take as many steps of as many examples, cut to as many tokens, of the same documents. The
 library's recipes have the learning rates and schedules of its examples; what they end with is scored, for they choose
-nothing. The preset is `configs/adapt.py`; what it selects is scored. Each is trained in a process of its own. Its time
-is that from the text to the trained model, dev evaluations left out. Needs the extra `recipes`.
+nothing. They keep the start's pooling (the TSDAE example takes position 0), and words are deleted between blanks. The
+preset is `configs/adapt.py`; what it selects is scored. Each is trained in a process of its own. Its time is that from
+the text to the trained model, dev evaluations left out. Needs the extra `recipes`.
 """
 
 import argparse

@@ -136,7 +136,7 @@ class Program:
         return tuple(array for each in instructions if each.opcode == "parameter" for array in each.result)
 
     def _summed_source(self, computation: str, name: str) -> tuple[Array, ...]:
-        """What was summed into the array that some rows are taken of; nothing for all other arrays."""
+        """The operands of the reduce-scatter whose result an array has rows of; none where there is no such."""
         by_name = {instruction.name: instruction for instruction in self._computations[computation]}
         while name in by_name and by_name[name].opcode in ("slice", "copy", "bitcast", "get-tuple-element"):
             name = by_name[name].operand

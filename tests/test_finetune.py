@@ -145,6 +145,8 @@ def test_tables_of_any_kind(tmp_path):
     data = read(tmp_path, NUMBERS, name="rows.csv", label="score", kind="regression")  # tabs in a .csv
     assert data.train.texts[0][0].startswith("one ")
     assert data.train.labels.dtype == np.float32
+    semicolons = read(tmp_path, NUMBERS.replace("\t", ";"), label="score", kind="regression")
+    assert semicolons.train.texts == data.train.texts
     rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
     data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.JSONL", texts=("text",))
     assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)

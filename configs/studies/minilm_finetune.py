@@ -1,10 +1,10 @@
-"""What training sentence embeddings gives to labelled tasks: MiniLM, SimCSE and DiffCSE, fine-tuned in two ways.
+"""Labelled tasks on MiniLM, and on SimCSE and DiffCSE trained from it, each fine-tuned in two ways.
 
 Command:   python -m diffcse_jax.study configs/studies/minilm_finetune.py --config.data.train_file=sentences.txt
            with encoders that `configs/studies/minilm.py` has trained: the same with --encoders runs/studies/minilm
-Data:      CS 224N's labelled sets as `configs/finetune_multitask.py` reads them. All rows take some ten hours of two
-           cores, most of them for vectors and dev scores; 1,000 or 2,000 training rows and 300 dev rows of each, drawn
-           at random (SST's files are in the order of the classes), an hour or two: --finetune.finetune.data_dir=FOLDER
+Data:      CS 224N's labelled sets as `configs/finetune_multitask.py` reads them. On two
+           cores take fewer rows, for vectors and dev scores of all take most of the time: some thousand of each, drawn
+           at random (SST's files are in the order of the classes), by --finetune.finetune.data_dir=FOLDER
 Rows:      MiniLM as it is used (mean pooling); SimCSE and DiffCSE of `configs/studies/minilm.py`; each fine-tuned with
            everything at once, and with the heads first.
 Steps:     everything is trained for 100 steps of 32 at 2e-5, and heads alone before that for 1,150 at 1e-3; sentences

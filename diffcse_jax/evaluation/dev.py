@@ -145,7 +145,7 @@ def _scorer(texts: Texts, batch_size: int) -> Scorer:
 
 
 def _evidence(texts: Texts, batch_size: int) -> Evidence:
-    """What intervals of the metric that chooses are computed from."""
+    """The evidence of the metric that chooses: its interval is computed from it."""
     if "pairs" in texts:
         queries, targets = texts["pairs"]
         return Queries(queries, targets, batch_size)

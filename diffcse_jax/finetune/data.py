@@ -16,9 +16,10 @@ from jaxtyping import Shaped
 
 from diffcse_jax.data import text_files
 from diffcse_jax.data.corpus import Corpus, Fault
+from diffcse_jax.data.delimiters import find_delimiter
 from diffcse_jax.data.formats import extension
 from diffcse_jax.data.held_out import DIGESTS, digest
-from diffcse_jax.data.lines import byte_lines, expanded
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.objectives.finetune import Task
 
@@ -282,7 +283,7 @@ def _entries(path: Path, named: dict[str, str]) -> Iterator[Entry]:
         return
     if suffix not in (".csv", ".tsv"):
         raise DataError(f"{path}: unknown extension; known: .csv, .tsv, .jsonl, each also .gz or .xz")
-    delimiter = _delimiter(path, suffix)
+    delimiter = find_delimiter(path, "\t" if suffix == ".tsv" else ",", [*named])
     header = text_files.table_header(path, delimiter)
     _require_columns(path, header, named)
     wanted = [header.index(column) for column in named]
@@ -297,12 +298,6 @@ def _values(entry: dict[str, Any], named: dict[str, str]) -> dict[str, str] | Fa
     if not all(isinstance(value, str | int | float) for value in values.values()):
         return Fault.NOT_STRING
     return {column: str(value) for column, value in values.items()}
-
-
-def _delimiter(path: Path, suffix: str) -> str:
-    """A tab for .tsv, and for a .csv whose first line has tabs and no comma."""
-    first = next(byte_lines(path), None) or b""
-    return "\t" if suffix == ".tsv" or (b"\t" in first and b"," not in first) else ","
 
 
 def _require_columns(path: Path, available: Sequence[str], named: dict[str, str]) -> None:

@@ -267,11 +267,11 @@ def _carry_out(
     heads_alone: bool,
 ) -> str:
     source = mixture(tuning, config, stored, without_tokens=heads_alone)
-    with_tokens = mixture(tuning, config, stored) if heads_alone else source
     guarded = (config.eval.guard or config.eval.max_drop) and not heads_alone
     guard = build_guard(config.eval, lambda: start_encoder(tuning)) if guarded else None
 
     def sentences(step: int) -> list[str]:
+        with_tokens = mixture(tuning, config, stored) if heads_alone else source
         return tuning.start.tokenizer.batch_decode(with_tokens[step - 1].input_ids[:, 0], skip_special_tokens=True)
 
     return carry_out(

@@ -1,4 +1,4 @@
-"""What a study may say: its rows, seeds, tasks and published scores."""
+"""Checks of a study: its rows, seeds, tasks and published scores."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""How well a dev metric chooses among the models of runs, told by a labelled metric of the same models.
+"""Dev metrics compared with a labelled metric: the model of a run that each chooses, and how good that one is.
 
 Both are read of `metrics.jsonl`. The models of a run are its checkpoints and, where it is recorded, its start.
 """
@@ -69,7 +69,7 @@ def models_of(rows: Iterable[Scores]) -> Models:
 
 
 def compared(runs: Iterable[Models], labelled: str, metric: str) -> Choosing | None:
-    """How well a metric chooses; None where no run has two models with both scores.
+    """The comparison of a metric with the labelled one; None where no run has two models with both scores.
 
     Of models with equal scores the first is chosen, as training does, which is the nearest to the start.
     """
