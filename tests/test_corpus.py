@@ -350,6 +350,13 @@ def write_shards(folder: Path) -> None:
         (folder / name).write_text('{"text": "not this"}\n')
 
 
+def test_the_message_about_many_columns_is_short(tmp_path):
+    names = [f"column_{number}" for number in range(5000)]
+    with pytest.raises(DataError, match=r"name one or more of its 5000 columns .*\.\.\. \(as in") as told:
+        corpus_of(tmp_path / "a.csv", f"{','.join(names)}\n".encode())
+    assert len(str(told.value)) < 1000
+
+
 @pytest.mark.parametrize("content", ["{}\n", "{}\n" + '{"text": "one"}\n'])
 def test_a_first_row_without_keys_is_named(content, tmp_path):
     (tmp_path / "a.jsonl").write_text(content)

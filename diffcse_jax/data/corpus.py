@@ -133,6 +133,12 @@ def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
 
 
+def listed(columns: Sequence[str]) -> str:
+    """Names of columns, for messages, which stay short whatever the file has."""
+    text = ", ".join(columns)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
 def checked(row: Row) -> Row | Fault:
     """The row without surrounding white space, or its fault. Undecodable bytes arrive as surrogates."""
     row = tuple(text.strip() for text in row)

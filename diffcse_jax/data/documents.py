@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.data import markdown, text_files
-from diffcse_jax.data.corpus import Fault, Place
+from diffcse_jax.data.corpus import Fault, Place, listed
 from diffcse_jax.data.formats import extension
 from diffcse_jax.data.sentences import sentences_of
 from diffcse_jax.errors import DataError
@@ -110,7 +110,7 @@ def of_objects(
     missing = [key for key in wanted if key not in available]
     if missing:
         raise DataError(
-            f"{name}: no key {missing[0]!r}; it has: {', '.join(available)}; name those of title and text, or of the "
+            f"{name}: no key {missing[0]!r}; it has: {listed(available)}; name those of title and text, or of the "
             "text alone, in data.columns"
         )
     return Documents(name, lambda: _object_documents(objects(), wanted), fingerprint)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.data import text_files
-from diffcse_jax.data.corpus import ROLES, Corpus, Fault, Record, column_names
+from diffcse_jax.data.corpus import ROLES, Corpus, Fault, Record, column_names, listed
 from diffcse_jax.data.file_sets import FileSet
 from diffcse_jax.data.formats import SentenceFile, extension, objects_of, open_file
 from diffcse_jax.errors import DataError, NoSentencesError
@@ -37,7 +37,7 @@ def corpus_of_files(files: FileSet, columns: Sequence[str], on_bad_line: str, id
         missing = [column for column in chosen if column not in file.columns]
         if missing:
             raise DataError(
-                f"{file.path}: no column {missing[0]!r}, which {first.path.name} has; it has: {', '.join(file.columns)}"
+                f"{file.path}: no column {missing[0]!r}, which {first.path.name} has; it has: {listed(file.columns)}"
             )
     opened = [_with_ids(file, id_column) for file in opened]
     rows = _Rows(opened, chosen)
@@ -96,13 +96,13 @@ def choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -
         raise DataError(f"{name}: its first row names no column")
     missing = [column for column in wanted if column not in available]
     if missing:
-        raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {', '.join(available)}")
+        raise DataError(f"{name}: no column {missing[0]!r} (data.columns); it has: {listed(available)}")
     chosen = tuple(wanted or _columns_by_name(available))
     if chosen:
         return chosen
     raise DataError(
-        f"{name}: name one or more of its {len(available)} columns in data.columns: {', '.join(available)} (as in "
-        f"--config.data.columns=\"('{available[-1]}',)\")"
+        f"{name}: name one or more of its {len(available)} columns in data.columns: {listed(available)} (as in "
+        f"--config.data.columns=\"('{available[-1]:.100}',)\")"
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from diffcse_jax.data import text_files
-from diffcse_jax.data.corpus import Corpus, Fault
+from diffcse_jax.data.corpus import Corpus, Fault, listed
 from diffcse_jax.data.delimiters import find_delimiter
 from diffcse_jax.data.formats import extension
 from diffcse_jax.data.held_out import DIGESTS, digest
@@ -303,5 +303,5 @@ def _values(entry: dict[str, Any], named: dict[str, str]) -> dict[str, str] | Fa
 def _require_columns(path: Path, available: Sequence[str], named: dict[str, str]) -> None:
     for column, option in named.items():
         if column not in available:
-            has = ", ".join(name for name in available if name) or "none with a name"
+            has = listed([name for name in available if name]) or "none with a name"
             raise DataError(f"{path}: no column {column!r} ({option}); it has: {has}")
