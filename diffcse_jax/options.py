@@ -104,7 +104,10 @@ def _typed_value(key: str, value: Any, expected: Any) -> Any:
             raise ConfigError(f"{key}: expected a tuple of {item_type.__name__} such as (0.1,), got {value!r}")
         return tuple(_typed_value(key, item, item_type) for item in value)
     if expected is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{key}: the number is too large") from error
     if type(value) is not expected:
         raise ConfigError(f"{key}: expected {expected.__name__}, got {value!r}")
     return value

@@ -162,6 +162,7 @@ def test_override_names_ignore_other_arguments():
         ("distributed", 1, "distributed: expected bool, got 1"),
         ("model.pooler", 3, "model.pooler: expected str, got 3"),
         ("model.hidden_dropout", 0.1, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
+        ("optim.learning_rate", 10**400, "optim.learning_rate: the number is too large"),
         ("model.hidden_dropout", (0.1, "a"), "model.hidden_dropout: expected float, got 'a'"),
         ("data.columns", "text", "data.columns: expected a tuple of str such as"),
     ],

@@ -316,6 +316,14 @@ def test_a_list_that_is_too_large_says_what_to_do(tmp_path, monkeypatch):
         corpus_of(tmp_path / "a.json.gz", b'["one", "two"]')
 
 
+def test_parquet_whose_names_are_no_text_cannot_be_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"é": ["one"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xff\xa9"))
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        open_corpus(DataConfig(train_file=str(path)))
+
+
 def test_parquet_has_columns_of_strings(tmp_path):
     path = tmp_path / "a.parquet"
     texts = pa.array(["one", None, " ", "two"])

@@ -6,10 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.data.corpus import Fault, Numbered
+from diffcse_jax.data.corpus import Fault, Numbered, listed
 from diffcse_jax.errors import DataError
 
 BLOCK_ROWS = 1000
+# What reading a damaged file may raise; the last where the name of a column is not UTF-8.
+UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)
 
 
 def text_columns(path: Path) -> list[str]:
@@ -20,11 +22,12 @@ def text_columns(path: Path) -> list[str]:
     """
     try:
         schema = pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+        available = list(schema.names)
+    except UNREADABLE as error:
         raise _unreadable(path, error) from error
-    names = [field.name for field in schema if _is_text(field.type) and schema.names.count(field.name) == 1]
+    names = [field.name for field in schema if _is_text(field.type) and available.count(field.name) == 1]
     if not names:
-        raise DataError(f"{path}: no column of strings; it has: {', '.join(schema.names)[:500]}")
+        raise DataError(f"{path}: no column of strings; it has: {listed(available)}")
     return names
 
 
@@ -55,7 +58,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(BLOCK_ROWS, columns=list(columns)):
                 yield from zip(*(_texts(batch.column(name)) for name in columns), strict=True)
-    except (OSError, pa.ArrowException, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise _unreadable(path, error) from error
 
 

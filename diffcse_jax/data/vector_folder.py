@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 
 from diffcse_jax.data.file_corpus import sha256
 from diffcse_jax.data.lines import expanded
+from diffcse_jax.data.parquet_files import UNREADABLE
 from diffcse_jax.errors import DataError
 from diffcse_jax.storage.encoder_record import EncoderRecord
 from diffcse_jax.storage.files import read_json_object
@@ -127,7 +128,7 @@ class VectorStore:
         try:
             file = pq.ParquetFile(part)
             table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
-        except (OSError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise _unreadable(part, error) from error
         source = _PART.fullmatch(part.name)
         names = pa.array([source[1] if source else part.name]).take(pa.array(np.zeros(len(table), np.int64)))
@@ -229,7 +230,7 @@ def _settings_of(part: Path, file: pq.FileMetaData) -> Mapping[str, Any]:
 def _metadata(part: Path) -> pq.FileMetaData:
     try:
         return pq.read_metadata(part)
-    except (OSError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise _unreadable(part, error) from error
 
 
@@ -237,7 +238,7 @@ def _batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     try:
         file = pq.ParquetFile(part, page_checksum_verification=True)
         yield from file.iter_batches(BLOCK_ROWS, columns=columns)
-    except (OSError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise _unreadable(part, error) from error
 
 
