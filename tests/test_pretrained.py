@@ -620,10 +620,12 @@ def test_an_index_without_files_is_named(folder, content):
         load(str(folder))
 
 
-@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
+@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000])
 def test_an_index_that_leads_out_of_the_folder_is_refused(folder, file):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": file}}))
-    with pytest.raises(CheckpointError, match=re.escape(f"index.json names {file!r}, which is no file of its folder")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"index.json names {file[:60]!r}, which is no file of its folder")
+    ):
         load(str(folder))
 
 

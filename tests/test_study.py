@@ -493,7 +493,7 @@ def test_a_slow_start_is_waited_for(tmp_path):
 
     work = Recorder(plain=train)
     work_through(plan, work, environments=({}, {}))
-    assert work.labels[:2] == ["plain, seed 1", "plain, seed 2"]
+    assert sorted(work.labels[:2]) == ["plain, seed 1", "plain, seed 2"]
     assert all(runs.results_of(run) for run in plan.runs)
 
 

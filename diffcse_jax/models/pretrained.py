@@ -33,6 +33,7 @@ from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # of a checkpoint that an error tells
+LONGEST_NAME = 255  # letters of a file; no usual file system allows more
 
 _PARTS = ("transformer", "pooler", "mlm_head")
 
@@ -296,7 +297,7 @@ def _indexed_files(index: Path) -> list[str]:
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
     files = sorted(set(weight_map.values()))
     for file in files:
-        if file in ("", ".", "..") or file != Path(file).name:
+        if file in ("", ".", "..") or file != Path(file).name or len(file) > LONGEST_NAME:
             raise CheckpointError(f"{index} names {file[:60]!r}, which is no file of its folder")
     return files
 
