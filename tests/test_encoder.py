@@ -255,6 +255,15 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path, minilm_dir):
         SentenceEncoder.from_pretrained(folder, pooler="avg")
 
 
+def test_a_tokenizer_that_cannot_read_unknown_words_is_refused(tmp_path, minilm_dir):
+    folder = write_tiny_model(tmp_path, minilm_dir)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    del document["model"]["vocab"]["[UNK]"]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"cannot read a word it does not know: .*\[UNK\]"):
+        SentenceEncoder.from_pretrained(folder, pooler="avg")
+
+
 @pytest.mark.parametrize("inside", ["", "checkpoints/7"])
 def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, monkeypatch):
     (tmp_path / "checkpoints/7").mkdir(parents=True)

@@ -12,6 +12,7 @@ from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.errors import CheckpointError
 
 CHARACTERS_PER_TOKEN = 16  # of the start of a text that is tokenised first; English words have 4 to 5
+UNKNOWN_WORD = "\u16a0"  # a rune
 CHARACTERS_AT_ONCE = 1 << 22  # tokens of so much text are held as the library holds them, in 100 bytes each
 
 
@@ -48,6 +49,10 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is no fast tokenizer; tokenizer.json would be one")
+    try:
+        tokenizer.backend_tokenizer.encode(UNKNOWN_WORD)
+    except Exception as error:  # the library raises Exception itself: its vocabulary has no token for unknown words
+        raise CheckpointError(f"{folder}: the tokenizer cannot read a word it does not know: {error}") from error
     return tokenizer
 
 
