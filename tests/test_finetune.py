@@ -25,7 +25,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrup
 from diffcse_jax.finetune import TaskModel, folders, outputs
 from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
-from diffcse_jax.finetune.run import HEADS, finetune
+from diffcse_jax.finetune.run import HEADS, finetune, mixture, prepare, rows_of_batch
 from diffcse_jax.groups import OptimConfig
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
@@ -332,6 +332,25 @@ def saved_items(workdir: Path, step: int) -> dict:
     with ocp.CheckpointManager(workdir / "checkpoints") as manager:
         restored = manager.restore(step, args=ocp.args.Composite(**items))
         return jax.tree.map(np.asarray, {name: restored[name] for name in items})
+
+
+def test_the_rows_of_a_batch_are_told_as_their_file_has_them(config):
+    tuning = prepare(config)
+    source = mixture(tuning, config, {})
+    seen = set()
+    for step in (1, 2):
+        read = source[step - 1].input_ids
+        decoded = tuning.start.tokenizer.batch_decode(read.reshape(-1, read.shape[2]), skip_special_tokens=True)
+        rows = rows_of_batch(tuning.tasks, source, step)
+        expected = tuning.start.tokenizer.batch_decode(
+            tuning.start.tokenizer([text for row in rows for text in row["texts"]])["input_ids"],
+            skip_special_tokens=True,
+        )
+        assert decoded == expected
+        for row in rows:
+            assert row["texts"][0] in Path(row["file"]).read_text().splitlines()[row["line"] - 1]
+        seen.add(Path(rows[0]["file"]).name)
+    assert seen == {"classes.csv", "numbers.tsv"}
 
 
 @pytest.mark.slow

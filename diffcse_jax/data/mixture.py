@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.rows import Views
@@ -34,6 +34,11 @@ class Mixture:
         source, place = self._find(index)
         views = self._sources[source][place]
         return _first_tokens(views) if self._without_tokens else views
+
+    def text_rows(self, index: int) -> tuple[str, Integer[np.ndarray, " B"]]:
+        """The task of a batch, and the numbers, from 0, of its rows in the task's text; of this process alone."""
+        source, place = self._find(index)
+        return source, self._sources[source].text_rows(place)
 
     def shapes_of(self, indices: range) -> dict[tuple[str, BatchShape | None], int]:
         """The tasks and shapes of these batches, each with the index of the first batch that has it, in this order."""

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,13 @@ def mixture(
     return Mixture(sources, order, without_tokens=without_tokens)
 
 
+def rows_of_batch(tasks: Sequence[TaskData], source: Mixture, step: int) -> list[dict[str, Any]]:
+    """The rows of a step's batch as their file has them, with their lines."""
+    name, rows = source.text_rows(step - 1)
+    (data,) = (data.train for data in tasks if data.name == name)
+    return [{"file": str(data.file), "line": data.lines[row], "texts": data.texts[row]} for row in rows]
+
+
 def start_encoder(tuning: Tuning) -> SentenceEncoder:
     """The start, with the pooler that the run trains."""
     start = tuning.start
@@ -270,10 +278,6 @@ def _carry_out(
     guarded = (config.eval.guard or config.eval.max_drop) and not heads_alone
     guard = build_guard(config.eval, lambda: start_encoder(tuning)) if guarded else None
 
-    def sentences(step: int) -> list[str]:
-        with_tokens = mixture(tuning, config, stored) if heads_alone else source
-        return tuning.start.tokenizer.batch_decode(with_tokens[step - 1].input_ids[:, 0], skip_special_tokens=True)
-
     return carry_out(
         config,
         workdir,
@@ -284,7 +288,7 @@ def _carry_out(
         source=source,
         text=tuning.text,
         evaluation=TaskEvaluation(tuning.tasks, config.eval.batch_size, guard),
-        sentences=sentences,
+        sentences=partial(rows_of_batch, tuning.tasks, source),
         model=model,
     )
 
