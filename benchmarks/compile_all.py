@@ -83,7 +83,7 @@ def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.compile_for", *arguments, "--output", str(output)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            return {"error": done.stderr.strip().splitlines()[-1]}
+            return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
         record = json.loads(output.read_text())
     return {key: value for key, value in record.items() if key not in ("command", "machine", "versions")}
 

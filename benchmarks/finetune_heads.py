@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from diffcse_jax.data.rows import Views
-from diffcse_jax.finetune import vectors
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
-from diffcse_jax.finetune.run import HEADS, Tuning, build, config_of_heads, mixture, prepare, train_heads
+from diffcse_jax.finetune.run import Tuning, build, config_of_heads, frozen_vectors, mixture, prepare, train_heads
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import ENCODER, Task
+from diffcse_jax.storage.run_folder import HEADS
 from diffcse_jax.storage.workdir import read_config
 from diffcse_jax.training.metrics import read_metrics
 
@@ -72,10 +72,7 @@ def summary(results: list[dict]) -> dict:
 def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
     """The dev averages of heads trained in PyTorch, and the seconds of their steps and evaluations."""
     config = config_of_heads(tuning.config)
-    stored = {data.name: vectors.SentenceVectors(folder / f"{data.name}-{data.digest()[:16]}") for data in tuning.tasks}
-    dev = [sentence for data in tuning.tasks for sentence in data.dev.sentences]
-    kept = vectors.SentenceVectors(folder / f"dev-{tuning.text[:16]}").gather(np.arange(len(dev))[:, None])[:, 0]
-    encoder = vectors.Looking(dict(zip(dev, kept, strict=True)), "")
+    stored, encoder = frozen_vectors(tuning, folder)
     batches, first = mixture(tuning, config, stored, without_tokens=True), build(tuning, config).params
     torch.manual_seed(config.train.seed)
     heads = {data.name: head(data.task, heads_in(first, {data.name: data.task})[data.name]) for data in tuning.tasks}

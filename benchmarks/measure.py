@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.storage.files import write_text
 
 ENVIRONMENT = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS")
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "sentence-transformers", "numpy")
@@ -208,7 +209,7 @@ def write_record(path: Path | None, module: str, argv: list[str], record: Mappin
     else:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
+            write_text(path, text + "\n")
         except OSError as error:
             print(text)  # what took long is not lost
             raise ConfigError(f"--output {path}: {error}; the record is printed above") from error

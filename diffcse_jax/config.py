@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from diffcse_jax import objectives, original_names
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.groups import DEV_METRICS, OWN_POOLER, OWN_TASKS, START, RunConfig
 from diffcse_jax.objectives import Objective
 from diffcse_jax.options import Table, build_options, tables_of
@@ -211,10 +211,15 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.py")))
         raise ConfigError(f"config: there is no {given!r}: give the path of a file NAME.py, or one of {known}")
-    functions = runpy.run_path(str(path))
-    if "get_config" not in functions:
-        raise ConfigError(f"config: {path} defines no get_config(), which gives the configuration")
-    return functions["get_config"]().to_dict()
+    try:
+        functions = runpy.run_path(str(path))
+        if "get_config" not in functions:
+            raise ConfigError(f"config: {path} defines no get_config(), which gives the configuration")
+        return functions["get_config"]().to_dict()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the file's own code raises
+        raise ConfigError(f"config: {path}: {type(error).__name__}: {error}") from error
 
 
 def check_override_names(argv: list[str], flag: str = "config") -> None:

@@ -34,8 +34,8 @@ HF_CONFIG = {
 }  # fmt: skip
 
 
-def opened(workdir: Path, text: str = "text") -> Checkpoints:
-    return Checkpoints(workdir, CONFIG, dev_metric="stsb", text=text)
+def opened(workdir: Path, text: str = "text", dev_text: str = "dev") -> Checkpoints:
+    return Checkpoints(workdir, CONFIG, dev_metric="stsb", dev_text=dev_text, text=text)
 
 
 def state_of(step: int) -> TrainState:
@@ -102,6 +102,15 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path):
     saved(tmp_path, {1: 80.0, 2: 79.0})
     with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/7; there are: 1, 2"):
         read_encoder(tmp_path / "checkpoints/7")
+
+
+def test_scores_on_other_data_are_not_compared(tmp_path):
+    saved(tmp_path, {1: 80.0})
+    message = r"the data that stsb is measured on are not those .* \(eval\.pairs_file, eval\.data_dir\)"
+    with opened(tmp_path, dev_text="shorter") as checkpoints, pytest.raises(ConfigError, match=message):
+        checkpoints.restore(state_of(1))
+    with opened(tmp_path) as checkpoints:
+        assert int(checkpoints.restore(state_of(1))[0].step) == 1
 
 
 def test_checkpoints_that_cannot_be_restored_are_closed(tmp_path):

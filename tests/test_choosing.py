@@ -48,6 +48,13 @@ def test_each_metric_is_compared_with_the_labelled_one(runs):
     assert flat.losses == [5.0, 0.0]  # of equal ones the first, the start
 
 
+def test_what_lies_in_a_run_is_no_run(runs):
+    (runs / "a/seed-1/config.json").write_text('{"model": {"name_or_path": "minilm"}}')
+    for name in ("damaged", "heads"):
+        write_run(runs / "a/seed-1" / name, evaluation(99.0))
+    assert list(choosing.read_models([runs])) == [runs / "a/seed-1", runs / "b/seed-1"]
+
+
 def test_of_uniformity_the_lower_one_is_chosen():
     models = [[{"true": 60.0, "uniformity": -2.0}, {"true": 70.0, "uniformity": -3.0}]]
     found = choosing.compared(models, "true", "uniformity")

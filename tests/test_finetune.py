@@ -1,6 +1,7 @@
 """Fine-tuning on labelled tasks: data, mixing, losses, both stages, what is left at the end."""
 
 import contextlib
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ import scipy.stats
 from matplotlib.image import imread
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
+from benchmarks import finetune_heads
 from diffcse_jax.commands.finetune import with_name
 from diffcse_jax.config import Config
 from diffcse_jax.data.mixture import by_ratio, by_temperature, places
@@ -25,7 +27,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrup
 from diffcse_jax.finetune import TaskModel, folders, outputs
 from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
-from diffcse_jax.finetune.run import HEADS, finetune, mixture, prepare, rows_of_batch
+from diffcse_jax.finetune.run import finetune, mixture, prepare, rows_of_batch
 from diffcse_jax.groups import OptimConfig
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
@@ -38,7 +40,9 @@ from diffcse_jax.objectives.finetune import (
     squared_error,
 )
 from diffcse_jax.runtime.stopping import StopRequest
+from diffcse_jax.storage.run_folder import HEADS
 from diffcse_jax.storage.saved_encoder import SavedEncoder
+from diffcse_jax.storage.workdir import check_workdir, read_config, start_workdir
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.metrics import read_metrics
@@ -390,6 +394,25 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
     for stage, steps in ((HEADS, STEPS), ("", 2)):
         expected, found = (saved_items(folder / stage, steps) for folder in (workdir, tmp_path))
         jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.slow
+def test_the_start_may_be_moved_and_not_changed(tuned, minilm_dir):
+    workdir, _ = tuned
+    then = read_config(workdir)
+    moved = dataclasses.replace(then, model=dataclasses.replace(then.model, name_or_path="elsewhere"))
+    check_workdir(workdir, moved)
+    with pytest.raises(ConfigError, match=r"the files of model\.name_or_path='elsewhere' have changed since the run"):
+        start_workdir(workdir, moved, pretrained.load(str(minilm_dir)), load_tokenizer(minilm_dir), None)
+
+
+@pytest.mark.slow
+def test_the_benchmark_trains_the_same_heads_in_pytorch(tuned, config):
+    workdir, _ = tuned
+    scores, seconds = finetune_heads.in_torch(prepare(config), workdir / HEADS / "vectors")
+    assert len(set(scores)) == len(scores) > 1  # one for each look at dev, and something was learnt between them
+    assert all(-100 < score <= 100 for score in scores)
+    assert seconds > 0
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def weight_of(encoder) -> float:
 class Evaluation:
     """Looks the scores of a mean weight up."""
 
-    metric, guard_metric, resampled = "mrr", "guard", "9 queries"
+    metric, text, guard_metric, resampled = "mrr", "dev", "guard", "9 queries"
 
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]
@@ -73,7 +73,7 @@ def chosen(tmp_path, monkeypatch):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
         start_workdir(tmp_path, config, checkpoint, tokenizer, None)
         write_baseline(tmp_path, BASELINE)
-        with Checkpoints(tmp_path, config, dev_metric="mrr", text="text") as checkpoints:
+        with Checkpoints(tmp_path, config, dev_metric="mrr", dev_text="dev", text="text") as checkpoints:
             for step in steps:
                 params = {name: jnp.full_like(array, step) for name, array in constant.items()}
                 state = TrainState(
@@ -131,6 +131,15 @@ def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
     saved, _ = chosen(keep_start=False)
     assert weight_of(saved) == 1
     assert not (tmp_path / "selected.safetensors").exists()
+
+
+def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path):
+    chosen(1, keep_start=True)
+    for file in (tmp_path / "checkpoints/1/params").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match="checkpoints/1"):
+        chosen(keep_start=False)
+    assert weight_of(read_encoder(tmp_path)) == 0
 
 
 @pytest.mark.parametrize("name", ["selection.json", "selected.safetensors", "start_scores.json"])

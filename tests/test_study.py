@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -24,7 +25,7 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.commands import study as command
 from diffcse_jax.config import Config, shipped_config
-from diffcse_jax.errors import ConfigError, InUseError
+from diffcse_jax.errors import ConfigError, DiskError, InUseError
 from diffcse_jax.evaluation import comparison
 from diffcse_jax.storage.workdir import lock
 from diffcse_jax.study import Study, devices, runs, score, settings_of, table
@@ -177,6 +178,9 @@ def test_a_mistake_in_a_study_is_named_before_anything_runs(file, message, study
         ("seeds", 3, r"seeds: expected a tuple such as \(3,\), got 3"),
         ("seeds_of", {"plain": 3}, "seeds_of: 'plain': expected a tuple"),
         ("variants", ["A"], r"variants: expected a dict, got \['A'\]"),
+        ("variants", {"A": None}, "variants: 'A': expected a dict, got None"),
+        ("published", {"A": 80.0}, r"published: 'A': expected a dict, got 80\.0"),
+        ("finetunings", ("together",), r"finetunings: expected a dict, got \('together',\)"),
     ],
 )
 def test_values_of_other_types_are_named(field, value, message, tmp_path):
@@ -480,6 +484,29 @@ def test_a_fine_tuning_waits_for_its_start(tmp_path):
         runs.check_same(other.runs)
 
 
+def test_a_fine_tuning_whose_encoders_were_elsewhere_says_so(tmp_path, capsys):
+    study, old = Study(**TUNED | {"start": ()}, finetunings=TOGETHER), tmp_path / "old"
+    work_through(make_plan("mine", study, [], old), Recorder(**{"plain, together": fail}))
+    work = Recorder(**{"plain": lambda run: None, "plain, together": fail})
+    work_through(make_plan("mine", study, [], tmp_path / "new", earlier=old), work)
+    capsys.readouterr()
+    tunings = make_plan("mine", study, [], tmp_path / "new").rows["plain, together"]
+    runs.work_through(tunings, [{}], Recorder(), lambda: False)
+    hint = f"since plain, seed 1 is not trained; its encoder was in {old}/plain/seed-1: give --encoders again"
+    assert hint in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_ends_in_a_paragraph(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, seeds=(1,))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "write_text", full)
+    with pytest.raises(DiskError, match=r"cannot write .*/plain/seed-1: No space left.*saved stays as it is"):
+        work_through(plan, Recorder(plain=fail))
+
+
 def test_a_slow_start_is_waited_for(tmp_path):
     """One worker trains; the other one leaves what must wait for that, and comes back to it."""
     plan = make_plan("mine", Study(**TUNED | {"start": ()}, finetunings=TOGETHER), [], tmp_path)
@@ -497,12 +524,13 @@ def test_a_slow_start_is_waited_for(tmp_path):
     assert all(runs.results_of(run) for run in plan.runs)
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", ["", "checkpoints/125", "heads/checkpoints/1150"])
 def test_settings_may_be_corrected_until_something_is_trained(trained, tmp_path):
     def fail_midway(run):
         (run.folder / "generator").mkdir()
         (run.folder / "config.json").write_text("{}")
-        (run.folder / "checkpoints" / ("125" if trained else "")).mkdir(parents=True)
+        (run.folder / "heads/checkpoints").mkdir(parents=True)
+        (run.folder / trained).mkdir(parents=True, exist_ok=True)
         fail(run)
 
     wrong, right = (
@@ -791,10 +819,10 @@ def test_the_report_is_written_and_printed_without_running(style, study, outcome
 
 
 def test_overrides_that_change_results_are_told(tmp_path):
-    plan = plan_of(tmp_path, [*STEPS_2, "--config.eval.data_dir=here"])
+    plan = plan_of(tmp_path, [*STEPS_2, "--config.eval.data_dir=here", "--config.eval.interpolate=4"])
     work_through(plan, Recorder(**{row: lambda run: finish_keeping_record(run) for row in TWO}))
     for shown in (plan, plan_of(tmp_path)):  # of runs, or of the command line
-        assert "all runs with train.steps=2\n" in table.show(table.read_outcome(shown), "text")
+        assert "all runs with train.steps=2, eval.interpolate=4\n" in table.show(table.read_outcome(shown), "text")
 
 
 def finish_keeping_record(run):

@@ -37,9 +37,10 @@ def finetune_and_export(config: Config, workdir: Path) -> str:
     from diffcse_jax.finetune.folders import write_heads
     from diffcse_jax.finetune.model import TaskModel
     from diffcse_jax.finetune.outputs import write_outputs
-    from diffcse_jax.finetune.run import HEADS, finetune
+    from diffcse_jax.finetune.run import finetune
     from diffcse_jax.runtime import hosts
     from diffcse_jax.storage.files import writing
+    from diffcse_jax.storage.run_folder import HEADS
     from diffcse_jax.storage.saved_encoder import read_encoder
     from diffcse_jax.training.curves import draw_curves
 

@@ -28,6 +28,7 @@ from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.search.nearest import normalized
+from diffcse_jax.storage.digests import of_json
 from diffcse_jax.storage.selection import Measured, Outcomes
 
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
@@ -47,6 +48,7 @@ class DevEvaluation:
     """Call it with an encoder for all scores; `metric` names the one that chooses the best checkpoint, x 100."""
 
     metric: str
+    text: str  # identifies the text that it is measured on
     score: Scorer
     evidence: Evidence  # of the metric
     beside: Mapping[str, Scorer]  # by the name of the metric that is taken of each
@@ -96,7 +98,8 @@ def build_dev_evaluation(
     texts, *others = hosts.decided_by_first(lambda: _texts_of_all(config, training_sentences))
     beside = {other["metric"]: _scorer(other, batch_size) for other in others}
     guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
-    return DevEvaluation(texts["metric"], _scorer(texts, batch_size), _evidence(texts, batch_size), beside, guard)
+    text = of_json(texts)
+    return DevEvaluation(texts["metric"], text, _scorer(texts, batch_size), _evidence(texts, batch_size), beside, guard)
 
 
 def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:

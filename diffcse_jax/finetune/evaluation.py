@@ -12,6 +12,7 @@ from diffcse_jax.evaluation.outcomes import paired_interval
 from diffcse_jax.finetune.data import TaskData
 from diffcse_jax.finetune.model import TaskModel, decided
 from diffcse_jax.objectives.finetune import AVERAGE, score_name
+from diffcse_jax.storage.digests import of_json
 from diffcse_jax.storage.selection import Measured, Outcomes
 
 
@@ -33,6 +34,11 @@ class TaskEvaluation:
     def metric(self) -> str:
         """The score that chooses."""
         return AVERAGE
+
+    @property
+    def text(self) -> str:
+        """Identifies the rows of the tasks."""
+        return of_json([data.digest() for data in self.tasks])
 
     @property
     def guard_metric(self) -> str:

@@ -33,7 +33,7 @@ from diffcse_jax.models.computation import Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.objectives.finetune import ENCODER, Options, head_of
-from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.storage.run_folder import HEADS, workdir_of
 from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.storage.workdir import start_workdir
@@ -43,8 +43,6 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
 from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
 from diffcse_jax.training.train import carry_out
-
-HEADS = "heads"  # the workdir of the heads' stage, in that of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +150,28 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     """
     config, start = config_of_heads(tuning.config), tuning.start
     start_workdir(workdir, config, start.checkpoint, start.tokenizer, None)
-    frozen = start_encoder(tuning)
-    folder = workdir / "vectors"
-    length, batch_size = config.data.max_length, config.eval.batch_size
+    stored, looking = frozen_vectors(tuning, workdir / "vectors")
+
+    built = build(tuning, config)
+    definitions = {name: each for name, each in built.networks.definitions.items() if name in _heads(tuning)}
+    heads = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
+    built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params(), Params())
+    verdict = _carry_out(
+        tuning, config, workdir, built, stored, lambda params: _model(tuning, looking, params), heads_alone=True
+    )
+    report(f"heads: {verdict.partition('; exported')[0]}")
+    params, _ = read_parameters(workdir, None)
+    return params
+
+
+def frozen_vectors(tuning: Tuning, folder: Path) -> tuple[dict[str, SentenceVectors], vectors.Looking]:
+    """The frozen encoder's vectors, computed once and kept in a folder.
+
+    Returns:
+        Those of the training sentences by task, cut as training cuts them; those of the dev sentences.
+    """
+    frozen, options = start_encoder(tuning), tuning.config
+    length, batch_size = options.data.max_length, options.eval.batch_size
     encode = partial(frozen.encode, batch_size=batch_size, show_progress=sys.stderr.isatty())
     report("heads: the vectors of the frozen encoder, computed once")
     encoder = frozen.fingerprint()[:16]  # another run may have begun here, and left its vectors
@@ -168,18 +185,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     }
     dev = [sentence for data in tuning.tasks for sentence in data.dev.sentences]
     kept = vectors.kept(folder / f"dev-{tuning.text[:16]}-{encoder}", dev, encode).gather(np.arange(len(dev))[:, None])
-    looking = vectors.Looking(dict(zip(dev, kept[:, 0], strict=True)), frozen.pooler)
-
-    built = build(tuning, config)
-    definitions = {name: each for name, each in built.networks.definitions.items() if name in _heads(tuning)}
-    heads = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
-    built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params(), Params())
-    verdict = _carry_out(
-        tuning, config, workdir, built, stored, lambda params: _model(tuning, looking, params), heads_alone=True
-    )
-    report(f"heads: {verdict.partition('; exported')[0]}")
-    params, _ = read_parameters(workdir, None)
-    return params
+    return stored, vectors.Looking(dict(zip(dev, kept[:, 0], strict=True)), frozen.pooler)
 
 
 def train_everything(tuning: Tuning, workdir: Path, heads: Params) -> str:

@@ -63,7 +63,8 @@ def sample_of(config: Config) -> Sample:
         reason = str(error).splitlines()[0]
     sentences = general_sentences()
     return Sample(
-        f"{len(sentences)} general English sentences of the package, since the run's dev text is not here ({reason})",
+        f"{len(sentences)} general English sentences of the package, since of the run there is no dev text to compare "
+        f"on ({reason})",
         sentences,
     )
 
@@ -72,8 +73,10 @@ def _dev_text(config: Config) -> Sample:
     """A sample of the dev text.
 
     Raises:
-        UserError: it is not here.
+        UserError: it is not here, or there is none that pairs could be taken of.
     """
+    if config.needs("labels"):
+        raise DataError("its dev score is of labelled tasks")
     if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
         raise DataError("no folder of SentEval's data is named by eval.data_dir or $DIFFCSE_DATA_DIR")
     evidence = build_dev_evaluation(config, lambda: _training_sentences(config)).evidence

@@ -25,10 +25,12 @@ def what_was_run(run: Run) -> str:
     data, train, optim = config.data, config.train, config.optim
     length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
     devices = _devices(run)
+    own = "; ".join(filter(None, (objective.own_text for objective in config.objectives.values())))
+    text = own or f"{TEXT[data.pairs]} in {data.train_file}"
     schedule = "falling to 0" if optim.schedule == "linear" else "constant"
     return (
         f"Training starts from {config.model.name_or_path} and takes {config.encoding_pooler} as the sentence vector. "
-        f"It goes over {TEXT[data.pairs]} in {data.train_file}, {length} of {train.batch_size} rows with at most "
+        f"It goes over {text}, {length} of {train.batch_size} rows with at most "
         f"{data.max_length} tokens; the learning rate is {short(optim.learning_rate)}, {schedule}; the seed is "
         f"{train.seed}; {config.precision}{devices}."
     )

@@ -64,17 +64,18 @@ class Checkpoints:
     Used as a context manager it waits for the last save and closes.
     """
 
-    def __init__(self, workdir: Path, config: Config, *, dev_metric: str, text: str):
+    def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):
         """Opens the checkpoints of a workdir.
 
         Args:
             workdir: where they are.
             config: the run's configuration.
             dev_metric: the dev score that chooses the best one.
+            dev_text: what identifies the text that it is measured on.
             text: what identifies the tokenised training text.
         """
         self._pooler = config.encoding_pooler
-        self._dev_metric = dev_metric
+        self._dev_metric, self._dev_text = dev_metric, dev_text
         self._text = text
         self._workdir = workdir
         self._folder = workdir / CHECKPOINTS
@@ -132,6 +133,7 @@ class Checkpoints:
             outcomes=measured.outcomes,
             eligible=eligible,
             bad_steps=int(state.bad_steps),
+            dev_text=self._dev_text,
             metrics=self._described_metrics(),
         )
         own = {"data": digests.of_json(data), "record": digests.of_json(record.content())}
@@ -223,6 +225,13 @@ class Checkpoints:
             raise ConfigError(
                 f"the run in {self._workdir} chose its best checkpoint by {record.dev_metric}, now it would "
                 f"be {self._dev_metric}; give the same evaluation data (eval.data_dir), or another --workdir"
+            )
+
+        if record.dev_text not in ("", self._dev_text):  # earlier versions did not record it
+            raise ConfigError(
+                f"the data that {record.dev_metric} is measured on are not those that the run in {self._workdir} began "
+                "with, so that its scores could not be compared; restore them (eval.pairs_file, eval.data_dir), or "
+                "give another --workdir"
             )
 
     def _described_metrics(self, size: int | None = None) -> dict[str, Any]:

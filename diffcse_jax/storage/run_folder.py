@@ -7,6 +7,7 @@ from diffcse_jax.storage.files import read_json
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
+HEADS = "heads"  # of a fine-tuning: the workdir of the heads' stage, in that of the run
 
 
 def workdir_of(path: Path) -> Path | None:

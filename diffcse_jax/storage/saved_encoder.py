@@ -78,14 +78,14 @@ def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
     """The parameters and the record of a checkpoint; of the best one where no step is given."""
     checkpoints = workdir / CHECKPOINTS
     asked = workdir if step is None else checkpoints / str(step)
-    step, steps = _default_step(checkpoints) if step is None else step, steps_in(checkpoints)
+    step, steps = default_step(checkpoints) if step is None else step, steps_in(checkpoints)
     if step not in steps:
         raise CheckpointError(f"no complete checkpoint {asked}; there are: {listed(steps)}")
     record, items = read_arrays(checkpoints / str(step), ("params",))
     return items["params"], record
 
 
-def _default_step(checkpoints: Path) -> int | None:
+def default_step(checkpoints: Path) -> int | None:
     """The best checkpoint; the newest, where none was evaluated; None where there is none.
 
     Raises:

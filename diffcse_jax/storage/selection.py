@@ -23,6 +23,7 @@ SELECTION = "selection.json"
 _WEIGHTS = "selected.safetensors"
 _SAFE = "The checkpoints are whole."
 _SEAL = "sha256"
+_LATER = ("metrics", "dev_text")
 _CHOSEN_AGAIN = "the command that trained the run, started again, chooses the model once more"
 
 Outcomes = list[list[float]]  # what a dev metric summarises: of each of its data sets, one value per query or pair
@@ -50,6 +51,7 @@ class Record:
     outcomes: Outcomes = dataclasses.field(default_factory=list)  # of `dev_metric`
     eligible: bool = True  # may be the best one
     bad_steps: int = 0  # that were not applied
+    dev_text: str = ""  # identifies the text that `dev_metric` is measured on
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # `bytes` and `sha256` of metrics.jsonl
     digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by item; empty in those of earlier versions
 
@@ -59,9 +61,9 @@ class Record:
         return self.dev[self.dev_metric] if self.dev and self.eligible else None
 
     def content(self) -> dict[str, Any]:
-        """All but the digests; without `metrics` where it is empty, since records of earlier versions have none."""
+        """All but the digests; without what records of earlier versions have not, where it is empty."""
         values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if name != "digests" and (value or name != "metrics")}
+        return {name: value for name, value in values.items() if name != "digests" and (value or name not in _LATER)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,7 +144,7 @@ def start_workdir(
     encoder: Pretrained,
     tokenizer: PreTrainedTokenizerFast,
     generator: Pretrained | None,
-    teachers: Mapping[str, str] = MappingProxyType({}),
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes what identifies a new run, or checks that the run in the workdir is the same.
 
@@ -156,7 +156,8 @@ def start_workdir(
         encoder: the checkpoint that training starts from.
         tokenizer: the encoder's.
         generator: the frozen masked LM of `generator.name_or_path`; None where the run names none.
-        teachers: digests of the weights of other frozen networks, by the key of the configuration that names them.
+        others: digests of what else training reads, by the key of the configuration that names it: frozen networks,
+            tables.
 
     Raises:
         ConfigError: the workdir holds a run with another configuration (every differing key is named), or one that
@@ -167,10 +168,10 @@ def start_workdir(
 
     def start() -> None:
         with writing(workdir, safe=_SAFE, instead=_INSTEAD):
-            digests = _digests(encoder, generator) | dict(teachers)
+            digests = _digests(encoder, generator) | dict(others)
             if _has_checkpoint(workdir):
                 _check_same_config(workdir, config)
-                _check_same_weights(workdir, config, digests)
+                _check_same_files(workdir, config, digests)
                 _mend_encoder(workdir, config, encoder, tokenizer)
                 return
             if (workdir / CONFIG).is_file():
@@ -289,7 +290,7 @@ def _clear_unlike(workdir: Path, config: Config, digests: dict[str, str]) -> Non
     """Removes what a run without a checkpoint has written, if it is another one."""
     try:
         _check_same_config(workdir, config)
-        _check_same_weights(workdir, config, digests)
+        _check_same_files(workdir, config, digests)
     except UserError:
         (workdir / CONFIG).unlink()  # first: what is left without it is no run
         for name in _BEFORE_CHECKPOINTS:
@@ -336,14 +337,14 @@ def _digests(encoder: Pretrained, generator: Pretrained | None) -> dict[str, str
     return digests if generator is None else digests | {"generator.name_or_path": generator.digest()}
 
 
-def _check_same_weights(workdir: Path, config: Config, now: Mapping[str, str]) -> None:
+def _check_same_files(workdir: Path, config: Config, now: Mapping[str, str]) -> None:
     path = workdir / START
     then = read_json_object(path) if path.is_file() else {}  # runs of earlier versions did not record it
     values = flat(config.to_dict())
     changed = [f"{key}={values[key]!r}" for key in now if then.get(key, now[key]) != now[key]]
     if changed:
         raise ConfigError(
-            f"the weights of {' and '.join(changed)} have changed since the run in {workdir} began; "
+            f"the files of {' and '.join(changed)} have changed since the run in {workdir} began; "
             "restore the earlier files there, or give another --workdir to begin a new run"
         )
     if now.keys() - then.keys():
@@ -356,6 +357,8 @@ def _check_same_config(workdir: Path, config: Config) -> None:
     free = FREE_ON_RESUME
     if then["precision"] == "auto":  # as earlier versions stored it; what it meant was not recorded
         free = free | {"precision"}
+    if config.needs("labels"):
+        free = free | {"model.name_or_path"}  # often a run's folder, which may be moved; its weights are compared
     changed = [key for key in now | then if then.get(key) != now.get(key) and key not in free]
     if changed:
         lines = [f"{key}: {then.get(key)!r} then, {now.get(key)!r} now{_advice(key, then.get(key))}" for key in changed]

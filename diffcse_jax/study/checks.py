@@ -22,7 +22,14 @@ def start_rows(poolers: Iterable[str]) -> dict[str, str]:
 
 def check_forms(name: str, study: Study) -> None:
     """Refuses what is no mapping or no sequence where a study has one."""
-    mappings = {what: getattr(study, what) for what in ("variants", "grid", "seeds_of", "published")}
+    mappings = {what: getattr(study, what) for what in ("variants", "grid", "seeds_of", "published", "finetunings")}
+    named = {what: mappings[what] for what in ("variants", "published", "finetunings")}
+    mappings |= {
+        f"{what}: {row!r}": value
+        for what, rows in named.items()
+        if isinstance(rows, Mapping)
+        for row, value in rows.items()
+    }
     for what, value in mappings.items():
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name}: {what}: expected a dict, got {value!r}")

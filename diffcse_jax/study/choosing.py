@@ -14,6 +14,7 @@ import scipy.stats
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import comparison
+from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import METRICS
 from diffcse_jax.training.metrics import read_metrics
 
@@ -53,11 +54,16 @@ def read_models(paths: Iterable[Path]) -> dict[Path, Models]:
     """
     found: dict[Path, Models] = {}
     for path in map(expanded, paths):
-        files = sorted(path.rglob(METRICS))
+        files = sorted(file for file in path.rglob(METRICS) if _is_of_run(file))
         if not files:
             raise ConfigError(f"{path}: no run's folder, and none in it: there is no {METRICS}")
         found |= {file.parent: models_of(read_metrics(file.parent)) for file in files}
     return found
+
+
+def _is_of_run(metrics: Path) -> bool:
+    """True unless it lies in a run's folder: set aside as damaged, or of the heads' stage of a fine-tuning."""
+    return workdir_of(metrics.parent.parent) is None
 
 
 def models_of(rows: Iterable[Scores]) -> Models:

@@ -293,7 +293,7 @@ def parse_overrides(base: ConfigDict, arguments: Sequence[str], flag: str = CONF
     try:
         values(argv)
         changed = flat(config.value.to_dict())
-    except (flags.Error, ValueError, TypeError) as error:
+    except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(str(error)) from error
     return {key: changed[key] for key in keys}
 

@@ -25,8 +25,8 @@ from typing import Any, TextIO
 
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
-from diffcse_jax.storage.files import read_json, write_json, write_text
-from diffcse_jax.storage.run_folder import CHECKPOINTS
+from diffcse_jax.storage.files import read_json, write_json, write_text, writing
+from diffcse_jax.storage.run_folder import CHECKPOINTS, HEADS
 from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
 from diffcse_jax.study.plan import Plan, Run
 
@@ -38,6 +38,9 @@ FAILURE = "failure.txt"
 LOCK = "study.lock"
 
 NOT_BEGUN = "not begun"
+SAFE = "What the runs have saved stays as it is."
+# Keys that neither trainings nor their scores depend on: those of `eval` choose the model that a run gives.
+FREE = FREE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate"}
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its lock file is kept open by what it starts
@@ -110,7 +113,7 @@ def _changes(run: Run) -> list[str]:
     record = read_json(path)
     then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
     then["pooler"], now["pooler"] = record["pooler"], run.pooler
-    free = FREE_ON_RESUME
+    free = FREE
     if run.start:
         then["start"], now["start"] = record.get("start"), run.start.label
         free = {*free, "model.name_or_path"} if run.start.seed is not None else free  # a folder, which may be moved
@@ -132,7 +135,8 @@ def check_earlier(runs: Sequence[Run]) -> None:
 
 
 def _holds_work(folder: Path) -> bool:
-    return (folder / RESULTS).is_file() or any((folder / CHECKPOINTS).glob("[0-9]*"))
+    stages = (folder, folder / HEADS)
+    return (folder / RESULTS).is_file() or any(any((stage / CHECKPOINTS).glob("[0-9]*")) for stage in stages)
 
 
 def work_through(
@@ -187,10 +191,11 @@ def _attempt(run: Run, environment: Environment, work: Work) -> None:
     Raises:
         InUseError: another process works on it.
         NotTrained: it is a fine-tuning, and its start is not done.
+        DiskError: its folder cannot be written.
     """
     if run.start and not is_trained(run.start):
-        raise NotTrained(f"{run.start.label} is not trained")
-    with lock(run.folder / LOCK) as held:
+        raise NotTrained(f"{run.start.label} is not trained" + _where_trained(run))
+    with writing(run.folder, safe=SAFE), lock(run.folder / LOCK) as held:
         if results_of(run) is not None:
             return
         if _changes(run) and not _holds_work(run.folder):
@@ -207,6 +212,13 @@ def _attempt(run: Run, environment: Environment, work: Work) -> None:
             report(f"{run.label}: stopped")
         else:
             report(f"{run.label}: done")
+
+
+def _where_trained(run: Run) -> str:
+    """A hint for those who left `--encoders` out: the folder that a fine-tuning's encoder was in when it began."""
+    path = run.folder / RUN
+    then = Path(read_json(path)["config"]["model"]["name_or_path"]) if path.is_file() else None
+    return f"; its encoder was in {then}: give --encoders again" if then and (then / "export").is_dir() else ""
 
 
 def _clear(folder: Path) -> None:

@@ -19,9 +19,9 @@ from diffcse_jax.models import pretrained
 from diffcse_jax.objectives.finetune import score_name
 from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.files import read_json, write_json
+from diffcse_jax.storage.files import read_json, write_json, writing
 from diffcse_jax.storage.saved_encoder import read_encoder
-from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN
+from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN, SAFE
 from diffcse_jax.training.start import with_own_pooler
 
 
@@ -56,11 +56,13 @@ def score(folder: Path, tasks: list[str]) -> None:
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
-        report.write(evaluation, folder / EVALUATION)
+        with writing(folder, safe=SAFE):
+            report.write(evaluation, folder / EVALUATION)
         print(report.table(evaluation))
     results |= {name: evaluation.get(name, {}) for name in ("missing", "not_official")}
     results |= {"scores": comparison.scores_by_column(evaluation) | labelled}
-    write_json(folder / RESULTS, results)
+    with writing(folder, safe=SAFE):
+        write_json(folder / RESULTS, results)
 
 
 def names_of_scores(config: Config) -> list[str]:

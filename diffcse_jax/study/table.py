@@ -12,12 +12,12 @@ import scipy.stats
 
 from diffcse_jax.config import Config
 from diffcse_jax.evaluation import comparison
-from diffcse_jax.storage.files import read_json, write_json, write_text
-from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
+from diffcse_jax.storage.files import read_json, write_json, write_text, writing
+from diffcse_jax.storage.workdir import lock
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
 from diffcse_jax.study.plan import Plan, Run, differences
-from diffcse_jax.study.runs import NOT_BEGUN, RUN, report, results_of, state_of
+from diffcse_jax.study.runs import FREE, NOT_BEGUN, RUN, SAFE, report, results_of, state_of
 
 GEOMETRY = "alignment_uniformity.png"
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
@@ -89,8 +89,7 @@ def read_outcome(plan: Plan) -> Outcome:
             recorded = read_json(run.folder / RUN)["overrides"]
             (finetune_overrides if run.start else overrides).update(recorded)
     changed, changed_tunings = (
-        {key: value for key, value in values.items() if key not in FREE_ON_RESUME}
-        for values in (overrides, finetune_overrides)
+        {key: value for key, value in values.items() if key not in FREE} for values in (overrides, finetune_overrides)
     )
     columns = tuple(dict.fromkeys(dev_columns))
     return Outcome(plan, scores, columns, poolers, open_runs, missing, not_official, changed, changed_tunings)
@@ -182,7 +181,8 @@ def document(outcome: Outcome) -> dict[str, Any]:
 
 def write(plan: Plan, workdir: Path) -> Outcome:
     """Writes the tables and the picture of what is done into the study's folder."""
-    with lock(workdir / "table.lock", wait=True):  # hosts that end at the same time; the last one has read everything
+    # Hosts that end at the same time: the last one has read everything.
+    with writing(workdir, safe=SAFE), lock(workdir / "table.lock", wait=True):
         outcome = read_outcome(plan)
         for style, name in FILES.items():
             write_text(workdir / name, show(outcome, style))

@@ -9,13 +9,13 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
+from diffcse_jax.storage.run_folder import CHECKPOINTS
+from diffcse_jax.storage.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.storage.selection import (
     Measured,
     Outcomes,
     Record,
     Selection,
-    clear_selection,
     origin,
     write_selection,
 )
@@ -31,6 +31,10 @@ class Evaluation(Protocol):
     @property
     def metric(self) -> str:
         """The score that chooses."""
+
+    @property
+    def text(self) -> str:
+        """Identifies the text that `metric` is measured on."""
 
     @property
     def guard_metric(self) -> str:
@@ -72,8 +76,8 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
         start: the start.
         baseline: the record of the start.
     """
-    clear_selection(workdir)
-    best = read_encoder(workdir)
+    checkpoints = workdir / CHECKPOINTS
+    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # whatever was selected earlier
     measured = {
         share: _measured(interpolated(start, best, share), share, evaluation)
         for share in shares(config.eval.interpolate)

@@ -18,6 +18,8 @@ from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
+from diffcse_jax.data.file_corpus import sha256
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
@@ -101,7 +103,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
-    start_workdir(workdir, config, encoder, tokenizer, generator, teachers.digests)
+    start_workdir(workdir, config, encoder, tokenizer, generator, {**teachers.digests, **_digest_of_synonyms(config)})
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:
@@ -167,7 +169,7 @@ def carry_out(
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
 
     # 4. From where an earlier run of this workdir stopped, if there was one.
-    with Checkpoints(workdir, config, dev_metric=evaluation.metric, text=text) as checkpoints:
+    with Checkpoints(workdir, config, dev_metric=evaluation.metric, dev_text=evaluation.text, text=text) as checkpoints:
         if checkpoints.latest_step is not None:
             state, data_state = checkpoints.restore(state)
             batches.set_state(data_state)
@@ -203,11 +205,20 @@ def _baseline(
         if record is None:
             report(f"scoring the start, {start.name}")
             scores, outcomes = evaluation.measure(first())
-            record = Record(0, start.pooler(config), scores, evaluation.metric, text, outcomes)
+            record = Record(
+                0, start.pooler(config), scores, evaluation.metric, text, outcomes, dev_text=evaluation.text
+            )
             write_baseline(workdir, record)
         return dataclasses.asdict(record)
 
     return Record(**hosts.decided_by_first(measured))
+
+
+def _digest_of_synonyms(config: Config) -> dict[str, str]:
+    """That of the table which the augmentation reads, by its key; empty without one."""
+    if config.data.augmentation != "synonyms":
+        return {}
+    return {"data.synonyms_file": sha256([expanded(config.data.synonyms_file)])}
 
 
 def _sentences(
