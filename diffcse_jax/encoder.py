@@ -354,6 +354,11 @@ class SentenceEncoder:
             yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
+        fewest = self._backend.num_special_tokens_to_add(is_pair=False) + 1
+        if max_length is not None and max_length < fewest:
+            raise ConfigError(
+                f"max_length={max_length}: expected at least {fewest} tokens, or None for the model's own"
+            )
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
             found = tokenise(self._backend, sentences)

@@ -1,6 +1,7 @@
 """Documents of files and folders, those that are held out, and the rows that are made of the others."""
 
 import collections
+import errno
 import gzip
 import itertools
 import json
@@ -14,11 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tokens import word_tokenizer
 
-from diffcse_jax.data import docstrings, documents, held_out, pairs, tokens
+from diffcse_jax.config import Config
+from diffcse_jax.data import docstrings, documents, file_sets, held_out, pairs, tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.examples import examples_of
 from diffcse_jax.data.sources import open_corpus, open_documents
 from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import DataConfig
 
 DOCUMENTS = (
@@ -127,6 +130,45 @@ def test_lines_that_are_sentences_stay_as_they_are(tmp_path):
         list(opened(path, "columns", documents="blank_lines", on_bad_line="error"))
 
 
+def test_text_beside_objects_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("This is about the data.\n")
+    (tmp_path / "data.jsonl").write_text('{"text": "This is text. This is more."}\n')
+    (tmp_path / "_metadata.json").write_text("{}")  # of another program
+    with pytest.raises(DataError, match=r"files of several kinds \(1 \.md, 1 \.jsonl\); name those of one"):
+        opened(tmp_path, "lead")
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    for name in ("data", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"This is in {name}. It has two sentences.")
+    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data/again").symlink_to(tmp_path / "data")
+    assert [lead for lead, _ in opened(tmp_path / "data", "lead")] == ["This is in data.", "This is in elsewhere."]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def walk(path, onerror, **_):
+        onerror(PermissionError(errno.EACCES, "Permission denied", f"{path}/closed"))
+        yield from ()
+
+    monkeypatch.setattr(file_sets.os, "walk", walk)  # who runs tests as root may read all
+    with pytest.raises(DataError, match=r"cannot read the folder .*/closed: Permission denied"):
+        opened(tmp_path, "lead")
+
+
+def test_held_out_text_that_is_none_is_left_out(tmp_path):
+    texts = [f"Document {i} is here. Its sentence {i} is {'a' if i % 3 else chr(255)} second one." for i in range(60)]
+    (tmp_path / "a.txt").write_bytes("\n\n".join(texts).encode("latin-1"))
+    config = Config.from_dict(
+        {"data": {"train_file": str(tmp_path / "a.txt"), "pairs": "lead", "held_out": 0.5},
+         "eval": {"metric": "lead_retrieval"}, "difference": {"weight": 0.0}}
+    )  # fmt: skip
+    evaluation = build_dev_evaluation(config, lambda: ())
+    assert len(evaluation.evidence.targets) > 5
+    assert not any("\udcff" in text for text in evaluation.evidence.targets)
+
+
 def test_a_bad_file_of_a_folder_is_named(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"This is text.\nThis \xff is none.\n")
     assert list(opened(tmp_path, "neighbours")) == [("This is text.",)]
@@ -157,15 +199,12 @@ def test_neighbouring_passages_are_of_a_section_and_of_a_length(tmp_path, monkey
         documents[document].append(passage)
     expected = [texts[1], texts[2][:4], texts[2][5:]]
     assert [" ".join(passages) for passages in documents.values()] == [" ".join(sentences) for sentences in expected]
-    assert [len(passages) for passages in documents.values()] == [
-        2,
-        2,
-        2,
-    ]  # 33 to 35 characters a sentence, about 120 a passage
+    assert [len(passages) for passages in documents.values()] == [3, 2, 3]  # 33 to 35 characters a sentence
+    assert max(len(passage) for passages in documents.values() for passage in passages) <= 120
     assert corpus.counted["texts left out that held-out documents have, too"] == 1
     store = tokens.build_or_open(corpus, word_tokenizer(), 30, str(tmp_path / "cache"))
     examples = examples_of(store, DataConfig(pairs="passages"), next_sentence=False)
-    assert (len(examples), examples.columns) == (3, ("passage", "next passage"))
+    assert (len(examples), examples.columns) == (5, ("passage", "next passage"))
 
 
 words = st.sampled_from(["Alpha", "beta", "gamma", "delta"])

@@ -1,6 +1,7 @@
 import concurrent.futures
 import json
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 
@@ -68,6 +70,23 @@ def test_matches_transformers(family, pooler, tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
     ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
     np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
+
+
+def test_torch_takes_the_head_that_is_recorded(tmp_path, minilm_dir):
+    """Dense + tanh beside the transformer, which has another pooler, as sentence-transformers trains it."""
+    folder = Path(write_tiny_model(tmp_path, minilm_dir))
+    head = {"dense.kernel": np.random.default_rng(0).normal(size=(HIDDEN, HIDDEN)), "dense.bias": np.ones(HIDDEN)}
+    head = {name: array.astype(np.float32) for name, array in head.items()}
+    sentence_transformers_folder.write(folder, "cls", num_blocks=2, hidden_size=HIDDEN, head=head)
+    ours = SentenceEncoder.from_pretrained(folder)
+    assert ours.pooler == "cls"
+    np.testing.assert_allclose(TorchEncoder(str(folder)).encode(SENTENCES), ours.encode(SENTENCES), atol=1e-5)
+
+
+@pytest.mark.parametrize("max_length", [0, 2, -3])
+def test_a_length_without_room_for_a_token_is_refused(max_length, tiny):
+    with pytest.raises(ConfigError, match=f"max_length={max_length}: expected .*3 tokens"):
+        tiny.encode(["a dog"], max_length=max_length)
 
 
 def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):

@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 
 from diffcse_jax.data.array_record_reader import SPLIT, found_in
 from diffcse_jax.data.corpus import Corpus, column_names
+from diffcse_jax.data.entries import told
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError, reported_to_user
 from diffcse_jax.groups import DataConfig
@@ -83,7 +84,8 @@ def main() -> None:
         parser.error("--shards must be at least 1")
     with reported_to_user():
         columns = tuple(filter(None, arguments.columns.split(",")))
-        corpus = open_corpus(DataConfig(train_file=arguments.input, columns=columns), "--input")
+        with told({"data.train_file": "--input", "data.columns": "--columns"}):
+            corpus = open_corpus(DataConfig(train_file=arguments.input, columns=columns), "--input")
         folder = prepare(corpus, arguments.output, arguments.shards)
         print(f"{folder} is ready: data.train_file={arguments.output}")
         if corpus.skipped:

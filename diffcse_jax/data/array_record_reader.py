@@ -22,11 +22,13 @@ class PreparedCorpus:
     """The `train` split of an ArrayRecord data set.
 
     Attributes:
-        columns: its text features: sentence, positive, hard negatives where it has these; else by name.
+        columns: its text features: sentence, positive, hard negatives where it has these, then the others by name.
+        usual: the former, which are read where none is named.
         files: its shards, in order.
     """
 
     columns: tuple[str, ...]
+    usual: tuple[str, ...]
     files: tuple[Path, ...]
     features: tfds.features.FeaturesDict
 
@@ -88,10 +90,9 @@ def open_prepared(folder: Path) -> PreparedCorpus:
     texts = {name for name, feature in info.features.items() if isinstance(feature, tfds.features.Text)}
     if not texts:
         raise DataError(f"{found[0]}: no text feature; it has: {', '.join(sorted(info.features))}")
-    columns = [name for name in column_names(2 + len(texts)) if name in texts] or sorted(
-        texts
-    )  # the file keeps no order of features
-    return PreparedCorpus(tuple(columns), files, info.features)
+    known = [name for name in column_names(2 + len(texts)) if name in texts]
+    others = sorted(texts.difference(known))  # the file keeps no order of features
+    return PreparedCorpus((*known, *others), tuple(known), files, info.features)
 
 
 def found_in(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 
 STDIN = "-"
+ALSO_TOLD = {"; set data.pairs, to 'lead' for example": "; copy their text into a txt file"}  # pairs are training's
 # Of the source's own columns these names are taken, and `embedding`, which comes later.
 LINE, ID, COLUMN = "line", "id", "column"
 
@@ -45,7 +47,7 @@ class Entries:
         Raises:
             DataError: as `Corpus.numbered`.
         """
-        with _told(self.options):
+        with told(self.options):
             for line, row in self.corpus.numbered():
                 identity: dict[str, Any] = {LINE: line}
                 if self.has_id:
@@ -93,7 +95,7 @@ def read_entries(
         raise DataError(f"--id_column {id_column} is one of --columns, too; it names rows and is not text")
     if id_column and not columns:
         raise DataError("--id_column: name the columns of text, too: --columns NAME [NAME ...]")
-    with _told(options):
+    with told(options):
         wanted = (*([id_column] if id_column else []), *columns)
         data = DataConfig(train_file=str(source), columns=wanted, on_bad_line=on_bad_line)
         corpus = open_corpus(data, option, id_column=id_column)
@@ -120,13 +122,13 @@ def table_of(entries: Sequence[Entry]) -> pa.Table:
 
 
 @contextlib.contextmanager
-def _told(options: Mapping[str, str]) -> Iterator[None]:
+def told(options: Mapping[str, str]) -> Iterator[None]:
     """Errors of the sources name the command's options and not those of a configuration."""
     try:
         yield
     except DataError as error:
-        message = str(error)
-        for key, option in options.items():
+        message = re.sub(r" \(as in --config\..*\)", "", str(error))
+        for key, option in {**ALSO_TOLD, **options}.items():
             message = message.replace(key, option)
         raise type(error)(message) from error
 

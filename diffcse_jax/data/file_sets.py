@@ -66,7 +66,10 @@ def files_named(name: str) -> FileSet:
     """
     path = expanded(name)
     if os.path.isdir(path):
-        return FileSet(name, path, tuple([] if is_prepared(path) else _below(path)), is_file=False)
+        files = tuple([] if is_prepared(path) else _below(path))
+        if problem := next(filter(None, map(unreadable, files)), ""):
+            raise DataError(problem)
+        return FileSet(name, path, files, is_file=False)
     if os.path.exists(path) or not glob.has_magic(name):
         if problem := unreadable(path):
             raise DataError(problem)
@@ -84,8 +87,21 @@ def is_prepared(folder: Path) -> bool:
 
 
 def _below(folder: Path) -> list[Path]:
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    """The files of known kinds in and below a folder, those of linked folders included, each folder once.
+
+    Raises:
+        DataError: a folder that cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    found, seen = [], set[str]()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(root)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real in seen:  # by another link, or the folder itself
+            continue
+        seen.add(real)
         found += [Path(root, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if extension(path) in (*EXTENSIONS, *PROSE) and path.is_file())

@@ -34,8 +34,8 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """Writes pairs, triples, ... into two files: those to train on, and pairs to evaluate with.
 
     A hash of a row's first text decides, so that all rows of an anchor stay together. Rows to train on that have a
-    text of the others are left out. Unusable rows, such as those with a blank text, are never evaluated with: they are
-    left to training, which skips and counts them.
+    text of the others, whatever its white space and case, are left out. Unusable rows, such as those with a blank text,
+    are never evaluated with: they are left to training, which skips and counts them.
 
     Returns:
         A jsonl file as of `write_sentences`, and tab-separated pairs of sentence and positive.
@@ -45,8 +45,8 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
     held_out = [row for row in rows if digest(row[0]) < share * DIGESTS and not isinstance(checked(row), Fault)]
-    kept_out = {text for row in held_out for text in row}
-    trained_on = [row for row in rows if not kept_out.intersection(row)]
+    kept_out = {digest(text) for row in held_out for text in row}
+    trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
     if not trained_on or len(held_out) < 2:
         raise DataError(
             f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows to train on and {len(held_out)} to "

@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English, in passages that are to have so many tok
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # tokens of a passage at most, where characters are tokens
-RULES = 1  # of this module and of `data/documents.py`: another number makes token stores anew
+RULES = 2  # of this module and of `data/documents.py`: another number makes token stores anew
 
 COUNT = "documents"
 HELD_OUT = "of them held out"
@@ -106,7 +106,7 @@ def _leads(document: Document, held: Held, counted: Counts, *, most_characters: 
 
 
 def _passages(document: Document, held: Held, counted: Counts) -> Iterator[Record]:
-    """A document's sentences, as few passages of about equal length, of `PASSAGE_CHARACTERS` at most where they can."""
+    """A document's sentences as passages of about equal length, of `PASSAGE_CHARACTERS` at most where they can."""
     sentences = [sentence for section in document for sentence in section.sentences()]
     own = [sentence for sentence in sentences if not held(sentence)]
     counted[SHARED] += len(sentences) - len(own)
@@ -127,8 +127,19 @@ def _passages_in_order(document: Document, held: Held, counted: Counts, *, chara
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
-    """Whole sentences as few texts of about equal length, of at most so many characters where they can."""
+    """Whole sentences as few texts of about equal length, of at most so many characters; a sentence may have more."""
+    parts = max(1, math.ceil(sum(map(len, sentences)) / characters))
+    while True:
+        passages = _in_parts(sentences, parts)
+        texts = [" ".join(passage) for passage in passages]
+        if all(len(passage) == 1 or len(text) <= characters for passage, text in zip(passages, texts, strict=True)):
+            return texts
+        parts += max(1, parts // 20)
+
+
+def _in_parts(sentences: Sequence[str], parts: int) -> list[list[str]]:
+    """At most so many groups of neighbours, those that begin in an equal part of the text."""
     ends = list(itertools.accumulate(map(len, sentences), initial=0))
-    size = max(1, ends[-1] / max(1, math.ceil(ends[-1] / characters)))
+    size = max(1, ends[-1] / parts)
     groups = itertools.groupby(zip(ends, sentences, strict=False), lambda entry: entry[0] // size)
-    return [" ".join(sentence for _, sentence in group) for _, group in groups]
+    return [[sentence for _, sentence in group] for _, group in groups]

@@ -90,6 +90,9 @@ def open_documents(data: DataConfig) -> Documents:
         raise DataError(f"{data.train_file}: these documents have no columns; leave data.columns empty")
     if not files:
         return documents.of_docstrings()
+    if beside := _of_sentences(files).of_kinds(OBJECTS).files:
+        # Which of them are the documents cannot be known: refused, with their numbers.
+        files._replace(files=(*files.of_kinds(PROSE).files, *beside)).of_one_kind()
     if not files.is_file or files.kinds != (".txt",):
         return documents.of_files(files.name, files.root, files.of_kinds(PROSE).files)
     (path,) = files.files
@@ -158,7 +161,7 @@ def _array_record_corpus(folder: Path, data: DataConfig) -> Corpus:
     from diffcse_jax.data.array_record_reader import open_prepared
 
     prepared = open_prepared(folder)
-    columns = choose_columns(str(folder), prepared.columns, data.columns)
+    columns = choose_columns(str(folder), prepared.columns, data.columns or prepared.usual)
     return Corpus(
         str(folder),
         columns,

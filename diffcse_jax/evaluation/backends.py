@@ -73,7 +73,10 @@ class TorchEncoder:
         self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, sizes.hidden_size)
         model, missing = torch_model(folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
-        if self.pooler == "cls":
+        # A head of the folder's own is no part of transformers' model, which may hold another pooler.
+        head = record.head if record and self.pooler == "cls" else None
+        self._head = torch_head(head).to(self._device) if head else None
+        if self.pooler == "cls" and not head:
             _check_torch_pooler(model, missing, folder)
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
@@ -94,8 +97,21 @@ class TorchEncoder:
         ).to(self._device)
         with torch.inference_mode():
             outputs = self._model(**inputs, output_hidden_states=True)
-            vectors = pooled(outputs, inputs["attention_mask"], self.pooler)
+            if self._head is not None:
+                vectors = self._head(outputs.last_hidden_state[:, 0])
+            else:
+                vectors = pooled(outputs, inputs["attention_mask"], self.pooler)
         return vectors[:, : self.truncate_dim].cpu().numpy()
+
+
+def torch_head(head: Mapping[str, Any]) -> Any:
+    """A recorded dense + tanh head as a torch module."""
+    import torch
+
+    kernel, bias = (torch.tensor(np.asarray(head[f"dense.{part}"], np.float32)) for part in ("kernel", "bias"))
+    dense = torch.nn.Linear(*kernel.shape)
+    dense.weight.data, dense.bias.data = kernel.T.contiguous(), bias
+    return torch.nn.Sequential(dense, torch.nn.Tanh()).eval()
 
 
 def pooled(outputs: Any, attention_mask: Any, pooler: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from diffcse_jax.config import Config
 from diffcse_jax.data import held_out, pairs
+from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import open_documents
@@ -208,7 +209,8 @@ def _held_out_pairs(config: Config, metric: str) -> list[list[str]]:
     data = config.data
     documents = held_out.held_out(open_documents(data), data.held_out)
     pairs = (pair for document in documents for section in document for pair in HELD_OUT_PAIRS[metric](section))
-    chosen = retrieval.chosen_pairs(pairs, RETRIEVAL_PAIRS, held_out.digest)
+    usable = (pair for pair in pairs if not isinstance(checked(pair), Fault))
+    chosen = retrieval.chosen_pairs(usable, RETRIEVAL_PAIRS, held_out.digest)
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
+from diffcse_jax.data.entries import told
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation.protocols import Encoder
@@ -73,7 +74,9 @@ def post_process(encoder: Encoder, specification: str, dimension: int | None) ->
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
     if method == "dcl" and dimension is not None:
         raise ConfigError("--post_dimension is a setting of whitening: dimension-wise contrast keeps all dimensions")
-    sentences = list(dict.fromkeys(row[0] for row in open_corpus(DataConfig(train_file=file), "--post")))
+    alone = {"name one or more of its": "give the text alone, in a file of one column; it has", " in data.columns": ""}
+    with told({"data.train_file": "--post", **alone}):
+        sentences = list(dict.fromkeys(row[0] for row in open_corpus(DataConfig(train_file=file), "--post")))
     vectors = encoder.encode(sentences)
     try:
         mean, matrix = whitening(vectors, dimension) if method == "whitening" else decorrelation(vectors)
