@@ -95,7 +95,7 @@ class Program:
         return {category: cycles for category, cycles in total.most_common() if cycles}
 
     def dearest(self, count: int) -> list[dict[str, object]]:
-        """The operations with most cycles: alike ones, such as those of all blocks, are one."""
+        """The operations with most cycles, if they are estimated: alike ones, such as those of all blocks, are one."""
         total: collections.Counter[tuple[str, str]] = collections.Counter()
         times_of: collections.Counter[tuple[str, str]] = collections.Counter()
         for instruction, times in self._scheduled(self._entry, 1):
@@ -105,6 +105,7 @@ class Program:
         return [
             {"cycles": cycles, "times": times_of[key], "result": key[0], "operation": key[1]}
             for key, cycles in total.most_common(count)
+            if cycles
         ]
 
     def collectives(self) -> list[Collective]:
