@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import os
 import runpy
+import traceback
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -219,7 +220,9 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # whatever the file's own code raises
-        raise ConfigError(f"config: {path}: {type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise ConfigError(f"config: {where}: {type(error).__name__}: {error}") from error
 
 
 def check_override_names(argv: list[str], flag: str = "config") -> None:

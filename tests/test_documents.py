@@ -138,6 +138,23 @@ def test_text_beside_objects_is_refused(tmp_path):
         opened(tmp_path, "lead")
 
 
+def test_settings_beside_markdown_are_no_documents(tmp_path):
+    (tmp_path / "a.md").write_text("This is a page. It has two sentences.\n")
+    (tmp_path / "_category_.json").write_text('{"label": "Pages"}')
+    assert list(opened(tmp_path, "lead")) == [("This is a page.", "It has two sentences.")]
+
+
+@pytest.mark.parametrize("limit", [128, 1000])
+def test_a_long_sentence_changes_the_passages_around_it_alone(limit):
+    short = [f"This is sentence {i} of {'several ' * (i % 5)}in it." for i in range(400)]
+    for long in ([], [30], [0, 7, 399]):
+        sentences = [text * 40 if i in long else text for i, text in enumerate(short)]
+        passages = pairs.passages_of(sentences, limit)
+        assert " ".join(passages) == " ".join(sentences)
+        assert all(len(passage) <= limit or passage in sentences for passage in passages)
+        assert len(passages) < 1.6 * sum(map(len, sentences)) / limit + 4 * len(long)
+
+
 def test_linked_folders_are_read_once(tmp_path):
     for name in ("data", "elsewhere"):
         (tmp_path / name).mkdir()

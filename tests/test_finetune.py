@@ -407,10 +407,10 @@ def test_the_start_may_be_moved_and_not_changed(tuned, minilm_dir):
 
 
 @pytest.mark.slow
-def test_the_benchmark_trains_the_same_heads_in_pytorch(tuned, config):
+def test_the_benchmark_of_heads_finds_their_vectors(tuned, config):
     workdir, _ = tuned
     scores, seconds = finetune_heads.in_torch(prepare(config), workdir / HEADS / "vectors")
-    assert len(set(scores)) == len(scores) > 1  # one for each look at dev, and something was learnt between them
+    assert len(set(scores)) > 1  # something was learnt between looks at dev
     assert all(-100 < score <= 100 for score in scores)
     assert seconds > 0
 

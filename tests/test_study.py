@@ -209,6 +209,10 @@ def test_a_file_without_get_study_is_named(study, tmp_path):
         (["--workers", "0"], "error: --workers: expected at least 1, got 0"),
         (["--wrokers=2"], "unknown argument '--wrokers=2'"),
         (["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
+        (
+            ["--config.finetune.tasks.x.ratio=3"],
+            "error: --config: there is no 'x' (in --config.finetune.tasks.x.ratio=3)",
+        ),
         (["--encoders", "earlier"], "error: --encoders: no study has trained A, seed 1 in earlier/A/seed-1"),
     ],
 )

@@ -13,6 +13,7 @@ from diffcse_jax.errors import DataError
 
 MARKDOWN = (".md", ".markdown")
 PROSE = (".txt", *MARKDOWN)  # of several such files each is a document
+PREPARED = "dataset_info.json"  # of an ArrayRecord data set
 
 
 class FileSet(NamedTuple):
@@ -49,7 +50,8 @@ class FileSet(NamedTuple):
         told = ", ".join(f"{count:,} {kind or 'without extension'}" for kind, count in counts.items())
         if len(counts) > 1:
             raise DataError(
-                f"{self.name}: files of several kinds ({told}); name those of one by a pattern, such as 'DIR/*.txt'"
+                f"{self.name}: files of several kinds ({told}); name those of one by a pattern, such as "
+                f"'DIR/*{next(iter(counts))}'"
             )
         return self if self.is_file else self._replace(name=f"{self.name} ({told} file{'s' * (len(self.files) > 1)})")
 
@@ -67,6 +69,8 @@ def files_named(name: str) -> FileSet:
     path = expanded(name)
     if os.path.isdir(path):
         files = tuple([] if is_prepared(path) else _below(path))
+        if any(file.name == PREPARED for file in files):  # by a link
+            files = ()
         if problem := next(filter(None, map(unreadable, files)), ""):
             raise DataError(problem)
         return FileSet(name, path, files, is_file=False)
@@ -83,7 +87,7 @@ def files_named(name: str) -> FileSet:
 
 def is_prepared(folder: Path) -> bool:
     """True if an ArrayRecord data set is somewhere in the folder."""
-    return any(folder.rglob("dataset_info.json"))
+    return any(folder.rglob(PREPARED))
 
 
 def _below(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English, in passages that are to have so many tok
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # tokens of a passage at most, where characters are tokens
-RULES = 2  # of this module and of `data/documents.py`: another number makes token stores anew
+RULES = 1  # of this module and of `data/documents.py`: another number makes token stores anew
 
 COUNT = "documents"
 HELD_OUT = "of them held out"
@@ -58,7 +58,13 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
                 yield from rows(document, texts.__contains__, counted)
                 yield place, Fault.EMPTY  # it ends
 
-    how = ("documents", str(RULES), data.documents, str(share), *["passages"] * (data.pairs == "passages"))
+    how = (
+        "documents",
+        str(RULES),
+        data.documents,
+        str(share),
+        *[f"{data.pairs} 2"] * (data.pairs in ("passages", "crops")),
+    )
     return Corpus(documents.name, columns, records, documents.fingerprint, data.on_bad_line, how, counted=counted)
 
 
@@ -127,14 +133,11 @@ def _passages_in_order(document: Document, held: Held, counted: Counts, *, chara
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
-    """Whole sentences as few texts of about equal length, of at most so many characters; a sentence may have more."""
-    parts = max(1, math.ceil(sum(map(len, sentences)) / characters))
-    while True:
-        passages = _in_parts(sentences, parts)
-        texts = [" ".join(passage) for passage in passages]
-        if all(len(passage) == 1 or len(text) <= characters for passage, text in zip(passages, texts, strict=True)):
-            return texts
-        parts += max(1, parts // 20)
+    """Whole sentences as texts of about equal length, of at most so many characters; a sentence may have more."""
+    total = sum(map(len, sentences))
+    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
+    groups = _in_parts(sentences, max(1, math.ceil(total / room)))
+    return [text for group in groups for text in _halved(group, characters)]
 
 
 def _in_parts(sentences: Sequence[str], parts: int) -> list[list[str]]:
@@ -143,3 +146,13 @@ def _in_parts(sentences: Sequence[str], parts: int) -> list[list[str]]:
     size = max(1, ends[-1] / parts)
     groups = itertools.groupby(zip(ends, sentences, strict=False), lambda entry: entry[0] // size)
     return [[sentence for _, sentence in group] for _, group in groups]
+
+
+def _halved(sentences: Sequence[str], characters: int) -> list[str]:
+    """The sentences as one text, or, where that is too long, its halves, and so on."""
+    text = " ".join(sentences)
+    if len(text) <= characters or len(sentences) == 1:
+        return [text]
+    ends = list(itertools.accumulate(map(len, sentences)))
+    middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
+    return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)

@@ -90,7 +90,7 @@ def open_documents(data: DataConfig) -> Documents:
         raise DataError(f"{data.train_file}: these documents have no columns; leave data.columns empty")
     if not files:
         return documents.of_docstrings()
-    if beside := _of_sentences(files).of_kinds(OBJECTS).files:
+    if beside := tuple(file for file in files.of_kinds(OBJECTS).files if not file.name.startswith("_")):
         # Which of them are the documents cannot be known: refused, with their numbers.
         files._replace(files=(*files.of_kinds(PROSE).files, *beside)).of_one_kind()
     if not files.is_file or files.kinds != (".txt",):

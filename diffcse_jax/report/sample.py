@@ -63,8 +63,8 @@ def sample_of(config: Config) -> Sample:
         reason = str(error).splitlines()[0]
     sentences = general_sentences()
     return Sample(
-        f"{len(sentences)} general English sentences of the package, since of the run there is no dev text to compare "
-        f"on ({reason})",
+        f"{len(sentences)} general English sentences of the package, since the run has no dev text here to compare on "
+        f"({reason})",
         sentences,
     )
 

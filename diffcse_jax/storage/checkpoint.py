@@ -226,7 +226,6 @@ class Checkpoints:
                 f"the run in {self._workdir} chose its best checkpoint by {record.dev_metric}, now it would "
                 f"be {self._dev_metric}; give the same evaluation data (eval.data_dir), or another --workdir"
             )
-
         if record.dev_text not in ("", self._dev_text):  # earlier versions did not record it
             raise ConfigError(
                 f"the data that {record.dev_metric} is measured on are not those that the run in {self._workdir} began "

@@ -54,7 +54,7 @@ def read_models(paths: Iterable[Path]) -> dict[Path, Models]:
     """
     found: dict[Path, Models] = {}
     for path in map(expanded, paths):
-        files = sorted(file for file in path.rglob(METRICS) if _is_of_run(file))
+        files = sorted(file for file in path.rglob(METRICS) if file.parent == path or _is_of_run(file))
         if not files:
             raise ConfigError(f"{path}: no run's folder, and none in it: there is no {METRICS}")
         found |= {file.parent: models_of(read_metrics(file.parent)) for file in files}
@@ -63,7 +63,7 @@ def read_models(paths: Iterable[Path]) -> dict[Path, Models]:
 
 def _is_of_run(metrics: Path) -> bool:
     """True unless it lies in a run's folder: set aside as damaged, or of the heads' stage of a fine-tuning."""
-    return workdir_of(metrics.parent.parent) is None
+    return workdir_of(metrics.resolve().parent.parent) is None
 
 
 def models_of(rows: Iterable[Scores]) -> Models:

@@ -289,11 +289,13 @@ def parse_overrides(base: ConfigDict, arguments: Sequence[str], flag: str = CONF
         raise ConfigError("train.seed: seeds are those of the study; choose among them with --seeds")
     values = flags.FlagValues()
     argv = ["study", *arguments]
-    config = config_flags.DEFINE_config_dict(flag, ConfigDict(base.to_dict()), flag_values=values, sys_argv=argv)
     try:
+        config = config_flags.DEFINE_config_dict(flag, ConfigDict(base.to_dict()), flag_values=values, sys_argv=argv)
         values(argv)
         changed = flat(config.value.to_dict())
-    except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
+    except KeyError as error:
+        raise ConfigError(f"--{flag}: there is no {error.args[0]} (in {' '.join(arguments)})") from error
+    except (flags.Error, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(str(error)) from error
     return {key: changed[key] for key in keys}
 

@@ -195,18 +195,20 @@ def _attempt(run: Run, environment: Environment, work: Work) -> None:
     """
     if run.start and not is_trained(run.start):
         raise NotTrained(f"{run.start.label} is not trained" + _where_trained(run))
-    with writing(run.folder, safe=SAFE), lock(run.folder / LOCK) as held:
+    with lock(run.folder / LOCK) as held:
         if results_of(run) is not None:
             return
-        if _changes(run) and not _holds_work(run.folder):
-            _clear(run.folder)
-        write_json(run.folder / RUN, run.record)
-        (run.folder / FAILURE).unlink(missing_ok=True)
+        with writing(run.folder, safe=SAFE):
+            if _changes(run) and not _holds_work(run.folder):
+                _clear(run.folder)
+            write_json(run.folder / RUN, run.record)
+            (run.folder / FAILURE).unlink(missing_ok=True)
         report(f"{run.label}: in {run.folder}")
         try:
             work(run, environment, held)
         except RunFailed as error:
-            write_text(run.folder / FAILURE, f"{error}\n")
+            with writing(run.folder, safe=SAFE):
+                write_text(run.folder / FAILURE, f"{error}\n")
             report(f"{run.label}: failed: {error}")
         except Stopped:
             report(f"{run.label}: stopped")
@@ -247,9 +249,11 @@ class Commands:
             RunFailed: with the last line that it printed.
             Stopped: the study is to stop.
         """
-        with log.open("ab") as file:
+        with writing(log, safe=SAFE):
+            file = log.open("ab")
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
+        with file:
             before = file.tell()
             with self._guard:
                 if self.stopped:
