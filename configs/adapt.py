@@ -4,8 +4,8 @@ Command:  python train.py --config configs/adapt.py --config.data.train_file=doc
 Start:    MiniLM, 6 blocks of 384, as it is commonly used (mean pooling); any other with --config.model.name_or_path.
 Pairs:    title or first sentence, and the rest of the document; a tenth of the documents is held out, and retrieval on
           them, from the first to the second, chooses.
-Settings: those of configs/base/sentence_encoder.py; contrast alone, 120 steps of 48 pairs of 64 tokens. The
-          learning rate is 1e-4, which fits MiniLM; larger encoders want less, such as 2e-5 for 12 blocks of 768.
+Settings: those of configs/base/sentence_encoder.py; contrast alone, 120 steps of 48 pairs of 64 tokens, at a learning
+          rate that was chosen on MiniLM: with another encoder that of the base, 2e-5, is the cautious one.
 More:     docs/adaptation.md
 """
 

@@ -68,8 +68,8 @@ def files_named(name: str) -> FileSet:
     """
     path = expanded(name)
     if os.path.isdir(path):
-        files = tuple([] if is_prepared(path) else _below(path))
-        if any(file.name == PREPARED for file in files):  # by a link
+        files = tuple(_below(path))
+        if any(file.name == PREPARED for file in files):
             files = ()
         if problem := next(filter(None, map(unreadable, files)), ""):
             raise DataError(problem)
@@ -83,11 +83,6 @@ def files_named(name: str) -> FileSet:
     if problem := next(filter(None, map(unreadable, files)), "" if files else f"no file matches {name}"):
         raise DataError(problem)
     return FileSet(name, Path(os.path.commonpath([file.parent for file in files])), files, is_file=False)
-
-
-def is_prepared(folder: Path) -> bool:
-    """True if an ArrayRecord data set is somewhere in the folder."""
-    return any(folder.rglob(PREPARED))
 
 
 def _below(folder: Path) -> list[Path]:

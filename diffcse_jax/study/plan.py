@@ -112,7 +112,7 @@ class Plan:
         return [encoders, tuned] if tuned else [encoders]
 
     def base_of(self, run: Run) -> Config:
-        """What the run's row changes: the configuration that it starts from, overrides included."""
+        """The configuration that the settings of the run's row change, overrides included."""
         return configuration(self.study.finetune_base, self.finetune_overrides)[1] if run.start else self.base
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
