@@ -216,14 +216,14 @@ def test_an_option_of_the_originals_is_named_on_the_command_line():
         (None, "runs/adapt"),
         ("runs/x", "runs/x"),
         ("runs/{name}_{seed}", "runs/adapt_42"),
-        (Path("a/{optim.learning_rate}-{model.name_or_path}"), "a/2e-05-minilm"),
+        (Path("a/{optim.learning_rate}-{model.name_or_path}"), "a/0.0003-minilm"),
         ("{data.train_file}", "documents.txt"),
         ("~/{name}", "/home/me/adapt"),
     ],
 )
 def test_a_workdir_has_the_values_of_its_run(pattern, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert named_workdir(pattern, *configuration("adapt", {})) == Path(expected)
+    assert named_workdir(pattern, *configuration("adapt", {"optim.learning_rate": 3e-4})) == Path(expected)
 
 
 def test_a_workdir_with_an_unknown_key_is_refused():
