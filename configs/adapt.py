@@ -4,8 +4,9 @@ Command:  python train.py --config configs/adapt.py --config.data.train_file=doc
 Start:    MiniLM, 6 blocks of 384, as it is commonly used (mean pooling); any other with --config.model.name_or_path.
 Pairs:    title or first sentence, and the rest of the document; a tenth of the documents is held out, and retrieval on
           them, from the first to the second, chooses.
-Settings: those of configs/base/sentence_encoder.py; contrast alone, 120 steps of 48 pairs of 64 tokens, at a learning
-          rate that was chosen on MiniLM: with another encoder that of the base, 2e-5, is the cautious one.
+Settings: those of configs/base/sentence_encoder.py; contrast alone, in both directions, 120 steps of 48 pairs of 64
+          tokens, at a learning rate that was chosen on MiniLM: with another encoder that of the base, 2e-5, is the
+          cautious one.
 More:     docs/adaptation.md
 """
 
@@ -22,6 +23,7 @@ def get_config() -> ConfigDict:
     config.data.max_length = 64
     config.train.batch_size = 48
     config.train.steps = 120
+    config.contrast.symmetric = True
     config.optim.learning_rate = 1e-4
     config.eval.every = 30
     config.eval.metric = "lead_retrieval"

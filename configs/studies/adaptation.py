@@ -6,13 +6,19 @@ Encoder:   MiniLM as `configs/adapt.py` trains it, 60 steps of 48; the start wit
 Chosen by: `lead_retrieval` on a tenth of the documents, which all rows hold out.
 
 `DiffCSE` and `SimCSE++` are their objectives on single sentences, with the pooler and without the projector of the
-others. A weight is that of the paper, or 1. `interpolated` scores models between the start and the best checkpoint.
+others; the generator is that of `configs/diffcse_minilm.py`. A weight is that of the paper, or 1. `interpolated` scores
+models between the start and the best checkpoint. Seeds of what won, and of the plain recipes: adaptation_seeds.py.
 """
 
 from diffcse_jax.study import Settings, Study
 
-SENTENCES = {"data.pairs": "dropout"}
-DIFFERENCE = {"difference.weight": 0.005}
+SENTENCES = {"data.pairs": "dropout", "contrast.symmetric": False}
+DIFFERENCE = {
+    "difference.weight": 0.005,
+    "generator.name_or_path": "",
+    "generator.head_steps": 300,
+    "generator.positions": "masked",
+}
 SIMCSEPP = {
     "contrast.negatives": "off_dropout",
     "contrast.negative_ratio": 0.9,
@@ -23,13 +29,15 @@ ANCHOR = {"anchor.weight": 1.0}
 INTERPOLATION = {"eval.interpolate": 5}
 VARIANTS: dict[str, Settings] = {
     "lead": {},
+    "lead, learning rate 2e-5": {"optim.learning_rate": 2e-5},
     "SimCSE": SENTENCES,
+    "SimCSE, learning rate 2e-5": SENTENCES | {"optim.learning_rate": 2e-5},
     "DiffCSE": SENTENCES | DIFFERENCE,
     "SimCSE++": SENTENCES | SIMCSEPP,
     "neighbours": {"data.pairs": "neighbours"},
     "passages": {"data.pairs": "passages"},
     "crops": {"data.pairs": "crops"},
-    "lead, both directions": {"contrast.symmetric": True},
+    "lead, one direction": {"contrast.symmetric": False},
     "lead + difference": DIFFERENCE,
     "lead + anchor": ANCHOR,
     "lead, interpolated": INTERPOLATION,
@@ -38,4 +46,5 @@ VARIANTS: dict[str, Settings] = {
 
 
 def get_study() -> Study:
-    return Study(base="adapt", variants=VARIANTS, seeds=(1,), tasks=("STSBenchmark",), start=("own",))
+    short = {name: {**settings, "train.steps": 60} for name, settings in VARIANTS.items()}
+    return Study(base="adapt", variants=short, seeds=(1,), tasks=("STSBenchmark",), start=("own",))

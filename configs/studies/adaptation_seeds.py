@@ -1,0 +1,38 @@
+"""The preset for adaptation beside the papers' recipes on the same text, on three seeds (adaptation.py: one of more).
+
+Command:   python -m diffcse_jax.study configs/studies/adaptation_seeds.py --config.data.train_file=documents.txt
+           or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
+Sentences: text in no documents, one sentence a line, has no leads:
+           --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
+Chosen by: `lead_retrieval` on a tenth of the documents; `diffcse choosing` says how well that and the metrics of
+           --config.eval.beside would have.
+
+The papers' recipes are on single sentences, with 60 steps at the learning rate of `configs/base/sentence_encoder.py`;
+the generator is that of `configs/diffcse_minilm.py`.
+"""
+
+from diffcse_jax.study import Settings, Study
+
+SIMCSE: Settings = {
+    "data.pairs": "dropout",
+    "contrast.symmetric": False,
+    "optim.learning_rate": 2e-5,
+    "train.steps": 60,
+    "eval.every": 15,
+}
+DIFFERENCE: Settings = {
+    "difference.weight": 0.005,
+    "generator.name_or_path": "",
+    "generator.head_steps": 300,
+    "generator.positions": "masked",
+}
+
+
+def get_study() -> Study:
+    return Study(
+        base="adapt",
+        variants={"lead": {}, "SimCSE": SIMCSE, "DiffCSE": {**SIMCSE, **DIFFERENCE}},
+        seeds=(1, 2, 3),
+        tasks=("STSBenchmark",),
+        start=("own",),
+    )
