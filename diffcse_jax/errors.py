@@ -2,7 +2,9 @@
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 
 class UserError(Exception):
@@ -46,9 +48,13 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
-    """Prints a `UserError` or `Interrupted` raised inside the block without a traceback and exits with its code."""
+    """Prints a `UserError` or `Interrupted` raised inside the block without a traceback and exits with its code.
+
+    Warnings for the user are printed without a place in the code, each once.
+    """
     try:
-        yield
+        with _plain_warnings():
+            yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -58,3 +64,23 @@ def reported_to_user() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Only their printed form changes: filters stay, and so does who records them."""
+    usual, told = warnings.formatwarning, set()
+
+    def plain(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        if not issubclass(category, UserWarning):
+            return usual(message, category, *place, **line)
+        text = f"warning: {message}\n"
+        again = text in told
+        told.add(text)
+        return "" if again else text
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual

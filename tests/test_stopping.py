@@ -1,5 +1,6 @@
 import concurrent.futures
 import signal
+import warnings
 
 import pytest
 
@@ -78,3 +79,10 @@ def test_being_stopped_is_no_error(error, printed, code, capsys):
     with pytest.raises(SystemExit) as stopped, reported_to_user():
         raise error
     assert (capsys.readouterr().err, stopped.value.code) == (printed, code)
+
+
+def test_warnings_of_a_command_are_lines_told_once():
+    warning = (UserWarning("1 of 9 sentences was cut"), UserWarning, "encoder.py", 3)
+    with reported_to_user():
+        assert [warnings.formatwarning(*warning) for _ in range(2)] == ["warning: 1 of 9 sentences was cut\n", ""]
+    assert warnings.formatwarning(*warning).startswith("encoder.py:3: UserWarning: ")
