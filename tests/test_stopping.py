@@ -1,5 +1,6 @@
 import concurrent.futures
 import signal
+import time
 import warnings
 
 import pytest
@@ -52,6 +53,20 @@ def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert "stopping soon; saving first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_python_drops_comes_again(number):
+    class Garbage:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def work():
+        Garbage()
+        time.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        work()
 
 
 def test_other_threads_leave_signals_alone():

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+PAUSE = 0.1  # seconds until an interruption that was dropped is sent again
+
 
 class StopRequest:
     """Whether work was asked to stop."""
@@ -24,12 +26,15 @@ class StopRequest:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM in the block raises `KeyboardInterrupt`, as Ctrl-C does, so that what is partial is cleaned up."""
+    """SIGTERM in the block raises `KeyboardInterrupt`, as Ctrl-C does, so that what is partial is cleaned up.
+
+    Python drops what is raised while it collects garbage, where JAX has a callback: such an interruption comes again.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled([signal.SIGTERM], interrupt):
+    with _handled([signal.SIGTERM], interrupt), _dropped_interruptions_sent_again():
         yield
 
 
@@ -46,6 +51,31 @@ def stop_requested() -> Iterator[StopRequest]:
 
     with _handled([signal.SIGINT, signal.SIGTERM], on_signal):
         yield request
+
+
+@contextlib.contextmanager
+def _dropped_interruptions_sent_again() -> Iterator[None]:
+    """Each as SIGTERM, which the block handles, unlike SIGINT where a shell has it ignored."""
+    main, usual = threading.main_thread(), sys.unraisablehook
+    if threading.current_thread() is not main or main.ident is None:
+        yield
+        return
+    timers: list[threading.Timer] = []
+
+    def hook(unraisable: "sys.UnraisableHookArgs", /) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            timers.append(threading.Timer(PAUSE, signal.pthread_kill, (main.ident, signal.SIGTERM)))
+            timers[-1].start()
+        else:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+        for timer in timers:
+            timer.cancel()
 
 
 @contextlib.contextmanager
