@@ -7,8 +7,8 @@ Sentences: text in no documents, one sentence a line, has no leads:
 Chosen by: `lead_retrieval` on a tenth of the documents; `diffcse choosing` says how well that and the metrics of
            --config.eval.beside would have.
 
-The papers' recipes are on single sentences, with 60 steps at the learning rate of `configs/base/sentence_encoder.py`;
-the generator is that of `configs/diffcse_minilm.py`.
+The papers' recipes are on single sentences, 48 a step, at the learning rate of `configs/base/sentence_encoder.py`; the
+generator is that of `configs/diffcse_minilm.py`.
 """
 
 from diffcse_jax.study import Settings, Study
@@ -17,7 +17,7 @@ SIMCSE: Settings = {
     "data.pairs": "dropout",
     "contrast.symmetric": False,
     "optim.learning_rate": 2e-5,
-    "train.steps": 60,
+    "train.batch_size": 48,
     "eval.every": 15,
 }
 DIFFERENCE: Settings = {
