@@ -6,13 +6,15 @@
 All start from one model and take as many steps of as many examples, cut to as many tokens, of the same documents. The
 library's recipes have the learning rates and schedules of its examples; what they end with is scored, for they choose
 nothing. They keep the start's pooling (the TSDAE example takes position 0), and words are deleted between blanks. The
-preset is `configs/adapt.py`; what it selects is scored. Each is trained in a process of its own. Its time is that from
-the text to the trained model, dev evaluations left out. Needs the extra `recipes`.
+preset is `configs/adapt.py`, whose settings were chosen on docstrings and manual pages: compare on other text. What it
+selects is scored. Each is trained in a process of its own, on the CPU. Its time is that from the text to the trained
+model, dev evaluations left out. Needs the extra `recipes`.
 """
 
 import argparse
 import dataclasses
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
@@ -200,8 +202,9 @@ def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Pa
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call in a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    """The result of a call in a new process, in which JAX computes where the library's trainer is told to."""
+    on_cpu = {"initializer": os.environ.__setitem__, "initargs": ("JAX_PLATFORMS", "cpu")}
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), **on_cpu) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -224,7 +227,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:
         measure.use_cores(options.cores)
-        config = _config(options)
+        config = _config(options, Path(folder))
         record = {
             "config": config.to_dict(),
             "sides": compare(options.recipes, config, options.tasks.split(","), Path(folder)),
@@ -232,11 +235,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         return measure.write_record(options.output, "benchmarks.adaptation_recipes", argv, record)
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _config(options: argparse.Namespace, folder: Path) -> Config:
     """The preset, with what the command line changes."""
     values = shipped_config("adapt")
     values.data.train_file, values.model.name_or_path, values.train.seed = options.text, options.model, options.seed
     values.eval.guard = False
+    values.data.cache_dir = str(folder / "tokens")  # both sides read the text
     for group, key in (("train", "steps"), ("train", "batch_size"), ("data", "max_length"), ("data", "held_out")):
         given = getattr(options, key)
         if given is not None:

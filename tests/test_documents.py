@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_tokens import word_tokenizer
 
 from diffcse_jax.config import Config
-from diffcse_jax.data import docstrings, documents, file_sets, held_out, pairs, tokens
+from diffcse_jax.data import docstrings, documents, file_sets, held_out, markdown, pairs, tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.examples import examples_of
 from diffcse_jax.data.sources import open_corpus, open_documents
@@ -101,9 +101,9 @@ def test_every_form_gives_the_same_rows(tmp_path, form):
 
 def test_objects_without_title_or_text(tmp_path):
     objects = [
-        {"title": "T", "text": "This is the first text."},
-        {"title": None, "text": "This is a text of one sentence."},
         {"text": "Here is one. Here is another text."},
+        {"title": None, "text": "This is a text of one sentence."},
+        {"title": "T", "text": "This is the third text."},
         {"title": "T"},
         {"title": 1, "text": "a"},
         "no object",
@@ -111,7 +111,7 @@ def test_objects_without_title_or_text(tmp_path):
     rows = map(json.dumps, objects)
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     corpus = opened(tmp_path / "a.jsonl", "lead")
-    assert list(corpus) == [("T", "This is the first text."), ("Here is one.", "Here is another text.")]
+    assert list(corpus) == [("Here is one.", "Here is another text."), ("T", "This is the third text.")]
     assert corpus.summary() == (
         "3 documents, 1 sections without a lead and a rest left out; "
         "skipped 3 lines: 1 missing key, 1 value not a string, 1 not a JSON object"
@@ -342,6 +342,34 @@ def test_a_markdown_file_is_a_document_and_places_of_several_files_are_told(tmp_
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({key: "This is one text. This is another text."}))
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: missing key"):
         list(opened(tmp_path / "*.jsonl", "lead", on_bad_line="error"))
+
+
+def test_code_and_tables_of_markdown_end_where_they_end():
+    text = "\n".join(
+        [
+            "# C#",
+            "```make test``` runs all tests.",
+            "````text",
+            "```",
+            "~~~",
+            "code",
+            "```` no end",
+            "````",
+            "Then this follows:",
+            "| a | b |",
+            "|---|---|",
+            "~~~ python",
+            "more code",
+            "~~~~",
+            "## The end ##",
+            "It is here.",
+        ]
+    )
+    found = [(title, [line for line in lines if line]) for title, lines in markdown.sections(text)]
+    assert found == [
+        ("C#", ["make test runs all tests.", "Then this follows:"]),
+        ("C#: The end", ["It is here."]),
+    ]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -29,7 +29,7 @@ from diffcse_jax.storage.selection import (
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.storage.workdir import start_workdir
 from diffcse_jax.training import selection
-from diffcse_jax.training.selection import check_interpolation, select, shares
+from diffcse_jax.training.selection import check_guard, check_interpolation, select, shares
 from diffcse_jax.training.start import Start
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
@@ -98,8 +98,8 @@ def chosen(tmp_path, monkeypatch):
         ((4,), {"interpolate": 2}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
         ((4,), {"interpolate": 4}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
         ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "better", "0.666667 of the weights of step 3 and 0.333333 of"),
-        ((4,), {"max_drop": 1.0}, 4.0, "warning: nothing beat", "step 4, all the same"),
-        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: nothing beat", "the start, unchanged"),
+        ((4,), {"max_drop": 1.0}, 4.0, "warning: better than the start", "step 4, all the same"),
+        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: better than the start", "the start, unchanged"),
     ],
 )
 def test_what_is_exported(steps, options, weight, opening, exported, chosen):
@@ -118,6 +118,13 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
 
 def test_a_bound_that_no_model_holds_is_named(chosen):
     assert "no model keeps guard within eval.max_drop=1 of the start's 80.00" in chosen(4, max_drop=1.0)[1]
+
+
+def test_a_guard_that_the_start_was_not_scored_with_is_named():
+    config = config_of(SIMCSE, AVG, {"eval": {"guard": True, "max_drop": 1.0}})
+    check_guard(config, Evaluation(), BASELINE)
+    with pytest.raises(ConfigError, match=r"eval\.max_drop=1 bounds guard, .* not scored with: it has mrr\. "):
+        check_guard(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
 
 
 def test_a_gain_that_may_be_chance_is_called_so(chosen, monkeypatch):

@@ -203,10 +203,14 @@ def test_a_file_without_get_study_is_named(study, tmp_path):
         (["--config.train.steps=few"], "error: flag --config.train.steps=few"),
         (["--config.train.steps", "2"], "overrides are written --config.KEY=VALUE"),
         (["--config.train.seed=1"], "error: train.seed: seeds are those of the study; choose among them with --seeds"),
-        (["--config.dcl.weight=0.2"], "error: mine: variants 'A' and 'B' have the same configuration"),
+        (
+            ["--config.dcl.weight=0.2"],
+            "error: mine: variants 'A' and 'B' have the same configuration; by the overrides: choose one of them with",
+        ),
         (["--seeds", "1", "9"], "error: --seeds: mine has no 9; it has: 1, 2, 3"),
         (["--variants", "C"], "error: --variants: mine has no 'C'; it has: A, B"),
         (["--workers", "0"], "error: --workers: expected at least 1, got 0"),
+        (["--workdir", "{seed}"], "error: --workdir={seed}: braces stand for a run's values"),
         (["--wrokers=2"], "unknown argument '--wrokers=2'"),
         (["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
         (
@@ -730,13 +734,15 @@ def test_the_table_says_what_is_measured_published_and_missing(outcome):
     )  # text between tables is a comment
 
 
-def test_the_table_says_what_is_not_the_official_data(tmp_path):
+def test_the_table_says_what_is_not_the_official_data_and_no_checkpoint(tmp_path):
     plan = plan_of(tmp_path, seeds=(1,))
     for run in plan.runs:
         finish(run, 80.0, STS12=60.0)
     path = plan.runs[0].folder / runs.RESULTS
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"not_official": {"STS12": "test 137 instead of 3,108"}}))
+    noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the start, unchanged"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | noted))
     outcome = table.read_outcome(plan)
+    assert f"\n{plan.runs[0].label}: the start, unchanged\n" in table.show(outcome, "text")
     for style in table.FILES:
         assert "STS12: not the official data: test 137 instead of 3,108" in table.show(outcome, style)
     assert table.document(outcome)["not_official"] == {"STS12": "test 137 instead of 3,108"}
@@ -791,11 +797,12 @@ def test_scores_of_a_fine_tuning_are_those_of_its_best_checkpoint(tmp_path, monk
     run.folder.mkdir(parents=True)
     (run.folder / runs.RUN).write_text(json.dumps(run.record))
     dev = {"sst_accuracy": 50.0, "quora_accuracy": 70.0, "sts_pearson": 60.0, "average": 60.0}
-    read = {run.folder: types.SimpleNamespace(pooler="avg", dev_metric="average", dev=dev | {"guard": 1.0})}
-    monkeypatch.setattr(score, "read_encoder", read.__getitem__)
+    saved = types.SimpleNamespace(pooler="avg", dev_metric="average", dev=dev | {"guard": 1.0}, share=0.5, step=3)
+    monkeypatch.setattr(score, "read_encoder", {run.folder: saved}.__getitem__)
     score.score(run.folder, [])
-    columns = table.read_outcome(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path)).scores
-    assert columns == {"plain, together": {1: dev}}
+    outcome = table.read_outcome(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path))
+    assert outcome.scores == {"plain, together": {1: dev}}
+    assert outcome.origins == {run.label: "0.5 of the weights of step 3 and 0.5 of the start's"}
 
 
 def test_nothing_done_is_a_table_too(tmp_path):
@@ -820,6 +827,18 @@ def test_the_report_is_written_and_printed_without_running(style, study, outcome
     assert study(fields, "--report", "--seeds", "1", "2")[0] == 0
     (tmp_path / "runs/with-DCL/seed-3" / runs.FAILURE).write_text("error: no\n")
     assert study(fields, "--report")[0] == 1
+
+
+def test_of_variants_that_overrides_make_equal_one_is_enough(tmp_path):
+    both = Study(base="simcse_base", variants={"A": {}, "B": {"dcl.weight": 0.1}}, seeds=(1, 2))
+    plan = make_plan("mine", both, ["--config.dcl.weight=0.2"], tmp_path)
+    assert [run.label for run in plan.selected(["B"], [])] == ["B, seed 1", "B, seed 2"]
+
+
+def test_the_folder_of_a_study_may_be_at_home(study, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert study("Study(base='simcse_base', variants={'A': {}})", "--workdir", "~/mine", "--report")[0] == 3
+    assert (tmp_path / "mine/study.txt").is_file()
 
 
 def test_overrides_that_change_results_are_told(tmp_path):

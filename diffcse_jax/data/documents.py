@@ -97,17 +97,17 @@ def of_objects(
         name: of the source, in messages.
         available: the keys of the first object.
         objects: starts a pass over the objects.
-        columns: the keys of title and text, or of the text alone; none: `title`, where the first object has one, and
-            `text`. An object without a title, or with an empty one, is a document all the same.
+        columns: the keys of title and text, or of the text alone; none: `title` and `text`. An object without a title,
+            or with an empty one, is a document all the same.
         fingerprint: of the source.
 
     Raises:
-        DataError: more than two keys, or the first object lacks one of them.
+        DataError: more than two keys, or the first object lacks one of them (without `columns` its text).
     """
-    wanted = tuple(columns) or tuple(key for key in TITLE_AND_TEXT if key in available or key == "text")
+    wanted = columns or TITLE_AND_TEXT
     if len(wanted) > 2:
         raise DataError(f"{name}: a document has a title and a text, and data.columns names {len(wanted)} keys")
-    missing = [key for key in wanted if key not in available]
+    missing = [key for key in columns or wanted[-1:] if key not in available]
     if missing:
         raise DataError(
             f"{name}: no key {missing[0]!r}; it has: {listed(available)}; name those of title and text, or of the "

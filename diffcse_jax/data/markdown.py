@@ -4,8 +4,9 @@ import itertools
 import re
 from collections.abc import Iterator
 
-FENCE = re.compile(r"\s*(```|~~~)")
-HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*$")
+FENCE = re.compile(r"\s*(`{3,}(?!.*`)|~{3,})(.*)$")  # a line with code between backticks is none
+HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)(?:\s+#+)?\s*$")
+TABLE_ROW = re.compile(r"\s*\|.*\|\s*$")
 UNDERLINE = re.compile(r"\s{0,3}(=+|-{2,})\s*$")
 ITEM = re.compile(r"\s*([-*+]|\d{1,3}[.)])\s+(\[[ xX]\]\s+)?")
 NO_TEXT = re.compile(r"\s*\||( {4}|\t)\s*\S|\s*\[[^\]]+\]:\s|\s*([-*_]\s*){3,}$")  # tables, code, link targets, rules
@@ -28,20 +29,22 @@ def sections(text: str) -> Iterator[tuple[str, list[str]]]:
     """
     text = re.sub(r"\A---\n.*?\n---\n|<!--.*?-->", "", text, flags=re.DOTALL)  # what comes before a page; comments
     title, first, paragraphs = "", "", [""]
-    in_code = False
+    fence = ""  # that of the code which has begun
     for line, following in itertools.pairwise([*text.split("\n"), ""]):
-        if FENCE.match(line):
-            in_code = not in_code
+        if fence:
+            fence = "" if _ends(line, fence) else fence
+        elif match := FENCE.match(line):
+            fence = match[1]
             paragraphs += ["", ""]
-        elif in_code:
-            continue
         elif heading := _heading(line, following, after_text=bool(paragraphs[-1])):
             if any(paragraphs):
                 yield title, paragraphs
             first = first or heading
             title, paragraphs = heading if heading == first else f"{first}: {heading}", [""]
-        elif not line.strip() or UNDERLINE.match(line) or (NO_TEXT.match(line) and not paragraphs[-1]):
+        elif not line.strip() or UNDERLINE.match(line) or TABLE_ROW.match(line):
             paragraphs += ["", ""]
+        elif NO_TEXT.match(line) and not paragraphs[-1]:
+            continue
         else:
             item = ITEM.match(line)
             if item:
@@ -57,6 +60,12 @@ def plain(text: str) -> str:
     for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+def _ends(line: str, fence: str) -> bool:
+    """True if the line ends the code that a fence has begun: the same sign, as often or more, and nothing after it."""
+    match = FENCE.match(line)
+    return bool(match and match[1].startswith(fence) and not match[2].strip())
 
 
 def _heading(line: str, following: str, *, after_text: bool) -> str:

@@ -97,15 +97,15 @@ def check_rows(name: str, study: Study, rows: Sequence[str], finetunings: Iterab
             raise ConfigError(f"{name}: variants {other!r} and {row!r} would share a folder; rename one")
 
 
-def check_different(name: str, configs: Mapping[str, Config]) -> None:
-    """Refuses two variants with the same configuration.
+def check_different(name: str, configs: Mapping[str, Config], hint: str = "") -> None:
+    """Refuses two variants with the same configuration; the hint ends the message.
 
     Raises:
         ConfigError: naming the first two.
     """
     for (one, first), (other, second) in itertools.combinations(configs.items(), 2):
         if first == second:
-            raise ConfigError(f"{name}: variants {one!r} and {other!r} have the same configuration")
+            raise ConfigError(f"{name}: variants {one!r} and {other!r} have the same configuration{hint}")
 
 
 def folder_name(name: str, row: str) -> str:

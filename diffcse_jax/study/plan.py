@@ -22,6 +22,7 @@ from diffcse_jax.config import (
     shipped_config,
     unknown_key_message,
 )
+from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.options import build_options
@@ -119,18 +120,21 @@ class Plan:
         """The runs of these variants and seeds; empty: of all.
 
         Raises:
-            ConfigError: one that the study does not have.
+            ConfigError: one that the study does not have; overrides that make two of the variants equal.
         """
         known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
         for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
             for value in wanted:
                 if value not in known:
                     raise ConfigError(f"{option}: {self.name} has no {value!r}; it has: {', '.join(map(str, known))}")
-        return [
+        chosen = [
             run
             for run in self.runs
             if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
         ]
+        trained = {run.row: of_any_seed(run.config) for run in chosen if run.seed is not None}
+        check_different(self.name, trained, "; by the overrides: choose one of them with --variants")
+        return chosen
 
     def command_settings(self, run: Run) -> list[str]:
         """The options of `diffcse train`, or `diffcse finetune`, that give the run's configuration."""
@@ -141,6 +145,11 @@ class Plan:
         return ["--config", name, *(f"--config.{key}={_as_text(value)}" for key, value in changes.items())]
 
 
+def of_any_seed(config: Config) -> Config:
+    """The configuration with the default seed."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=Config().train.seed))
+
+
 def read_study(file: str) -> tuple[str, Study]:
     """The study of a file, or of one in `configs/studies/` by its name, with that name.
 
@@ -148,7 +157,7 @@ def read_study(file: str) -> tuple[str, Study]:
         ConfigError: there is no such file, it cannot be run, or its `get_study` gives no study.
     """
     shipped = SHIPPED_STUDIES / f"{file}.py"
-    path = shipped if shipped.is_file() else Path(file)
+    path = shipped if shipped.is_file() else expanded(file)
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED_STUDIES.glob("*.py")))
         raise ConfigError(f"no study file {file}; known by name: {names}")
@@ -197,7 +206,7 @@ def make_plan(
     rows = [*start_rows(study.start), *configs]
     rows += [f"{row}, {tuning}" for row in rows for tuning in tunings]
     check_rows(name, study, rows, tunings.values())
-    check_different(name, configs)
+    check_different(name, {row: _config(name, base, settings, {}) for row, settings in _points(name, study)})
 
     start, tasks = _config(f"{name}: base", base, {}, values), tuple(study.tasks)
     encoders: list[tuple[int, Run]] = []  # with the place of a seed among those of its row

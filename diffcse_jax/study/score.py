@@ -1,7 +1,8 @@
 """The scores of one run: `python -m diffcse_jax.study.score FOLDER [TASK ...]`, which a study calls after training.
 
 Writes `evaluation.json`, and last `results.json`:
-`{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "scores": {column: ...}, "missing": {...}}`.
+`{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "scores": {column: ...}, "missing": {...}}`, and
+`"origin": ...` where what the run gave is no checkpoint but its start, or weights between the two.
 Of a fine-tuning the metric is the average over its labelled tasks, and the scores are theirs.
 """
 
@@ -21,6 +22,7 @@ from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.files import read_json, write_json, writing
 from diffcse_jax.storage.saved_encoder import read_encoder
+from diffcse_jax.storage.selection import origin
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN, SAFE
 from diffcse_jax.training.start import with_own_pooler
 
@@ -46,13 +48,15 @@ def score(folder: Path, tasks: list[str]) -> None:
     pooler = pooler_of_start(record["pooler"], config) if is_start else None
     settings = settings_of_evaluation(tasks, config, pooler)
     labelled: dict[str, float] = {}
+    mixed: dict[str, str] = {}
     if pooler:
         metric, dev = dev_score_of(model, config, settings)
     else:
         saved = read_encoder(Path(model))
         pooler, metric, dev = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric]
         labelled = {name: saved.dev[name] for name in names_of_scores(config) if name in saved.dev}
-    results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev}
+        mixed = {"origin": origin(saved.share, saved.step)} if saved.share != 1 else {}
+    results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev} | mixed
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)

@@ -16,7 +16,7 @@ from diffcse_jax.storage.files import read_json, write_json, write_text, writing
 from diffcse_jax.storage.workdir import lock
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
-from diffcse_jax.study.plan import Plan, Run, differences
+from diffcse_jax.study.plan import Plan, Run, differences, of_any_seed
 from diffcse_jax.study.runs import FREE, NOT_BEGUN, RUN, SAFE, report, results_of, state_of
 
 GEOMETRY = "alignment_uniformity.png"
@@ -47,6 +47,7 @@ class Outcome:
         scores: of every row that has a run that is done: by seed (None for the start), then column.
         dev_columns: those of dev metrics.
         poolers: of the rows of the start.
+        origins: the models of runs that are no checkpoints, but the start or weights between the two, by label.
         open_runs: the state of runs that are not done, by label.
         missing: reasons why tasks have no score, by task.
         not_official: what is wrong with data of another than the official size, by task.
@@ -58,6 +59,7 @@ class Outcome:
     scores: dict[str, dict[int | None, Scores]]
     dev_columns: tuple[str, ...]
     poolers: dict[str, str]
+    origins: dict[str, str]
     open_runs: dict[str, str]
     missing: dict[str, str]
     not_official: dict[str, str]
@@ -70,6 +72,7 @@ def read_outcome(plan: Plan) -> Outcome:
     scores: dict[str, dict[int | None, Scores]] = {}
     dev_columns: list[str] = []
     poolers: dict[str, str] = {}
+    origins: dict[str, str] = {}
     open_runs: dict[str, str] = {}
     missing: dict[str, str] = {}
     not_official: dict[str, str] = {}
@@ -86,13 +89,15 @@ def read_outcome(plan: Plan) -> Outcome:
             not_official |= results.get("not_official", {})  # runs scored by earlier versions have none
             if run.seed is None:
                 poolers[row] = results["pooler"]
+            if "origin" in results:
+                origins[run.label] = results["origin"]
             recorded = read_json(run.folder / RUN)["overrides"]
             (finetune_overrides if run.start else overrides).update(recorded)
     changed, changed_tunings = (
         {key: value for key, value in values.items() if key not in FREE} for values in (overrides, finetune_overrides)
     )
     columns = tuple(dict.fromkeys(dev_columns))
-    return Outcome(plan, scores, columns, poolers, open_runs, missing, not_official, changed, changed_tunings)
+    return Outcome(plan, scores, columns, poolers, origins, open_runs, missing, not_official, changed, changed_tunings)
 
 
 def _columns_of(run: Run, results: Mapping[str, Any]) -> dict[str, float]:
@@ -173,6 +178,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "overrides": outcome.overrides,
         "finetune_overrides": outcome.finetune_overrides,
         "rows": rows,
+        "origins": outcome.origins,
         "open": outcome.open_runs,
         "missing": outcome.missing,
         "not_official": outcome.not_official,
@@ -212,7 +218,7 @@ def _recorded(runs: Sequence[Run]) -> Config:
     """The configuration of the first run of a row that was begun, or else the planned one, without its seed."""
     begun = [run.folder / RUN for run in runs if (run.folder / RUN).is_file()]
     config = Config.from_dict(read_json(begun[0])["config"]) if begun else runs[0].config
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=Config().train.seed))
+    return of_any_seed(config)
 
 
 def _first(outcome: Outcome, rows: Sequence[str]) -> str:
@@ -280,6 +286,7 @@ def _notes(outcome: Outcome) -> list[str]:
             notes.append(f"all {kind} with {changed}")
     if plan.study.published:
         notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
+    notes += [f"{label}: {origin}" for label, origin in outcome.origins.items()]
     notes += [f"{task}: no score: {reason}" for task, reason in outcome.missing.items()]
     notes += [f"{task}: not the official data: {reason}" for task, reason in outcome.not_official.items()]
     notes += [f"{label}: {state}" for label, state in outcome.open_runs.items() if state != NOT_BEGUN]

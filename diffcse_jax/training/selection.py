@@ -64,6 +64,21 @@ def check_interpolation(config: Config, start: Start) -> None:
         )
 
 
+def check_guard(config: Config, evaluation: Evaluation, baseline: Record) -> None:
+    """Refuses `eval.max_drop` for a run that was begun where general quality was measured in another way.
+
+    Raises:
+        ConfigError: the start was not scored with what guards now.
+    """
+    guard = evaluation.guard_metric
+    if guard and config.eval.max_drop and guard not in baseline.dev:
+        raise ConfigError(
+            f"eval.max_drop={config.eval.max_drop:g} bounds {guard}, which the start of this run was not scored with: "
+            f"it has {', '.join(sorted(baseline.dev))}. STS-B's dev set was there then, or is now (eval.data_dir, "
+            "DIFFCSE_DATA_DIR): go on with the data as it was, or in a new --workdir"
+        )
+
+
 def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, baseline: Record) -> Selection:
     """Chooses and keeps the model that a run gives, once its checkpoints are written.
 
@@ -86,8 +101,11 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     holding = [share for share in measured if holds_guard(config.eval, guard, baseline.dev, measured[share].scores)]
     share = min(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
     chosen = measured[share]
-    is_better = bool(holding) and chosen.scores[metric] > baseline.dev[metric]
-    verdict = compared(chosen, baseline, evaluation, start.name, is_better=is_better)
+    higher = chosen.scores[metric] > baseline.dev[metric]
+    is_better = higher and bool(holding)
+    verdict = compared(chosen, baseline, evaluation, start.name, is_better=higher)
+    if higher and not holding:
+        verdict = f"warning: {verdict}"
     if not holding:
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
         verdict += f"; no model keeps {guard} within {bound}"

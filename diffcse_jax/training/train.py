@@ -42,7 +42,7 @@ from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.metrics import report
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.programs import Programs
-from diffcse_jax.training.selection import Evaluation, check_interpolation, select
+from diffcse_jax.training.selection import Evaluation, check_guard, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
 from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
 from diffcse_jax.training.step import initial_state, make_train_step
@@ -176,6 +176,7 @@ def carry_out(
             report(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
         first = (lambda: start.encoder(config)) if model is None else partial(model, built.params)
         baseline = _baseline(start, config, workdir, evaluation, text, first, resumed=int(state.step) > 0)
+        check_guard(config, evaluation, baseline)
         if jax.process_index() == 0:
             record_start(workdir, config, text=text, step=int(state.step))
         run = Run(config, workdir, total_steps, evaluation, checkpoints, start, baseline, sentences, callbacks, model)
