@@ -245,7 +245,9 @@ class EvalConfig:
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per encoding batch", low=1)
     keep_start: bool = option(
-        False, "export the start itself, with its own pooler, if nothing that was trained has a better eval.metric"
+        False,
+        "export the start itself, with its own pooler, if nothing that was trained has a better eval.metric by more "
+        "than chance: with a 95 % interval of the gain that is above 0",
     )
     interpolate: int = option(
         0,

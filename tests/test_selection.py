@@ -127,9 +127,15 @@ def test_a_guard_that_the_start_was_not_scored_with_is_named():
         check_guard(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
 
 
-def test_a_gain_that_may_be_chance_is_called_so(chosen, monkeypatch):
+def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monkeypatch):
     monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 9]))
-    assert "0 is in it: this may be chance" in chosen(2)[1]
+    saved, verdict = chosen(2)
+    assert weight_of(saved) == 2
+    assert "0 is in it: this may be chance); exported: step 2" in verdict
+    saved, verdict = chosen(keep_start=True)
+    assert weight_of(saved) == 0
+    assert verdict.startswith("warning: better than the start")
+    assert verdict.endswith("may be chance); exported: the start, unchanged (with eval.keep_start=False: step 2)")
 
 
 def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):

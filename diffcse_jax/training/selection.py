@@ -82,7 +82,8 @@ def check_guard(config: Config, evaluation: Evaluation, baseline: Record) -> Non
 def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, baseline: Record) -> Selection:
     """Chooses and keeps the model that a run gives, once its checkpoints are written.
 
-    Of equal models the one nearest to the start is chosen.
+    Of equal models the one nearest to the start is chosen. With `eval.keep_start` that is the start itself, unless the
+    gain is more than chance: its 95 % interval is above 0.
 
     Args:
         workdir: the run's folder.
@@ -102,14 +103,17 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     share = min(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
     chosen = measured[share]
     higher = chosen.scores[metric] > baseline.dev[metric]
-    is_better = higher and bool(holding)
-    verdict = compared(chosen, baseline, evaluation, start.name, is_better=higher)
-    if higher and not holding:
+    gains = higher and bool(holding)
+    interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
+    keeps_start = config.eval.keep_start and not (gains and interval[0] > 0)
+    verdict = compared(chosen, baseline, evaluation, start.name, interval)
+    if higher and (keeps_start or not holding):
         verdict = f"warning: {verdict}"
     if not holding:
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
         verdict += f"; no model keeps {guard} within {bound}"
-    if not is_better and config.eval.keep_start:
+    verdict += f"; exported: {_exported(origin(share, best.step), keeps_start=keeps_start, gains=gains)}"
+    if keeps_start:
         share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(
             best, transformer=start.checkpoint.transformer, pooler=baseline.pooler, pooler_head=start.pooler_head
@@ -117,7 +121,6 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     else:
         model = interpolated(start, best, share)
         record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text)
-    verdict += f"; exported: {origin(share, record.step)}" + ("" if is_better or not share else ", all the same")
     selection = Selection(record, share, verdict)
     write_selection(workdir, selection, _weights(model))
     return selection
@@ -145,17 +148,26 @@ def interpolated(start: Start, trained: SavedEncoder, share: float) -> SavedEnco
     )
 
 
-def compared(measured: Measured, baseline: Record, evaluation: Evaluation, start: str, *, is_better: bool) -> str:
-    """A model beside the start, with a 95 % interval of their difference, in words."""
+def compared(
+    measured: Measured, baseline: Record, evaluation: Evaluation, start: str, interval: tuple[float, float]
+) -> str:
+    """A model beside the start, with the 95 % interval of their difference, in words."""
     before, after = baseline.dev[evaluation.metric], measured.scores[evaluation.metric]
-    low, high = evaluation.interval(baseline.outcomes, measured.outcomes)
-    opening = "better than" if is_better else "warning: nothing beat"
-    chance = "; 0 is in it: this may be chance" if is_better and low <= 0 else ""
+    low, high = interval
+    opening = "better than" if after > before else "warning: nothing beat"
+    chance = "; 0 is in it: this may be chance" if after > before and low <= 0 else ""
     return (
         f"{opening} the start ({start}, {baseline.pooler}): {evaluation.metric} {after:.2f} against {before:.2f}, "
         f"{after - before:+.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
         f"{evaluation.resampled}{chance})"
     )
+
+
+def _exported(trained: str, *, keeps_start: bool, gains: bool) -> str:
+    """The model that is exported, in words, with what would have been."""
+    if keeps_start:
+        return origin(0, 0) + (f" (with eval.keep_start=False: {trained})" if gains else "")
+    return trained if gains else f"{trained}, all the same"
 
 
 def _measured(model: SavedEncoder, share: float, evaluation: Evaluation) -> Measured:
