@@ -43,12 +43,19 @@ def plan_of(workdir: Path, overrides=(), **fields) -> Plan:
     )
 
 
-def finish(run, dev: float, **scores: float) -> None:
+def finish(run, dev: float, dev_text: str = "", **scores: float) -> None:
     """Writes the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     (run.folder / runs.RUN).write_text(json.dumps(run.record | {"overrides": {}}))
     metric = "average" if run.start else "stsb_spearman"
-    results = {"asked": list(run.tasks), "pooler": "avg", "metric": metric, "dev": dev, "scores": scores}
+    results = {
+        "asked": list(run.tasks),
+        "pooler": "avg",
+        "metric": metric,
+        "dev": dev,
+        "dev_text": dev_text,
+        "scores": scores,
+    }
     (run.folder / runs.RESULTS).write_text(json.dumps(results | {"missing": {}}))
 
 
@@ -746,6 +753,18 @@ def test_the_table_says_what_is_not_the_official_data_and_no_checkpoint(tmp_path
     for style in table.FILES:
         assert "STS12: not the official data: test 137 instead of 3,108" in table.show(outcome, style)
     assert table.document(outcome)["not_official"] == {"STS12": "test 137 instead of 3,108"}
+
+
+def test_dev_scores_on_different_text_are_not_compared(tmp_path):
+    plan = plan_of(tmp_path, seeds=(1,), start=("own",))
+    for run, text in zip(plan.runs, ("a", "a", "b"), strict=True):
+        finish(run, 80.0, text, STS12=60.0)
+    outcome = table.read_outcome(plan)
+    start, plain, other = table.document(outcome)["rows"]
+    assert start["mean"].keys() == plain["mean"].keys() == {"STS-B dev", "STS12"}
+    assert other["mean"] == {"STS-B dev, text of with DCL": 80.0, "STS12": 60.0}
+    assert other["difference"].keys() == {"STS12"}
+    assert "STS-B dev, text of with DCL" in table.show(outcome, "text")
 
 
 def test_fine_tunings_have_a_table_of_their_own(tmp_path):

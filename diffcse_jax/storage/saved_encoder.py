@@ -30,6 +30,7 @@ class SavedEncoder:
     step: int
     dev: dict[str, float]
     dev_metric: str
+    dev_text: str = ""  # identifies the text that `dev_metric` is measured on; earlier versions did not record it
     outcomes: Outcomes = dataclasses.field(default_factory=list)
     share: float = 1.0  # of the trained weights: 0 for the start itself, less than 1 between the start and the step
     verdict: str = ""  # how it compares with the start, once the run is finished
@@ -67,6 +68,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         step=record.step,
         dev=record.dev,
         dev_metric=record.dev_metric,
+        dev_text=record.dev_text,
         outcomes=record.outcomes,
         share=selection.share if selection else 1.0,
         verdict=selection.verdict if selection else "",

@@ -1,8 +1,9 @@
 """The scores of one run: `python -m diffcse_jax.study.score FOLDER [TASK ...]`, which a study calls after training.
 
 Writes `evaluation.json`, and last `results.json`:
-`{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "scores": {column: ...}, "missing": {...}}`, and
-`"origin": ...` where what the run gave is no checkpoint but its start, or weights between the two.
+`{"asked": tasks, "pooler": ..., "metric": of dev, "dev": its score, "dev_text": what identifies the text that it is
+measured on, "scores": {column: ...}, "missing": {...}}`, and `"origin": ...` where what the run gave is no checkpoint
+but its start, or weights between the two.
 Of a fine-tuning the metric is the average over its labelled tasks, and the scores are theirs.
 """
 
@@ -50,13 +51,13 @@ def score(folder: Path, tasks: list[str]) -> None:
     labelled: dict[str, float] = {}
     mixed: dict[str, str] = {}
     if pooler:
-        metric, dev = dev_score_of(model, config, settings)
+        metric, dev, text = dev_score_of(model, config, settings)
     else:
         saved = read_encoder(Path(model))
-        pooler, metric, dev = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric]
+        pooler, metric, dev, text = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric], saved.dev_text
         labelled = {name: saved.dev[name] for name in names_of_scores(config) if name in saved.dev}
         mixed = {"origin": origin(saved.share, saved.step)} if saved.share != 1 else {}
-    results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev} | mixed
+    results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev, "dev_text": text} | mixed
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
@@ -93,11 +94,11 @@ def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None)
     )
 
 
-def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple[str, float]:
-    """The dev metric of a training, and the score of a model that was not trained."""
+def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple[str, float, str]:
+    """The dev metric of a training, the score of a model that was not trained, and what identifies the text."""
     corpus = open_corpus(config.data)
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus))
-    return evaluation.metric, evaluation(runner.load(model, settings))[evaluation.metric]
+    return evaluation.metric, evaluation(runner.load(model, settings))[evaluation.metric], evaluation.text
 
 
 def pooler_of_start(pooler: str, config: Config) -> str:

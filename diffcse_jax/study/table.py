@@ -71,6 +71,7 @@ def read_outcome(plan: Plan) -> Outcome:
     """What the folders of the runs hold."""
     scores: dict[str, dict[int | None, Scores]] = {}
     dev_columns: list[str] = []
+    dev_titles: dict[tuple[str, str], str] = {}
     poolers: dict[str, str] = {}
     origins: dict[str, str] = {}
     open_runs: dict[str, str] = {}
@@ -83,7 +84,7 @@ def read_outcome(plan: Plan) -> Outcome:
             if results is None:
                 open_runs[run.label] = state_of(run)
                 continue
-            scores.setdefault(row, {})[run.seed] = by_column = _columns_of(run, results)
+            scores.setdefault(row, {})[run.seed] = by_column = _columns_of(run, results, dev_titles)
             dev_columns += [] if run.start else [next(iter(by_column))]
             missing |= results["missing"]
             not_official |= results.get("not_official", {})  # runs scored by earlier versions have none
@@ -100,12 +101,24 @@ def read_outcome(plan: Plan) -> Outcome:
     return Outcome(plan, scores, columns, poolers, origins, open_runs, missing, not_official, changed, changed_tunings)
 
 
-def _columns_of(run: Run, results: Mapping[str, Any]) -> dict[str, float]:
-    """Its scores by column: first the dev metric; of a fine-tuning last, since it is the average of the others."""
+def _columns_of(run: Run, results: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
+    """Its scores by column: first the dev metric; of a fine-tuning last, since it is the average of the others.
+
+    Scores of a metric on different text, such as that which a row trains on, are in columns of their own.
+
+    Args:
+        run: the run.
+        results: the content of its `results.json`.
+        titles: of the columns of dev metrics so far, by metric and what identifies the text; takes further ones.
+    """
     metric, scores = results["metric"], results["scores"]
     if run.start:
         return scores | {metric: results["dev"]}
-    return {DEV_TITLES.get(metric, f"dev {metric}"): results["dev"]} | scores
+    title = DEV_TITLES.get(metric, f"dev {metric}")
+    others = metric in {known for known, _ in titles}
+    key = metric, results.get("dev_text", "")  # earlier versions did not record it
+    column = titles.setdefault(key, f"{title}, text of {run.row}" if others else title)
+    return {column: results["dev"]} | scores
 
 
 def difference(

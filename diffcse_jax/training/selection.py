@@ -120,7 +120,7 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
         )
     else:
         model = interpolated(start, best, share)
-        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text)
+        record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
     selection = Selection(record, share, verdict)
     write_selection(workdir, selection, _weights(model))
     return selection
