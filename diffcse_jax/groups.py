@@ -66,6 +66,11 @@ class ModelConfig:
         choices=DROPOUT_SCHEDULES,
     )
 
+    @property
+    def has_dropout(self) -> bool:
+        """False if no hidden state and no attention probability of a block is dropped."""
+        return self.dropout_schedule != "none" or any((*self.hidden_dropout, *self.attention_dropout))
+
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:

@@ -257,6 +257,10 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
             {"matryoshka.sizes": (8,), "model.projector": "none", "contrast.weight": 0.0},
             "no objective that takes part compares sentence vectors",
         ),
+        (
+            {"data.pairs": "dropout", "model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)},
+            "data.pairs='dropout' tells the two views of a sentence apart by dropout, and there is none",
+        ),
     ],
 )
 def test_impossible_combination_is_refused(values, message):

@@ -2,18 +2,20 @@
 
 Command:   python -m diffcse_jax.study configs/studies/adaptation.py --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
-Encoder:   MiniLM as `configs/adapt.py` trains it, but with 48 pairs a step; the start, with its own mean pooling, is
-           the first row.
+Encoder:   MiniLM as `configs/adapt.py` trains it, but with 60 steps of 48 pairs; the start, with its own mean pooling,
+           is the first row.
 Chosen by: `lead_retrieval` on a tenth of the documents, which all rows hold out.
 
 `DiffCSE` and `SimCSE++` are their objectives on single sentences, with the pooler and without the projector of the
-others; the generator is that of `configs/diffcse_minilm.py`. A weight is that of the paper, or 1. `interpolated` scores
-models between the start and the best checkpoint. Seeds of what won, and of the plain recipes: adaptation_seeds.py.
+others, and with dropout, by which they live; the generator is that of `configs/diffcse_minilm.py`. A weight is that of
+the paper, or 1. `interpolated` scores models between the start and the best checkpoint. Seeds of what won, and of the
+plain recipes: adaptation_seeds.py.
 """
 
 from diffcse_jax.study import Settings, Study
 
-SENTENCES = {"data.pairs": "dropout", "contrast.symmetric": False}
+DROPOUT: Settings = {"model.hidden_dropout": (0.1,), "model.attention_dropout": (0.1,)}
+SENTENCES = {"data.pairs": "dropout", **DROPOUT}
 DIFFERENCE = {
     "difference.weight": 0.005,
     "generator.name_or_path": "",
@@ -38,7 +40,8 @@ VARIANTS: dict[str, Settings] = {
     "neighbours": {"data.pairs": "neighbours"},
     "passages": {"data.pairs": "passages"},
     "crops": {"data.pairs": "crops"},
-    "lead, one direction": {"contrast.symmetric": False},
+    "lead, both directions": {"contrast.symmetric": True},
+    "lead, with dropout": DROPOUT,
     "lead + difference": DIFFERENCE,
     "lead + anchor": ANCHOR,
     "lead, interpolated": INTERPOLATION,
@@ -47,5 +50,6 @@ VARIANTS: dict[str, Settings] = {
 
 
 def get_study() -> Study:
-    short = {name: {**settings, "train.batch_size": 48} for name, settings in VARIANTS.items()}
-    return Study(base="adapt", variants=short, seeds=(1,), tasks=("STSBenchmark",), start=("own",))
+    short = {"train.batch_size": 48, "train.chunk_size": 0, "train.steps": 60, "eval.every": 20}
+    variants = {name: {**settings, **short} for name, settings in VARIANTS.items()}
+    return Study(base="adapt", variants=variants, seeds=(1,), tasks=("STSBenchmark",), start=("own",))

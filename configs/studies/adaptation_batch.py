@@ -2,7 +2,7 @@
 
 Command:   python -m diffcse_jax.study configs/studies/adaptation_batch.py --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
-Settings:  those of `configs/adapt.py`; a step computes 16 pairs at a time, so that memory stays what it is.
+Settings:  those of `configs/adapt.py`; a step computes 64 pairs at a time, so that memory stays what it is.
 """
 
 from diffcse_jax.study import Study
@@ -12,7 +12,7 @@ def get_study() -> Study:
     return Study(
         base="adapt",
         variants={
-            f"batch {size}": {"train.batch_size": size, "train.chunk_size": 0 if size == 16 else 16}
+            f"batch {size}": {"train.batch_size": size, "train.chunk_size": 0 if size <= 64 else 64}
             for size in (16, 32, 64, 128, 256)
         },
         seeds=(1,),

@@ -15,9 +15,12 @@ from diffcse_jax.study import Settings, Study
 
 SIMCSE: Settings = {
     "data.pairs": "dropout",
-    "contrast.symmetric": False,
+    "model.hidden_dropout": (0.1,),
+    "model.attention_dropout": (0.1,),
     "optim.learning_rate": 2e-5,
     "train.batch_size": 48,
+    "train.chunk_size": 0,
+    "train.steps": 60,
     "eval.every": 15,
 }
 DIFFERENCE: Settings = {
