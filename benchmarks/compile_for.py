@@ -181,7 +181,7 @@ def _views(request: Request, mesh: Mesh, views: int) -> Views:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
 
     def layout(rows: int) -> Layout:
-        chunks = 1 if request.what == "generator_head" else config.train.batch_size // _chunk_size(config)
+        chunks = 1 if request.what == "generator_head" else config.train.chunks
         blocks = mesh.shape["data"] * chunks
         positions = rows * length // blocks
         return Layout(placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions))
@@ -215,10 +215,6 @@ def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | N
     dtype = jnp.float32 if tasks[name].kind == "regression" else jnp.int32
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     return {name: jax.ShapeDtypeStruct((request.batch_size,), dtype, sharding=sharding)}
-
-
-def _chunk_size(config: Config) -> int:
-    return config.train.chunk_size or config.train.batch_size
 
 
 def _abstract(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

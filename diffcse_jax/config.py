@@ -257,9 +257,11 @@ def _check_combinations(config: _Config) -> None:
         )
     if config.matryoshka.sizes:
         _check_matryoshka(config)
-    if config.train.chunk_size and config.train.batch_size % config.train.chunk_size:
+    train = config.train
+    if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         raise ConfigError(
-            f"train.batch_size={config.train.batch_size} is not divisible by train.chunk_size={config.train.chunk_size}"
+            f"train.batch_size={train.batch_size} in equal chunks of at most train.chunk_size={train.chunk_size} gives "
+            f"chunks of {size}, far fewer: choose another of the two, with a common divisor, or train.chunk_size=0"
         )
     if not config.objectives:
         raise ConfigError(f"nothing to train: {', '.join(objectives.modules())} all have weight 0")

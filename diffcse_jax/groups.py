@@ -170,8 +170,9 @@ class TrainConfig:
     batch_size: int = option(64, "sentences per step over all devices and hosts", low=2)
     chunk_size: int = option(
         0,
-        "sentences per chunk of the exact chunked step: the networks see that many at a time (over all devices), which "
-        "saves memory, at the cost of a second forward pass; loss and gradients stay those of the whole batch; 0: off",
+        "sentences per chunk of the exact chunked step, at most: the networks see that many at a time (over all "
+        "devices), which saves memory, at the cost of a second forward pass; loss and gradients stay those of the "
+        "whole batch, which is cut into as few equal chunks as can be; 0: off",
         low=0,
     )
     packing: str = option(
@@ -197,6 +198,14 @@ class TrainConfig:
         "it",
         low=0,
     )
+
+    @property
+    def chunks(self) -> int:
+        """Parts of a batch that the networks see one after the other: as few as `chunk_size` and equal sizes let."""
+        if not self.chunk_size:
+            return 1
+        counts = range(1, self.batch_size + 1)
+        return next(n for n in counts if self.batch_size % n == 0 and self.batch_size // n <= self.chunk_size)
 
 
 @dataclasses.dataclass(frozen=True)

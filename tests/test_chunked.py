@@ -144,8 +144,21 @@ def test_chunks_on_several_devices_are_the_batch_on_one():
     assert_near(many_grads, one_grads)
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "chunk_size", "chunks"),
+    [(64, 0, 1), (64, 64, 1), (32, 64, 1), (96, 64, 2), (64, 48, 2), (100, 10, 10)],
+)
+def test_chunks_are_equal_and_as_few_as_can_be(batch_size, chunk_size, chunks):
+    train = {"batch_size": batch_size, "chunk_size": chunk_size}
+    assert config_of({"train": train}).train.chunks == chunks
+
+
 def test_chunks_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"train\.batch_size=64 .* train\.chunk_size=48"):
-        config_of({"train": {"batch_size": 64, "chunk_size": 48}})
+    with pytest.raises(ConfigError, match=r"train\.batch_size=62 .* train\.chunk_size=30 gives chunks of 2, far fewer"):
+        config_of({"train": {"batch_size": 62, "chunk_size": 30}})
     with pytest.raises(ConfigError, match=r"train\.chunk_size=4 is not divisible by the 8 devices"):
         make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 4}}))
+    with pytest.raises(
+        ConfigError, match=r"train\.chunk_size=20, which makes chunks of 16, is not divisible by the 32 "
+    ):
+        make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 20}}), [jax.devices()[0]] * 32)

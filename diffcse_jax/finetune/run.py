@@ -233,7 +233,6 @@ def mixture(
     else:
         final = options.final_temperature or options.temperature
         order = by_temperature(rows, np.linspace(options.temperature, final, steps), train.seed)
-    chunks = train.batch_size // (train.chunk_size or train.batch_size)
     sources = {
         data.name: BatchSource(
             tuning.stores[data.name],
@@ -242,7 +241,7 @@ def mixture(
             seed=train.seed,
             pad_token_id=tuning.start.checkpoint.config.pad_token_id,
             shards=shards_of(tuning.mesh),
-            packing=packing_of(config, tuning.mesh, chunks=chunks),
+            packing=packing_of(config, tuning.mesh, chunks=train.chunks),
             vectors={ENCODER: stored[data.name]} if stored else {},
             labels={data.name: data.train.labels},
         )

@@ -53,14 +53,18 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
         raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}, but there are {len(available)} devices")
-    sizes = {"train.batch_size": config.train.batch_size}
-    if config.train.chunk_size:
-        sizes["train.chunk_size"] = config.train.chunk_size
+    train = config.train
+    sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
+    if train.chunks > 1:
+        chunk = train.batch_size // train.chunks
+        equal = "" if chunk == train.chunk_size else f", which makes chunks of {chunk},"
+        sizes[f"train.chunk_size={train.chunk_size}{equal}"] = chunk
     if config.trains_generator_head:
-        sizes["generator.head_batch_size"] = config.generator.head_batch_size
-    for key, size in sizes.items():
+        head = config.generator.head_batch_size
+        sizes[f"generator.head_batch_size={head}"] = head
+    for told, size in sizes.items():
         if size % data:
-            raise ConfigError(f"{key}={size} is not divisible by the {data} devices of the mesh's data axis")
+            raise ConfigError(f"{told} is not divisible by the {data} devices of the mesh's data axis")
     return _arranged(available, data, model)
 
 

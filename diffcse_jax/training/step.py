@@ -66,7 +66,7 @@ def make_train_step(
     the numbers of steps and of bad steps. The metrics of such a step are those numbers; `bad_gradient` counts, from 1
     and in the order of their names, up to the first parameter whose gradient is not finite (0: all are).
     """
-    chunks = config.train.batch_size // (config.train.chunk_size or config.train.batch_size)
+    chunks = config.train.chunks
     devices = mesh.shape["data"]
 
     def train_step(state: TrainState, frozen: Params, views: Views) -> tuple[TrainState, Metrics]:

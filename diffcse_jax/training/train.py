@@ -269,7 +269,6 @@ def _batch_source(
     mesh: Mesh,
 ) -> BatchSource:
     options = config.train
-    chunks = options.batch_size // (options.chunk_size or options.batch_size)
     return BatchSource(
         examples,
         batch_size=options.batch_size,
@@ -277,7 +276,7 @@ def _batch_source(
         seed=options.seed,
         pad_token_id=pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(config, mesh, chunks=chunks, anchors=config.needs("off_dropout")),
+        packing=packing_of(config, mesh, chunks=options.chunks, anchors=config.needs("off_dropout")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         vectors=vectors,
