@@ -54,9 +54,10 @@ def batches_per_epoch(examples: int, batch_size: int) -> int:
         DataError: there are fewer examples than a batch holds.
     """
     if examples < batch_size:
+        smaller = f", or a smaller batch, such as {1 << examples.bit_length() - 1}" if examples > 1 else ""
         raise DataError(
-            f"data.train_file holds {examples:,} examples, fewer than train.batch_size={batch_size}: "
-            "use a larger file or a smaller batch"
+            f"data.train_file holds {examples:,} examples, fewer than train.batch_size={batch_size}: use a larger file"
+            f"{smaller}"
         )
     return examples // batch_size
 
