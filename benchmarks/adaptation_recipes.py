@@ -203,9 +203,12 @@ def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Pa
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a call in a new process, in which JAX computes where the library's trainer is told to."""
-    on_cpu = {"initializer": os.environ.__setitem__, "initargs": ("JAX_PLATFORMS", "cpu")}
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), **on_cpu) as pool:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_compute_on_cpu) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def _compute_on_cpu() -> None:
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

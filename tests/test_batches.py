@@ -168,7 +168,9 @@ def test_batches_per_epoch_leaves_the_rest_out():
 
 
 def test_fewer_examples_than_a_batch_are_refused(store):
-    with pytest.raises(DataError, match=r"data\.train_file holds 21 examples, fewer than train\.batch_size=32: .*such as 16$"):
+    with pytest.raises(
+        DataError, match=r"data\.train_file holds 21 examples, fewer than train\.batch_size=32: .*such as 16$"
+    ):
         source_of(store, batch_size=32)
 
 
