@@ -816,7 +816,9 @@ def test_scores_of_a_fine_tuning_are_those_of_its_best_checkpoint(tmp_path, monk
     run.folder.mkdir(parents=True)
     (run.folder / runs.RUN).write_text(json.dumps(run.record))
     dev = {"sst_accuracy": 50.0, "quora_accuracy": 70.0, "sts_pearson": 60.0, "average": 60.0}
-    saved = types.SimpleNamespace(pooler="avg", dev_metric="average", dev=dev | {"guard": 1.0}, share=0.5, step=3)
+    saved = types.SimpleNamespace(
+        pooler="avg", dev_metric="average", dev_text="", dev=dev | {"guard": 1.0}, share=0.5, step=3
+    )
     monkeypatch.setattr(score, "read_encoder", {run.folder: saved}.__getitem__)
     score.score(run.folder, [])
     outcome = table.read_outcome(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path))
