@@ -287,8 +287,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--steps must be at least 0 and --block at least 1")
     if args.length > workload.MAX_LENGTH:
         parser.error(f"--length: the models have {workload.MAX_LENGTH} positions")
-    if args.chunk_size and args.batch_size % args.chunk_size:
-        parser.error(f"--chunk_size {args.chunk_size} does not divide --batch_size {args.batch_size}")
     if "none" in args.torch and len(args.torch) > 1:
         parser.error("--torch: none stands alone")
     return args

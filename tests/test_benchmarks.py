@@ -343,7 +343,6 @@ train_step.main(sys.argv[1:])
     [
         (["--block", "0"], "--steps must be at least 0 and --block at least 1"),
         (["--length", "513"], "--length: the models have 512 positions"),
-        (["--chunk_size", "48"], "--chunk_size 48 does not divide --batch_size 64"),
         (["--torch", "none", "eager"], "--torch: none stands alone"),
         (["--size", "tiny", "--text", "README.md"], "--size tiny does not have"),
     ],
