@@ -202,13 +202,9 @@ def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Pa
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call in a new process, in which JAX computes where the library's trainer is told to."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_compute_on_cpu) as pool:
+    """The result of a call in a new process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def _compute_on_cpu() -> None:
-    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -230,6 +226,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:
         measure.use_cores(options.cores)
+        os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes, which import JAX: it reads this but once
         config = _config(options, Path(folder))
         record = {
             "config": config.to_dict(),

@@ -309,12 +309,7 @@ def _check_matryoshka(config: _Config) -> None:
 
 
 def _check_data(config: _Config) -> None:
-    data, model = config.data, config.model
-    if data.pairs == "dropout" and data.augmentation == "none" and not model.has_dropout:
-        raise ConfigError(
-            "data.pairs='dropout' tells the two views of a sentence apart by dropout, and there is none; set "
-            "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)"
-        )
+    data = config.data
     asked = config.those_that_need("next_sentence")
     if data.pairs in PAIRS_OF_TWO_TEXTS:
         positive = PAIRS_OF_TWO_TEXTS[data.pairs]

@@ -66,11 +66,6 @@ class ModelConfig:
         choices=DROPOUT_SCHEDULES,
     )
 
-    @property
-    def has_dropout(self) -> bool:
-        """False if no hidden state and no attention probability of a block is dropped."""
-        return self.dropout_schedule != "none" or any((*self.hidden_dropout, *self.attention_dropout))
-
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:

@@ -79,8 +79,7 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     config = config_of(*parts, sizes)
     encoder = deeper(ENCODER) if name in SEVERAL_BLOCKS else ENCODER
     built = networks.build(config, encoder, GENERATOR, VOCABULARY)
-    chunks = BATCH_SIZE // (chunk_size or BATCH_SIZE)
-    computation = functools.partial(Computation, built.networks, chunks=chunks, devices=devices)
+    computation = functools.partial(Computation, built.networks, chunks=config.train.chunks, devices=devices)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_objective(params, batch_stats, frozen, views, key):
@@ -94,7 +93,7 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     mesh = make_mesh(config)
     batch = random_batch(size=BATCH_SIZE, columns=columns)
     following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
-    views = views_of(batch, packed=packed, devices=devices, chunks=chunks, following=following)
+    views = views_of(batch, packed=packed, devices=devices, chunks=config.train.chunks, following=following)
     if "store" in config.distillation.teachers:
         views = views._replace(vectors={"store": random_vectors(BATCH_SIZE, views.per_example)})
     if config.finetune.tasks:
@@ -156,9 +155,7 @@ def test_chunks_are_equal_and_as_few_as_can_be(batch_size, chunk_size, chunks):
 def test_chunks_that_cannot_be():
     with pytest.raises(ConfigError, match=r"train\.batch_size=62 .* train\.chunk_size=30 gives chunks of 2, far fewer"):
         config_of({"train": {"batch_size": 62, "chunk_size": 30}})
-    with pytest.raises(ConfigError, match=r"train\.chunk_size=4 is not divisible by the 8 devices"):
+    with pytest.raises(ConfigError, match=r"the chunk of 4 .*\.chunk_size=4.* is not divisible by the 8 devices"):
         make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 4}}))
-    with pytest.raises(
-        ConfigError, match=r"train\.chunk_size=20, which makes chunks of 16, is not divisible by the 32 "
-    ):
+    with pytest.raises(ConfigError, match=r"the chunk of 16 .*\.chunk_size=20.* is not divisible by the 32 "):
         make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 20}}), [jax.devices()[0]] * 32)

@@ -33,12 +33,12 @@ from diffcse_jax.training.selection import check_guard, check_interpolation, sel
 from diffcse_jax.training.start import Start
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
-BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 9])
+BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 20])
 MEASURED = {  # by the mean weight
-    1.0: Measured({"mrr": 59.0, "guard": 79.5}, [[59.0] * 9]),
-    2.0: Measured({"mrr": 65.0, "guard": 79.0}, [[65.0] * 9]),
-    3.0: Measured({"mrr": 65.0, "guard": 75.0}, [[65.0] * 9]),
-    4.0: Measured({"mrr": 64.0, "guard": 70.0}, [[64.0] * 9]),
+    1.0: Measured({"mrr": 59.0, "guard": 79.5}, [[59.0] * 20]),
+    2.0: Measured({"mrr": 65.0, "guard": 79.0}, [[65.0] * 20]),
+    3.0: Measured({"mrr": 65.0, "guard": 75.0}, [[65.0] * 20]),
+    4.0: Measured({"mrr": 64.0, "guard": 70.0}, [[64.0] * 20]),
 }
 
 
@@ -50,7 +50,7 @@ def weight_of(encoder) -> float:
 class Evaluation:
     """Looks the scores of a mean weight up."""
 
-    metric, text, guard_metric, resampled = "mrr", "dev", "guard", "9 queries"
+    metric, text, guard_metric, resampled = "mrr", "dev", "guard", "20 queries"
 
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]
@@ -128,7 +128,7 @@ def test_a_guard_that_the_start_was_not_scored_with_is_named():
 
 
 def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monkeypatch):
-    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 9]))
+    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 20]))
     saved, verdict = chosen(2)
     assert weight_of(saved) == 2
     assert "0 is in it: this may be chance); exported: step 2" in verdict
@@ -136,6 +136,14 @@ def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monk
     assert weight_of(saved) == 0
     assert verdict.startswith("warning: better than the start")
     assert verdict.endswith("may be chance); exported: the start, unchanged (with eval.keep_start=False: step 2)")
+
+
+def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monkeypatch):
+    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 65.0, "guard": 80.0}, [[65.0] * 9] * 2))
+    saved, verdict = chosen(2, keep_start=True)
+    assert weight_of(saved) == 0
+    assert "+3.50 to +6.50, bootstrap over" in verdict
+    assert "; over fewer than 20 it says little: this may be chance); exported: the start" in verdict
 
 
 def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):

@@ -18,7 +18,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.training.networks import for_run
+from diffcse_jax.training.networks import about_equal_views, for_run
 
 # The families that compute something of their own; others differ from these in names alone.
 FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
@@ -257,6 +257,27 @@ def test_dropout_on_a_line_over_depth():
 def test_a_schedule_that_does_not_fit_is_refused(model, blocks, message):
     with pytest.raises(ConfigError, match=message):
         for_run(dataclasses.replace(sizes(), num_blocks=blocks), Config.from_dict({"model": model}))
+
+
+NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, ""),
+        (NO_DROPOUT, "there is none; set model.hidden_dropout=(0.1,)"),
+        ({"model.dropout_masks": "shared"}, "model.dropout_masks='shared' makes it the same"),
+        ({**NO_DROPOUT, "model.hidden_dropout": (0.0, 0.0, 0.0)}, ""),  # the embedding layer keeps the checkpoint's
+        ({**NO_DROPOUT, "data.augmentation": "crop"}, ""),
+        ({**NO_DROPOUT, "contrast.positives": "noise"}, ""),
+        ({**NO_DROPOUT, "contrast.weight": 0.0, "mlm.weight": 1.0}, ""),
+    ],
+)
+def test_views_that_are_equal_are_told_of(values, message):
+    config = Config.from_dict({"difference.weight": 0.0, **values})
+    about = about_equal_views(for_run(sizes(), config), config)
+    assert message in about if message else not about
 
 
 @pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("bert", 2), ("mpnet", 2)])

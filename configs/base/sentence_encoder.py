@@ -3,7 +3,7 @@
 Command:  python train.py --config configs/base/sentence_encoder.py --config.data.train_file=sentences.txt
 Settings: the pooler that the checkpoint records, no projector (the vector that is trained is the one that is used),
           learning rate 2e-5, temperature 0.05. General quality is shown at every evaluation, and if nothing beats the
-          start, the start is exported.
+          start by more than chance, the start is exported.
 A base for files of one's own (`shipped_config`), such as configs/adapt.py.
 """
 

@@ -30,6 +30,7 @@ Metrics = dict[str, jax.Array]
 NEEDS = frozenset(
     {
         "vectors",  # sentence vectors of all views
+        "dropout",  # by which alone views of the same text differ
         "off_dropout",  # those of the anchors in a pass without dropout
         "mask_token",  # of the tokenizer
         "generator",  # the frozen masked LM: networks `generator` and `generator_head`

@@ -106,6 +106,8 @@ class Contrast(Objective):
     @property
     def needs(self) -> frozenset[str]:
         extra = {"off_dropout"} if self.options.negatives == "off_dropout" else set()
+        if self.options.positives == "dropout":
+            extra.add("dropout")
         return frozenset({"vectors"} | extra)
 
     def check_columns(self, count: int) -> None:

@@ -115,9 +115,12 @@ def _columns_of(run: Run, results: Mapping[str, Any], titles: dict[tuple[str, st
     if run.start:
         return scores | {metric: results["dev"]}
     title = DEV_TITLES.get(metric, f"dev {metric}")
-    others = metric in {known for known, _ in titles}
-    key = metric, results.get("dev_text", "")  # earlier versions did not record it
-    column = titles.setdefault(key, f"{title}, text of {run.row}" if others else title)
+    text = results.get("dev_text", "")
+    known = {text: column for (of, text), column in titles.items() if of == metric}
+    if known and ("" in known or not text):  # earlier versions did not record it: taken for the text of the others
+        column = next(iter(known.values()))
+    else:
+        column = titles.setdefault((metric, text), f"{title}, text of {run.row}" if known else title)
     return {column: results["dev"]} | scores
 
 

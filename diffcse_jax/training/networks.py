@@ -125,6 +125,26 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
         raise ConfigError(f"{keys}{schedule}: {error}") from error
 
 
+def about_equal_views(sizes: TransformerConfig, config: Config) -> str:
+    """A warning where both views of a single sentence are the same vector, by which nothing is learned; or nothing.
+
+    It is no error: SimCSE's Table 3 has rows of both kinds.
+
+    Args:
+        sizes: the encoder's, with the dropout of the run.
+        config: the run.
+    """
+    if config.data.augmentation != "none" or not config.needs("dropout"):
+        return ""
+    if not any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout)):
+        told = "dropout tells the two views of a sentence apart, and there is none; set "
+        return told + "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)"
+    if config.model.dropout_masks == "shared":
+        told = "dropout tells the two views of a sentence apart, and model.dropout_masks='shared' makes it the same; "
+        return told + "use 'independent'"
+    return ""
+
+
 def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
     """The named frozen masked LM, which must read and write the encoder's token ids.
 

@@ -23,6 +23,8 @@ from diffcse_jax.training.metrics import report, shown
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard
 
+FEWEST = 20  # queries or pairs: with less the bootstrap's interval is too narrow, and with one it is a point
+
 
 @runtime_checkable
 class Evaluation(Protocol):
@@ -83,7 +85,7 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     """Chooses and keeps the model that a run gives, once its checkpoints are written.
 
     Of equal models the one nearest to the start is chosen. With `eval.keep_start` that is the start itself, unless the
-    gain is more than chance: its 95 % interval is above 0.
+    gain is more than chance: its 95 % interval is above 0, and is over enough queries to say so.
 
     Args:
         workdir: the run's folder.
@@ -105,7 +107,7 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     higher = chosen.scores[metric] > baseline.dev[metric]
     gains = higher and bool(holding)
     interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    keeps_start = config.eval.keep_start and not (gains and interval[0] > 0)
+    keeps_start = config.eval.keep_start and not (gains and not _doubt(chosen.outcomes, interval))
     verdict = compared(chosen, baseline, evaluation, start.name, interval)
     if higher and (keeps_start or not holding):
         verdict = f"warning: {verdict}"
@@ -155,12 +157,19 @@ def compared(
     before, after = baseline.dev[evaluation.metric], measured.scores[evaluation.metric]
     low, high = interval
     opening = "better than" if after > before else "warning: nothing beat"
-    chance = "; 0 is in it: this may be chance" if after > before and low <= 0 else ""
+    doubt = _doubt(measured.outcomes, interval) if after > before else ""
     return (
         f"{opening} the start ({start}, {baseline.pooler}): {evaluation.metric} {after:.2f} against {before:.2f}, "
         f"{after - before:+.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
-        f"{evaluation.resampled}{chance})"
+        f"{evaluation.resampled}{doubt and f'; {doubt}: this may be chance'})"
     )
+
+
+def _doubt(outcomes: Outcomes, interval: tuple[float, float]) -> str:
+    """The reason why a gain may be chance; empty if it is more."""
+    if interval[0] <= 0:
+        return "0 is in it"
+    return f"over fewer than {FEWEST} it says little" if sum(map(len, outcomes)) < FEWEST else ""
 
 
 def _exported(trained: str, *, keeps_start: bool, gains: bool) -> str:

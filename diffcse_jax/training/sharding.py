@@ -57,8 +57,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
-        equal = "" if chunk == train.chunk_size else f", which makes chunks of {chunk},"
-        sizes[f"train.chunk_size={train.chunk_size}{equal}"] = chunk
+        of = f"train.batch_size={train.batch_size}, train.chunk_size={train.chunk_size}"
+        sizes[f"the chunk of {chunk} sentences ({of}; with train.chunk_size=0 there are none)"] = chunk
     if config.trains_generator_head:
         head = config.generator.head_batch_size
         sizes[f"generator.head_batch_size={head}"] = head

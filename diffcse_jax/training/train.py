@@ -30,6 +30,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints
 from diffcse_jax.storage.environment import record_start
@@ -85,7 +86,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     if about := start.about_pooler(asked, config):
         report(about)
     check_interpolation(config, start)
-    networks.for_run(encoder.config, config)
+    sizes = networks.for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
     generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
@@ -98,7 +99,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
-    examples = _examples(config, store)
+    examples = _examples(config, store, sizes)
     augmentation = open_augmentation(config.data, tokenizer)
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
@@ -236,7 +237,7 @@ def _sentences(
     return [{"line": places.get(row), "sentence": text} for row, text in zip(rows, texts, strict=True)]
 
 
-def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Crops:
+def _examples(config: Config, store: TokenStore, sizes: TransformerConfig) -> TokenStore | Neighbours | Crops:
     """The examples that batches are made of.
 
     Raises:
@@ -256,6 +257,8 @@ def _examples(config: Config, store: TokenStore) -> TokenStore | Neighbours | Cr
             f"data.augmentation={config.data.augmentation!r} makes second views of single sentences, and the text has "
             f"{columns} columns; use data.augmentation='none', or name one of them in data.columns"
         )
+    if columns == 1 and (about := networks.about_equal_views(sizes, config)):
+        report(f"warning: {about}")
     return examples
 
 
