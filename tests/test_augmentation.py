@@ -10,6 +10,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_networks import SIZES
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
@@ -200,4 +201,4 @@ def test_augmented_batches(tmp_path):
 def test_a_text_that_has_second_views_is_not_augmented(tmp_path):
     config = Config.from_dict({"data": {"augmentation": "crop"}})
     with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
-        train._examples(config, store_of(tmp_path, ("sentence", "positive")))
+        train._examples(config, store_of(tmp_path, ("sentence", "positive")), SIZES)
