@@ -767,6 +767,15 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     assert "STS-B dev, text of with DCL" in table.show(outcome, "text")
 
 
+@pytest.mark.parametrize("texts", [("", "", "a"), ("", "a", "")])
+def test_dev_scores_on_text_that_was_not_recorded_stay_in_one_column(tmp_path, texts):
+    plan = plan_of(tmp_path, seeds=(1,), start=("own",))
+    for run, text in zip(plan.runs, texts, strict=True):
+        finish(run, 80.0, text, STS12=60.0)
+    rows = table.document(table.read_outcome(plan))["rows"]
+    assert all(row["mean"].keys() == {"STS-B dev", "STS12"} for row in rows)
+
+
 def test_fine_tunings_have_a_table_of_their_own(tmp_path):
     fields = TUNED | {"start": ("own",), "tasks": ("geometry",)}
     published = {"start, together": {"sst_accuracy": 50.0}}
