@@ -256,7 +256,7 @@ class EvalConfig:
     keep_start: bool = option(
         False,
         "export the start itself, with its own pooler, if nothing that was trained has a better eval.metric by more "
-        "than chance: with a 95 % interval of the gain that is above 0",
+        "than chance: with a 95 % interval of the gain above 0, over 20 queries or pairs or more",
     )
     interpolate: int = option(
         0,
