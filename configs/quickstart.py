@@ -2,8 +2,8 @@
 
 Command:   make quickstart      (or: python train.py --config configs/quickstart.py)
 Text:      docstrings of the standard library, numpy, scipy, jax and other installed packages.
-Settings:  those of configs/adapt.py, with half of its batch, for half of its time: a docstring's first sentence and its
-           rest are a pair.
+Settings:  those of configs/adapt.py, with half of its batch, to be done sooner (docs/adaptation.md): a docstring's
+           first sentence and its rest are a pair.
 Dev score: retrieval on held-out functions: from a docstring's first sentence find the rest of it.
 """
 
