@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_tokens import word_tokenizer
 
 from diffcse_jax.config import Config
-from diffcse_jax.data import docstrings, documents, file_sets, held_out, markdown, pairs, tokens
+from diffcse_jax.data import docstrings, documents, file_sets, held_out, pairs, tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.examples import examples_of
 from diffcse_jax.data.sources import open_corpus, open_documents
@@ -342,34 +342,6 @@ def test_a_markdown_file_is_a_document_and_places_of_several_files_are_told(tmp_
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({key: "This is one text. This is another text."}))
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: missing key"):
         list(opened(tmp_path / "*.jsonl", "lead", on_bad_line="error"))
-
-
-def test_code_and_tables_of_markdown_end_where_they_end():
-    text = "\n".join(
-        [
-            "# C#",
-            "```make test``` runs all tests.",
-            "````text",
-            "```",
-            "~~~",
-            "code",
-            "```` no end",
-            "````",
-            "Then this follows:",
-            "| a | b |",
-            "|---|---|",
-            "~~~ python",
-            "more code",
-            "~~~~",
-            "## The end ##",
-            "It is here.",
-        ]
-    )
-    found = [(title, [line for line in lines if line]) for title, lines in markdown.sections(text)]
-    assert found == [
-        ("C#", ["make test runs all tests.", "Then this follows:"]),
-        ("C#: The end", ["It is here."]),
-    ]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.markdown import sections
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
 
 
@@ -46,43 +45,3 @@ def test_lines_broken_to_fit_a_width_are_joined():
 def test_a_sentence_a_line_stays_that():
     lines = ["This line is a sentence, and rather long it is.", "This one is, too, and about as long as that.", "12"]
     assert sentences_of([*lines, "---"]) == lines
-
-
-MARKDOWN = """---
-layout: page
----
-# The *tool*
-
-It does [one thing](https://example.org) well.
-It does `it` fast.
-
-## Installation ##
-
-![a picture](a.png)
-
-- Get **the package**.
-- Run it,
-  with care.
-
-```
-code is no text
-```
-
-| a | table |
-|---|---|
-
-Heading by a line
------------------
-Text of it.
-<!-- nobody
-sees this -->
-"""
-
-
-def test_markdown_is_titled_sections():
-    found = [(title, sentences_of(lines)) for title, lines in sections(MARKDOWN)]
-    assert found == [
-        ("The tool", ["It does one thing well.", "It does it fast."]),
-        ("The tool: Installation", ["Get the package.", "Run it, with care."]),
-        ("The tool: Heading by a line", ["Text of it."]),
-    ]
