@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from diffcse_jax.data.documents import of_files
-from diffcse_jax.data.markdown import READING, sections
+from diffcse_jax.data.markdown import sections
 
 PAGE = """---
 layout: page
@@ -102,12 +101,3 @@ def test_no_text_takes_long(part):
     start = time.process_time()
     read("---\n" + part * 20_000)
     assert time.process_time() - start < 5  # half a second at most, where time grows with length
-
-
-def test_another_reading_of_the_same_files_is_another_text(tmp_path, monkeypatch):
-    (tmp_path / "a.md").write_text("# A\n\nText.\n")
-    source = of_files("a", tmp_path, [tmp_path / "a.md"])
-    before = source.fingerprint()
-    assert before == source.fingerprint()
-    monkeypatch.setattr("diffcse_jax.data.markdown.READING", READING + 1)
-    assert source.fingerprint() != before

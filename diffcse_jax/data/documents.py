@@ -126,7 +126,7 @@ def of_files(name: str, root: Path, files: Sequence[Path]) -> Documents:
     """
 
     def fingerprint() -> str:
-        digest = hashlib.sha256(f"markdown, reading {markdown.READING}\n".encode())
+        digest = hashlib.sha256()
         for file in files:
             content = file.read_bytes()
             digest.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode(errors="surrogateescape"))

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-READING = 2  # counts changes to what is read from the same file: token stores of another reading are not used
-
 FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n(.*?)\n(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 FRONT_TITLE = re.compile(r"^title[ \t]*[:=](.*)$", re.MULTILINE)
 CONTAINER = re.compile(r"^[ \t>]*:{3,}.*$", re.MULTILINE)
@@ -60,14 +58,14 @@ def sections(text: str) -> Iterator[tuple[str, list[str]]]:
         yield _title(path), paragraphs
 
 
-def plain(text: str, links: MutableMapping[str, Any] | None = None) -> str:
+def plain(text: str, links: MutableMapping[str, Any]) -> str:
     """A paragraph or heading as a line without markup.
 
     Args:
         text: its source.
         links: the definitions of links that the document has.
     """
-    (line,) = INLINE.parseInline(INCLUSION.sub("", text), {} if links is None else links)
+    (line,) = INLINE.parseInline(INCLUSION.sub("", text), links)
     return " ".join("".join(map(_words, line.children or ())).split())
 
 

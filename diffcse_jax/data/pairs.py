@@ -20,7 +20,7 @@ CHARACTERS_PER_TOKEN = 4  # of English, in passages that are to have so many tok
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # tokens of a passage at most, where characters are tokens
-RULES = 2  # of this module and of `data/documents.py`: another number makes token stores anew
+RULES = 3  # of this module, `data/documents.py` and `data/markdown.py`: another number makes token stores anew
 
 COUNT = "documents"
 HELD_OUT = "of them held out"
