@@ -165,6 +165,34 @@ def test_corpora(tmp_path, extension, data):
         "".join(row).encode()
 
 
+MARKDOWN = b"""---
+title: "One"
+---
+# A `<b>` [c](d "e") ![f](g)
+
+It is *here*, <https://example.org>. And [there][1] &amp; {% x %} it is.
+
+[1]: <a b>
+::: note
+> [!NOTE] 1. - [x] two
+| a | b |
+|---|---|
+~~~
+## B
+<div>all of it is here</div>
+"""
+
+
+@fuzzed
+@given(content=spoiled(MARKDOWN) | st.binary(max_size=200))
+def test_documents(tmp_path, content):
+    path = write(tmp_path / "a.md", content)
+    rows = result_or_user_error(lambda: list(open_corpus(DataConfig(train_file=str(path), pairs="lead"))))
+    for row in rows or []:
+        assert all(map(str.strip, row))
+        "".join(row).encode()
+
+
 @fuzzed
 @given(content=spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n") | st.binary(max_size=100))
 def test_pairs(tmp_path, content):
