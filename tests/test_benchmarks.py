@@ -22,6 +22,7 @@ from tiny_model import write_tiny_model
 from benchmarks import (
     adaptation_recipes,
     components,
+    cpp_docs,
     encode,
     flops,
     input_pipeline,
@@ -429,6 +430,29 @@ def test_what_recipes_are_trained_on():
     assert all(set(kept) <= set(text.split()) for kept, text in zip(words, sentences, strict=True))
     assert (len(words[0]), words[2]) == (1, sorted(words[2], key=lambda word: int(word[1:])))
     assert abs(len(words[2]) - 160) < 4 * (400 * 0.4 * 0.6) ** 0.5  # standard deviations
+
+
+def test_messages_of_pages_left_out_are_labelled_text(tmp_path):
+    def write(name, message, remarks):
+        path = tmp_path / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"---\ntitle: E\n---\n# Error {name}\n\n> {message}\n\n## Remarks\n\n{remarks}\n")
+
+    names = [f"error-messages/c{number}.md" for number in range(60)]
+    for number, name in enumerate(names):
+        write(name, f"'x{number}' : is an error of this kind", "It is so " * 30 if number % 2 else "Short.")
+    write("TOC.md", "This is no page at all", "It is not " * 10)
+    left_out = {name for name in names if cpp_docs.is_left_out(name)}
+    assert 2 < len(left_out) < 15
+    cpp_docs.main(["--checkout", str(tmp_path), "--output", str(tmp_path / "new")])
+    written = {file.name.replace("__", "/") for file in (tmp_path / "new/pages").iterdir()}
+    assert written == set(names) - left_out
+    rows = [line.split("\t") for line in (tmp_path / "new/test.tsv").read_text().splitlines()]
+    (first,) = rows  # of texts that are told twice one pair is left, of short ones none
+    assert first[0].endswith(" : is an error of this kind")
+    assert first[1] == "It is so " * 21 + "It"
+    with pytest.raises(SystemExit):
+        cpp_docs.main(["--checkout", str(tmp_path / "new"), "--output", str(tmp_path)])
 
 
 def test_a_stopwatch_stands_still_during_some_calls(monkeypatch):
