@@ -5,7 +5,8 @@
     python -m benchmarks.adaptation_recipes --text cpp/pages --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
 
 A hash of its path leaves every tenth page out of the documents. Among those, the pages of compiler messages are the
-labelled text: the message, and the first 64 words of the remarks that explain it.
+labelled text, `test.tsv`: the message, and the first 64 words of the remarks that explain it. `all.tsv` has them of all
+pages, for a difference that so few cannot tell; its texts are trained on, the pairs are not.
 """
 
 import argparse
@@ -46,10 +47,11 @@ def explained(text: str) -> tuple[str, str] | None:
 def labelled(texts: Iterable[str]) -> list[tuple[str, str]]:
     """Pairs of message and remarks; of pairs that share a text the first one."""
     rows: list[tuple[str, str]] = []
-    for text in texts:
-        pair = explained(text)
-        if pair and not set(pair) & {text for row in rows for text in row}:
+    seen: set[str] = set()
+    for pair in filter(None, map(explained, texts)):
+        if not seen & set(pair):
             rows.append(pair)
+            seen |= set(pair)
     return rows
 
 
@@ -57,11 +59,15 @@ def _line(paragraphs: list[str], most_words: int | None = None) -> str:
     return " ".join(" ".join(paragraphs).split()[:most_words])
 
 
+def _write(path: Path, rows: Iterable[tuple[str, str]]) -> None:
+    path.write_text("".join(f"{message}\t{remarks}\n" for message, remarks in rows), encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, required=True, help="folder of the repository")
-    parser.add_argument("--output", type=Path, required=True, help="folder for `pages` and `test.tsv`")
+    parser.add_argument("--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`")
     options = parser.parse_args(argv)
     with reported_to_user():
         found = dict(pages(options.checkout))
@@ -72,13 +78,11 @@ def main(argv: list[str] | None = None) -> None:
         for name, text in found.items():
             if not is_left_out(name):
                 (folder / name.replace("/", "__")).write_text(text, encoding="utf-8")
-        rows = labelled(
-            text for name, text in found.items() if is_left_out(name) and name.startswith("error-messages/")
-        )
-        (options.output / "test.tsv").write_text(
-            "".join(f"{message}\t{remarks}\n" for message, remarks in rows), encoding="utf-8"
-        )
-        print(f"{sum(not is_left_out(name) for name in found):,} pages, {len(rows)} labelled pairs", file=sys.stderr)
+        messages = {name: text for name, text in found.items() if name.startswith("error-messages/")}
+        tests = labelled(text for name, text in messages.items() if is_left_out(name))
+        _write(options.output / "test.tsv", tests)
+        _write(options.output / "all.tsv", labelled(messages.values()))
+        print(f"{sum(not is_left_out(name) for name in found):,} pages, {len(tests)} labelled pairs", file=sys.stderr)
 
 
 if __name__ == "__main__":

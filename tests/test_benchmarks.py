@@ -449,6 +449,7 @@ def test_messages_of_pages_left_out_are_labelled_text(tmp_path):
     assert written == set(names) - left_out
     rows = [line.split("\t") for line in (tmp_path / "new/test.tsv").read_text().splitlines()]
     (first,) = rows  # of texts that are told twice one pair is left, of short ones none
+    assert len((tmp_path / "new/all.tsv").read_text().splitlines()) == 1
     assert first[0].endswith(" : is an error of this kind")
     assert first[1] == "It is so " * 21 + "It"
     with pytest.raises(SystemExit):
