@@ -1,4 +1,4 @@
-"""Documents and labelled pairs of Microsoft's C++ documentation, a text that no setting was chosen on.
+"""Documents and labelled pairs of Microsoft's C++ documentation, a text on which the preset was not chosen.
 
     git clone https://github.com/MicrosoftDocs/cpp-docs && git -C cpp-docs checkout a2e592a
     python -m benchmarks.cpp_docs --checkout cpp-docs --output cpp
