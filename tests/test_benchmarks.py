@@ -22,11 +22,11 @@ from tiny_model import write_tiny_model
 from benchmarks import (
     adaptation_recipes,
     components,
-    cpp_docs,
     encode,
     flops,
     input_pipeline,
     measure,
+    other_texts,
     planning,
     torch_twin,
     train_step,
@@ -432,7 +432,7 @@ def test_what_recipes_are_trained_on():
     assert abs(len(words[2]) - 160) < 4 * (400 * 0.4 * 0.6) ** 0.5  # standard deviations
 
 
-def test_messages_of_pages_left_out_are_labelled_text(tmp_path):
+def test_pages_left_out_are_labelled_text(tmp_path):
     def write(name, message, remarks):
         path = tmp_path / "docs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -442,18 +442,38 @@ def test_messages_of_pages_left_out_are_labelled_text(tmp_path):
     for number, name in enumerate(names):
         write(name, f"'x{number}' : is an error of this kind", "It is so " * 30 if number % 2 else "Short.")
     write("TOC.md", "This is no page at all", "It is not " * 10)
-    left_out = {name for name in names if cpp_docs.is_left_out(name)}
+    left_out = {name for name in names if other_texts.is_left_out(f"docs/{name}", 10)}
     assert 2 < len(left_out) < 15
-    cpp_docs.main(["--checkout", str(tmp_path), "--output", str(tmp_path / "new")])
+    other_texts.main(["--text", "cpp", "--checkout", str(tmp_path), "--output", str(tmp_path / "new")])
     written = {file.name.replace("__", "/") for file in (tmp_path / "new/pages").iterdir()}
-    assert written == set(names) - left_out
+    assert written == {f"docs/{name}" for name in set(names) - left_out}
     rows = [line.split("\t") for line in (tmp_path / "new/test.tsv").read_text().splitlines()]
     (first,) = rows  # of texts that are told twice one pair is left, of short ones none
     assert len((tmp_path / "new/all.tsv").read_text().splitlines()) == 1
     assert first[0].endswith(" : is an error of this kind")
     assert first[1] == "It is so " * 21 + "It"
     with pytest.raises(SystemExit):
-        cpp_docs.main(["--checkout", str(tmp_path / "new"), "--output", str(tmp_path)])
+        other_texts.main(["--text", "powershell", "--checkout", str(tmp_path), "--output", str(tmp_path / "none")])
+
+
+def test_commands_and_questions_are_labelled_text(tmp_path):
+    commands = tmp_path / "reference/7.5"
+    commands.mkdir(parents=True)
+    (commands / "Get-It.md").write_text(
+        "# Get-It\n\n## SYNOPSIS\nGets it\nat once.\n\n## DESCRIPTION\n\nThe command.\n"
+    )
+    (commands / "About.md").write_text("# About\n\n## DESCRIPTION\n\nNo command.\n")
+    about, command = other_texts.powershell(tmp_path)
+    assert (about.pairs, command.pairs) == ((), [("Gets it at once.", "The command.")])
+    questions = tmp_path / "1_Questions"
+    questions.mkdir()
+    pair = "<QAPair><Question>What is\n gout ?</Question><Answer>{}</Answer></QAPair>"
+    for number, answers in enumerate([["Gout hurts.\n    - Often", ""], [""]]):
+        asked = "".join(map(pair.format, answers))
+        (questions / f"{number}.xml").write_text(f"<Document><Focus>Gout</Focus>{asked}</Document>")
+    (page,) = other_texts.medquad(tmp_path)
+    assert page.text == "# Gout\n\nGout hurts.\n- Often"
+    assert page.pairs == [("What is gout ?", "Gout hurts. - Often"), ("What is gout ?", "")]
 
 
 def test_a_stopwatch_stands_still_during_some_calls(monkeypatch):

@@ -1,0 +1,154 @@
+"""Documents and labelled pairs of texts that are public as repositories: other text than docstrings and manual pages.
+
+    git clone https://github.com/MicrosoftDocs/cpp-docs && git -C cpp-docs checkout a2e592a
+    python -m benchmarks.other_texts --text cpp --checkout cpp-docs --output cpp
+    python -m benchmarks.adaptation_recipes --text cpp/pages --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
+
+A hash of its path leaves every tenth page (of PowerShell, which has few, every third) out of the documents. `test.tsv`
+has labelled pairs of those, `all.tsv` of all pages, for a difference that so few cannot tell: its texts are trained on,
+the pairs are not. Texts to be found are cut to 64 words, and of pairs that share a text the first is taken.
+
+--text      repository, commit                      query, and text to be found
+cpp         MicrosoftDocs/cpp-docs, a2e592a         a compiler's message, and the remarks that explain it
+powershell  MicrosoftDocs/PowerShell-Docs, 27138b2  a command's synopsis, and its description
+medquad     abachaa/MedQuAD, 577bd37                a question on a disease, and its answer (NIH)
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from diffcse_jax.data.markdown import sections
+from diffcse_jax.errors import ConfigError, reported_to_user
+
+WORDS = 64
+FEWEST_CHARACTERS = 20
+
+Pair = tuple[str, str]
+
+
+class Page(NamedTuple):
+    """A page.
+
+    Attributes:
+        path: in the repository.
+        text: markdown.
+        pairs: labelled ones, queries and texts to be found.
+    """
+
+    path: str
+    text: str
+    pairs: Sequence[Pair] = ()
+
+
+class Text(NamedTuple):
+    """A repository's text.
+
+    Attributes:
+        pages: of a checkout.
+        left_out: the share of the pages that is no training text, 1 of so many.
+    """
+
+    pages: Callable[[Path], Iterator[Page]]
+    left_out: int
+
+
+def cpp(checkout: Path) -> Iterator[Page]:
+    """Microsoft's C++ documentation; tables of contents and what pages include are no pages."""
+    for path, text in _markdown(checkout, "docs"):
+        if not path.endswith("/TOC.md") and "/includes/" not in path:
+            (_, message), (title, remarks), *_ = [*sections(text), ("", []), ("", [])]
+            explained = path.startswith("docs/error-messages/") and title.endswith(": Remarks")
+            yield Page(path, text, [(_line(message), _line(remarks))] if explained else ())
+
+
+def powershell(checkout: Path) -> Iterator[Page]:
+    """PowerShell's reference and concepts."""
+    for path, text in _markdown(checkout, "reference/7.5", "reference/docs-conceptual"):
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in sections(text)}
+        command = {"SYNOPSIS", "DESCRIPTION"} <= told.keys()
+        yield Page(path, text, [(told["SYNOPSIS"], told["DESCRIPTION"])] if command else ())
+
+
+def medquad(checkout: Path) -> Iterator[Page]:
+    """Answers on a disease, below its name; questions are in the labelled pairs alone."""
+    for file in sorted(checkout.glob("*/*.xml")):
+        page = ElementTree.parse(file).getroot()
+        asked = [(_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")]
+        answers = ["\n".join(map(str.strip, answer.splitlines())) for _, answer in asked if answer.strip()]
+        if answers:
+            text = "\n\n".join([f"# {_line([_of(page, 'Focus')])}", *answers])
+            yield Page(file.relative_to(checkout).as_posix(), text, [(query, _line([found])) for query, found in asked])
+
+
+TEXTS = {"cpp": Text(cpp, 10), "powershell": Text(powershell, 3), "medquad": Text(medquad, 10)}
+
+
+def is_left_out(path: str, one_of: int) -> bool:
+    """True of one of so many pages, by the SHA-1 of its path in the repository."""
+    return int(hashlib.sha1(path.encode()).hexdigest(), 16) % one_of == 0
+
+
+def labelled(pages: Iterable[Page]) -> list[Pair]:
+    """Their pairs, texts to be found cut, short ones left out, and of pairs that share a text all but the first."""
+    rows: list[Pair] = []
+    seen: set[str] = set()
+    for query, found in (pair for page in pages for pair in page.pairs):
+        pair = query, " ".join(found.split()[:WORDS])
+        if min(map(len, pair)) >= FEWEST_CHARACTERS and not seen & set(pair):
+            rows.append(pair)
+            seen |= set(pair)
+    return rows
+
+
+def _markdown(checkout: Path, *folders: str) -> Iterator[tuple[str, str]]:
+    for folder in folders:
+        for file in sorted((checkout / folder).rglob("*.md")):
+            yield file.relative_to(checkout).as_posix(), file.read_text(encoding="utf-8-sig")
+
+
+def _line(lines: Iterable[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def _of(element: ElementTree.Element, name: str) -> str:
+    return element.findtext(name) or ""
+
+
+def _write(path: Path, rows: Iterable[Pair]) -> None:
+    path.write_text("".join(f"{query}\t{found}\n" for query, found in rows), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", choices=TEXTS, required=True)
+    parser.add_argument("--checkout", type=Path, required=True, help="folder of the repository")
+    parser.add_argument("--output", type=Path, required=True, help="folder for `pages`, `test.tsv` and `all.tsv`")
+    options = parser.parse_args(argv)
+    with reported_to_user():
+        text = TEXTS[options.text]
+        pages = list(text.pages(options.checkout))
+        if not pages:
+            raise ConfigError(f"--checkout {options.checkout}: no pages of --text {options.text}")
+        folder = options.output / "pages"
+        folder.mkdir(parents=True, exist_ok=True)
+        left_out = []
+        for page in pages:
+            if is_left_out(page.path, text.left_out):
+                left_out.append(page)
+            else:
+                name = Path(page.path).with_suffix(".md").as_posix().replace("/", "__")
+                (folder / name).write_text(page.text, encoding="utf-8")
+        tests = labelled(left_out)
+        _write(options.output / "test.tsv", tests)
+        _write(options.output / "all.tsv", labelled(pages))
+        print(f"{len(pages) - len(left_out):,} pages, {len(tests):,} labelled pairs", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
