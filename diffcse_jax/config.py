@@ -277,6 +277,8 @@ def _check_dev_metrics(config: _Config) -> None:
             known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
             raise ConfigError(f"eval.beside: {name!r} is not one of {', '.join(known)}")
         _check_dev_metric(config, f"eval.beside={name!r}", name)
+    for name in options.hold:
+        _check_dev_metric(config, f"eval.hold={name!r}", name)
     _check_dev_metric(config, f"eval.metric={options.metric!r}", options.metric)
 
 

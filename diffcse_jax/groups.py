@@ -13,14 +13,13 @@ OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 DROPOUT_SCHEDULES = ("none", "linear", *(f"mask{number}" for number in range(1, 13)))
 START = "start"  # as the name of a checkpoint: the one that the encoder starts from
 STS_DEV_TASKS = ("STSBenchmark", "SICKRelatedness")
+HELD_OUT_METRICS = ("lead_retrieval", "neighbours_retrieval", "halves_retrieval")  # of documents, without labels
 DEV_METRICS = (
     "stsb_spearman",
     "average_spearman",
     "pairs_spearman",
     "pairs_retrieval",
-    "lead_retrieval",
-    "neighbours_retrieval",
-    "halves_retrieval",
+    *HELD_OUT_METRICS,
 )
 OWN_TASKS = ("pairs_retrieval", "duplicates")  # on files of one's own, named KIND:FILE (evaluation/own_pairs.py)
 
@@ -257,6 +256,13 @@ class EvalConfig:
         False,
         "export the start itself, with its own pooler, if nothing that was trained has a better eval.metric by more "
         "than chance: with a 95 % interval of the gain above 0, over 20 queries or pairs or more",
+    )
+    hold: tuple[str, ...] = option(
+        (),
+        "metrics of documents that the selected model may not be below the start in by more than chance (a 95 % "
+        "interval below 0): what is gained in eval.metric may be lost by other queries. With eval.keep_start such a "
+        "model is not exported, elsewhere it is named; what the text has too few pairs for is left out",
+        choices=HELD_OUT_METRICS,
     )
     interpolate: int = option(
         0,

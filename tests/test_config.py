@@ -77,6 +77,7 @@ COMPANIONS_OF = {  # of one key alone
     "matryoshka.sizes": {"model.projector": "none"},
     "eval.metric": {"data.held_out": 0.1},
     "eval.beside": {"data.held_out": 0.1},
+    "eval.hold": {"data.held_out": 0.1},
     "data.held_out": {"data.pairs": "lead"},
 }
 

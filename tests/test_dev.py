@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -151,6 +152,30 @@ def test_metrics_beside_the_one_that_chooses(tmp_path, capsys):
     halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
     scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5, **halves))
     assert (scores["halves_retrieval"], scores["stsb_spearman"]) == pytest.approx((100, 100))
+
+
+def test_what_falls_by_more_than_chance(monkeypatch, capsys):
+    monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
+    options = {"metric": "pairs_retrieval", "pairs_file": "docstrings", "hold": ("halves_retrieval",)}
+    halves = [(f"{n} is the one half", f"and {n} the other one") for n in range(20)]
+    sentences = [f"{first} {second}" for first, second in halves]
+    rng = np.random.default_rng(0)
+    found = {text: vector for pair, vector in zip(halves, rng.normal(size=(20, 8)), strict=True) for text in pair}
+    lost = {text: rng.normal(size=8) for text in found}
+
+    evaluation = build(sentences, **options)
+    good, bad = (evaluation.held(TableEncoder(vectors)) for vectors in (found, lost))
+    assert evaluation.falls(good, good) == evaluation.falls(bad, good) == []
+    (told,) = evaluation.falls(good, bad)
+    expected = r"halves_retrieval \d\d\.\d\d against 100\.00 \(95 % interval -\S+ to -\S+, bootstrap over 20 queries\)"
+    assert re.fullmatch(expected, told)
+    assert not capsys.readouterr().err
+
+    assert build(sentences[1:], **options).held(TableEncoder(found)) == {}
+    notice = "notice: eval.hold: halves_retrieval is left out: it has 19 pairs, and tells nothing with fewer than 20\n"
+    assert capsys.readouterr().err == notice
+    build(["one", "two"], **options)
+    assert "halves_retrieval is left out: data.train_file=wiki1m has too few sentences" in capsys.readouterr().err
 
 
 ONE = ["The first subject comes up here.", "The first one has a second sentence.", "And its third one is here."]

@@ -55,6 +55,13 @@ class Evaluation:
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]
 
+    def held(self, encoder):
+        return {"halves": weight_of(encoder)}
+
+    def falls(self, start, model):
+        assert start == {"halves": 0.0}
+        return ["halves 1.00 against 2.00"] if model["halves"] > 2 else []
+
     def interval(self, start, model):
         gain = model[0][0] - start[0][0]
         return gain - 1.5, gain + 1.5
@@ -64,6 +71,7 @@ class Evaluation:
 def chosen(tmp_path, monkeypatch):
     """Finishes a run with checkpoints at steps, and gives the encoder that is read from its workdir."""
     monkeypatch.setattr(selection.SentenceEncoder, "from_saved", lambda saved: saved)
+    monkeypatch.setattr(Start, "encoder", lambda start, config: start.checkpoint)
     constant = {name: np.zeros_like(array) for name, array in ENCODER.transformer.items()}
     checkpoint = dataclasses.replace(ENCODER, hf_config=HF_CONFIG, transformer=constant)
     tokenizer = mock.Mock(spec=PreTrainedTokenizerFast)
@@ -114,6 +122,24 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     else:
         assert saved.pooler == "avg"
         assert saved.dev == MEASURED[weight].scores
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "weight", "exported"),
+    [
+        (2, {"keep_start": True}, 2.0, "step 2"),
+        (4, {}, 4.0, "step 4"),
+        (4, {"keep_start": True}, 0.0, "the start, unchanged (with eval.keep_start=False: step 4)"),
+        (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 of the weights of step 4 and 0.5 of the start's"),
+        (4, {"keep_start": True, "interpolate": 1}, 0.0, "the start, unchanged (with eval.keep_start=False: step 4)"),
+    ],
+)
+def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, exported, chosen):
+    saved, verdict = chosen(step, hold=("halves_retrieval",), **options)
+    assert weight_of(saved) == pytest.approx(weight)
+    assert verdict.endswith(f"; exported: {exported}")
+    fell = "; but other queries find less: halves 1.00 against 2.00 (eval.hold); exported: "
+    assert (fell in verdict) == verdict.startswith("warning: better than") == (weight != 2)
 
 
 def test_a_bound_that_no_model_holds_is_named(chosen):

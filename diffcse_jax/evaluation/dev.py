@@ -30,7 +30,7 @@ from diffcse_jax.groups import EvalConfig
 from diffcse_jax.runtime import hosts
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.digests import of_json
-from diffcse_jax.storage.selection import Measured, Outcomes
+from diffcse_jax.storage.selection import FEWEST, Measured, Outcomes
 
 STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
 OF_STS = {"stsb_spearman", "average_spearman"}  # metrics
@@ -53,6 +53,7 @@ class DevEvaluation:
     score: Scorer
     evidence: Evidence  # of the metric
     beside: Mapping[str, Scorer]  # by the name of the metric that is taken of each
+    hold: Mapping[str, Evidence]  # of the metrics of `eval.hold`, which are no scores
     guard: Guard | None = None
 
     @property
@@ -73,6 +74,24 @@ class DevEvaluation:
         """The scores, and what `metric` summarises."""
         encoder = Remembering(encoder)
         return Measured(self(encoder), self.evidence.of(encoder))
+
+    def held(self, encoder: Encoder) -> dict[str, Outcomes]:
+        """What the metrics of `eval.hold` summarise, by their names."""
+        encoder = Remembering(encoder)
+        return {name: evidence.of(encoder) for name, evidence in self.hold.items()}
+
+    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+        """The metrics of `eval.hold` in which a model is below the start by more than chance, in words."""
+        told = []
+        for name, evidence in self.hold.items():
+            low, high = evidence.interval(start[name], model[name])
+            if high < 0:
+                before, after = (np.mean(outcomes[name]) for outcomes in (start, model))
+                told.append(
+                    f"{name} {after:.2f} against {before:.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
+                    f"{evidence.describe()})"
+                )
+        return told
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """A 95 % interval for the metric of a model less that of the start."""
@@ -96,15 +115,36 @@ def build_dev_evaluation(
         DataError: a file that cannot be used, or too little text.
     """
     batch_size = config.eval.batch_size
-    texts, *others = hosts.decided_by_first(lambda: _texts_of_all(config, training_sentences))
+    texts, others, held = hosts.decided_by_first(
+        lambda: [*_texts_of_all(config, training_sentences), _texts_to_hold(config, training_sentences)]
+    )
     beside = {other["metric"]: _scorer(other, batch_size) for other in others}
+    hold = {each["metric"]: _evidence(each, batch_size) for each in held}
     guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
     text = of_json(texts)
-    return DevEvaluation(texts["metric"], text, _scorer(texts, batch_size), _evidence(texts, batch_size), beside, guard)
+    score, evidence = _scorer(texts, batch_size), _evidence(texts, batch_size)
+    return DevEvaluation(texts["metric"], text, score, evidence, beside, hold, guard)
 
 
-def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
-    """Those of the metric that chooses, then of those beside it."""
+def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
+    """Those of `eval.hold`, as far as there are enough to tell a fall from chance."""
+    found = []
+    for metric in dict.fromkeys(config.eval.hold):
+        try:
+            texts = _texts(config, metric, training_sentences)
+            count = len(texts["pairs"][0])
+            reason = f"it has {count} pairs, and tells nothing with fewer than {FEWEST}" if count < FEWEST else ""
+        except DataError as error:
+            reason = str(error)
+        if reason:
+            print(f"notice: eval.hold: {metric} is left out: {reason}", file=sys.stderr)
+        else:
+            found.append(texts)
+    return found
+
+
+def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]]) -> tuple[Texts, list[Texts]]:
+    """Those of the metric that chooses, and of those beside it."""
     options, metric = config.eval, config.eval.metric
     problem = _missing_sts_data(options) if {metric, *options.beside} & OF_STS else ""
     if problem and metric in OF_STS:
@@ -117,7 +157,8 @@ def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]
     if problem and (left_out := OF_STS.intersection(beside)):
         print(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}", file=sys.stderr)
         beside = [name for name in beside if name not in left_out]
-    return [_texts(config, name, training_sentences) for name in (metric, *beside)]
+    chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *beside)]
+    return chosen, others
 
 
 def _texts(config: Config, metric: str, training_sentences: Callable[[], Iterable[str]]) -> Texts:

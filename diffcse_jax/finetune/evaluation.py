@@ -1,7 +1,7 @@
 """The dev scores of labelled tasks, whose average chooses the best checkpoint."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import scipy.stats
@@ -61,6 +61,16 @@ class TaskEvaluation:
         scores[AVERAGE] = sum(scores.values()) / len(scores)
         guard = {self.guard.name: self.guard(model.encoder)} if self.guard else {}
         return Measured(scores | guard, outcomes)
+
+    def held(self, model: TaskModel) -> dict[str, Outcomes]:
+        """Nothing: the metrics of `eval.hold` are of documents."""
+        del model
+        return {}
+
+    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+        """None of them."""
+        del start, model
+        return []
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """A 95 % interval for the average of a model less that of the start."""

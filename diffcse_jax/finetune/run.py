@@ -366,7 +366,7 @@ def _check(config: Config) -> None:
             f"data.augmentation={config.data.augmentation!r} makes second views of sentences, and fine-tuning reads "
             "labelled rows as they are; leave it out"
         )
-    for key in ("keep_start", "interpolate"):
+    for key in ("keep_start", "interpolate", "hold"):
         if getattr(config.eval, key):
             raise ConfigError(f"eval.{key} compares encoders, and a fine-tuned one comes with heads; leave it out")
     if config.eval.beside:

@@ -27,6 +27,7 @@ _LATER = ("metrics", "dev_text")
 _CHOSEN_AGAIN = "the command that trained the run, started again, chooses the model once more"
 
 Outcomes = list[list[float]]  # what a dev metric summarises: of each of its data sets, one value per query or pair
+FEWEST = 20  # of these: with less the bootstrap's interval is too narrow, and with one it is a point
 
 
 class Measured(NamedTuple):

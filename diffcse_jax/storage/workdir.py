@@ -66,6 +66,7 @@ FREE_ON_RESUME = {
     "eval.batch_size",
     "eval.keep_start",
     "eval.interpolate",
+    "eval.hold",
     "finetune.data_dir",
     "finetune.predictions",
     "data.cache_dir",

@@ -40,7 +40,7 @@ LOCK = "study.lock"
 NOT_BEGUN = "not begun"
 SAFE = "What the runs have saved stays as it is."
 # Keys that neither trainings nor their scores depend on: those of `eval` choose the model that a run gives.
-FREE = FREE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate"}
+FREE = FREE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its lock file is kept open by what it starts

@@ -1,6 +1,7 @@
 """The model that a finished run gives: its best checkpoint, weights between that and the start, or the start itself."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.storage.selection import (
+    FEWEST,
     Measured,
     Outcomes,
     Record,
@@ -22,8 +24,6 @@ from diffcse_jax.storage.selection import (
 from diffcse_jax.training.metrics import report, shown
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard
-
-FEWEST = 20  # queries or pairs: with less the bootstrap's interval is too narrow, and with one it is a point
 
 
 @runtime_checkable
@@ -47,6 +47,12 @@ class Evaluation(Protocol):
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """A 95 % interval for `metric` of the model less that of the start."""
+
+    def held(self, encoder: Any) -> Mapping[str, Outcomes]:
+        """What the metrics of `eval.hold` summarise, by their names."""
+
+    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> Sequence[str]:
+        """Those in which the model is below the start by more than chance, in words."""
 
     @property
     def resampled(self) -> str:
@@ -84,12 +90,14 @@ def check_guard(config: Config, evaluation: Evaluation, baseline: Record) -> Non
 def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, baseline: Record) -> Selection:
     """Chooses and keeps the model that a run gives, once its checkpoints are written.
 
-    Of equal models the one nearest to the start is chosen. With `eval.keep_start` that is the start itself, unless the
-    gain is more than chance: its 95 % interval is above 0, and is over enough queries to say so.
+    Of equal models the one nearest to the start is chosen, among those that hold `eval.max_drop` and then, where there
+    are such, `eval.hold`. With `eval.keep_start` it is the start itself, unless the gain is more than chance: its 95 %
+    interval is above 0, and is over enough queries to say so; or unless a metric of `eval.hold` falls.
 
     Args:
         workdir: the run's folder.
-        config: its configuration, of which `eval.keep_start`, `eval.interpolate` and `eval.max_drop` count.
+        config: its configuration, of which `eval.keep_start`, `eval.interpolate`, `eval.hold` and `eval.max_drop`
+            count.
         evaluation: scores models between start and checkpoint.
         start: the start.
         baseline: the record of the start.
@@ -102,18 +110,22 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     }
     metric, guard = evaluation.metric, evaluation.guard_metric
     holding = [share for share in measured if holds_guard(config.eval, guard, baseline.dev, measured[share].scores)]
-    share = min(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
-    chosen = measured[share]
-    higher = chosen.scores[metric] > baseline.dev[metric]
-    gains = higher and bool(holding)
+    ranked = sorted(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
+    higher = [share for share in ranked if measured[share].scores[metric] > baseline.dev[metric]]
+    falls = _falls({share: interpolated(start, best, share) for share in higher}, config, evaluation, start)
+    share = next((share for share in higher if not falls.get(share)), ranked[0])
+    chosen, lost = measured[share], falls.get(share, ())
+    gains = bool(higher and holding)
     interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    keeps_start = config.eval.keep_start and not (gains and not _doubt(chosen.outcomes, interval))
+    keeps_start = config.eval.keep_start and not (gains and not lost and not _doubt(chosen.outcomes, interval))
     verdict = compared(chosen, baseline, evaluation, start.name, interval)
-    if higher and (keeps_start or not holding):
+    if higher and (keeps_start or lost or not holding):
         verdict = f"warning: {verdict}"
     if not holding:
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
         verdict += f"; no model keeps {guard} within {bound}"
+    if lost:
+        verdict += f"; but other queries find less: {', '.join(lost)} (eval.hold)"
     verdict += f"; exported: {_exported(origin(share, best.step), keeps_start=keeps_start, gains=gains)}"
     if keeps_start:
         share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
@@ -126,6 +138,20 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     selection = Selection(record, share, verdict)
     write_selection(workdir, selection, _weights(model))
     return selection
+
+
+def _falls(
+    models: Mapping[float, SavedEncoder], config: Config, evaluation: Evaluation, start: Start
+) -> dict[float, Sequence[str]]:
+    """The metrics of `eval.hold` in which models fall, in words, up to the first model that falls in none."""
+    falls: dict[float, Sequence[str]] = {}
+    if config.eval.hold and models:
+        before = evaluation.held(start.encoder(config))
+        for share, model in models.items():
+            falls[share] = evaluation.falls(before, evaluation.held(SentenceEncoder.from_saved(model)))
+            if not falls[share]:
+                break
+    return falls
 
 
 def shares(count: int) -> list[float]:
