@@ -112,7 +112,7 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     holding = [share for share in measured if holds_guard(config.eval, guard, baseline.dev, measured[share].scores)]
     ranked = sorted(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
     higher = [share for share in ranked if measured[share].scores[metric] > baseline.dev[metric]]
-    falls = _falls({share: interpolated(start, best, share) for share in higher}, config, evaluation, start)
+    falls = _falls(higher, best, config, evaluation, start) if higher and config.eval.hold else {}
     share = next((share for share in higher if not falls.get(share)), ranked[0])
     chosen, lost = measured[share], falls.get(share, ())
     gains = bool(higher and holding)
@@ -141,16 +141,17 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
 
 
 def _falls(
-    models: Mapping[float, SavedEncoder], config: Config, evaluation: Evaluation, start: Start
+    shares: Sequence[float], trained: SavedEncoder, config: Config, evaluation: Evaluation, start: Start
 ) -> dict[float, Sequence[str]]:
-    """The metrics of `eval.hold` in which models fall, in words, up to the first model that falls in none."""
+    """The metrics of `eval.hold` in which models of these shares fall, in words, up to the first one without any."""
+    report(f"scoring what must not fall, {', '.join(config.eval.hold)}")
+    before = evaluation.held(start.encoder(config))
     falls: dict[float, Sequence[str]] = {}
-    if config.eval.hold and models:
-        before = evaluation.held(start.encoder(config))
-        for share, model in models.items():
-            falls[share] = evaluation.falls(before, evaluation.held(SentenceEncoder.from_saved(model)))
-            if not falls[share]:
-                break
+    for share in shares:
+        model = SentenceEncoder.from_saved(interpolated(start, trained, share))
+        falls[share] = evaluation.falls(before, evaluation.held(model))
+        if not falls[share]:
+            break
     return falls
 
 
