@@ -344,6 +344,21 @@ def test_a_markdown_file_is_a_document_and_places_of_several_files_are_told(tmp_
         list(opened(tmp_path / "*.jsonl", "lead", on_bad_line="error"))
 
 
+def test_every_second_title_is_no_lead(tmp_path):
+    rows = [
+        {"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)
+    ]
+    rows += [{"title": f"Title {i}", "text": f"Of subject {i} one sentence is told."} for i in range(200, 300)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = list(opened(tmp_path / "a.jsonl", "lead"))
+    assert len(found) == 300
+    titled = [lead.startswith("Title") for lead, _ in found]
+    assert 70 < sum(titled[:200]) < 130  # of 200, with a standard deviation of 7
+    assert all(titled[200:])  # one sentence has no rest
+    for row, (lead, rest), has_title in zip(rows, found, titled, strict=True):
+        assert f"{lead} {rest}" == (f"{row['title']} {row['text']}" if has_title else row["text"])
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path, filler = tmp_path / "a.txt", "very " * 500
     path.write_text("".join(f"Document {i} is told of here. Number {i} is {filler} long.\n\n" for i in range(150)))

@@ -7,6 +7,7 @@ import collections
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from diffcse_jax.data import held_out
@@ -20,7 +21,7 @@ CHARACTERS_PER_TOKEN = 4  # of English, in passages that are to have so many tok
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # tokens of a passage at most, where characters are tokens
-RULES = 3  # of this module, `data/documents.py` and `data/markdown.py`: another number makes token stores anew
+RULES = 4  # of this module, `data/documents.py` and `data/markdown.py`: another number makes token stores anew
 
 COUNT = "documents"
 HELD_OUT = "of them held out"
@@ -105,10 +106,21 @@ def _leads(document: Document, held: Held, counted: Counts, *, most_characters: 
         texts = texts_of(section)
         own = [text for text in texts if not held(text)]
         counted[SHARED] += len(texts) - len(own)
-        if pair := lead_and_rest(own):
+        if pair := _with_or_without_title(section, own):
             yield section.place, (pair[0], pair[1][:most_characters])
         else:
             counted[WITHOUT_REST] += 1
+
+
+def _with_or_without_title(section: Section, own: Sequence[str]) -> tuple[str, str] | None:
+    """The lead and the rest of a section's texts; of every second title, by a hash of the texts, none is made a lead.
+
+    Else those who ask in sentences would be worse off: titles alone teach to look for words of titles.
+    """
+    has_title = bool(section.title) and own[:1] == [section.title]
+    if has_title and zlib.crc32(" ".join(own).encode()) % 2 and (pair := lead_and_rest(own[1:])):
+        return pair
+    return lead_and_rest(own)
 
 
 def _passages(document: Document, held: Held, counted: Counts) -> Iterator[Record]:
