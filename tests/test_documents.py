@@ -345,9 +345,7 @@ def test_a_markdown_file_is_a_document_and_places_of_several_files_are_told(tmp_
 
 
 def test_every_second_title_is_no_lead(tmp_path):
-    rows = [
-        {"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)
-    ]
+    rows = [{"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)]
     rows += [{"title": f"Title {i}", "text": f"Of subject {i} one sentence is told."} for i in range(200, 300)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = list(opened(tmp_path / "a.jsonl", "lead"))
