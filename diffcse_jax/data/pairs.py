@@ -118,7 +118,7 @@ def _with_or_without_title(section: Section, own: Sequence[str]) -> tuple[str, s
     Else those who ask in sentences would be worse off: titles alone teach to look for words of titles.
     """
     has_title = bool(section.title) and own[:1] == [section.title]
-    if has_title and zlib.crc32(" ".join(own).encode()) % 2 and (pair := lead_and_rest(own[1:])):
+    if has_title and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2 and (pair := lead_and_rest(own[1:])):
         return pair
     return lead_and_rest(own)
 
