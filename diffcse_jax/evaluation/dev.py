@@ -76,7 +76,7 @@ class DevEvaluation:
         return Measured(self(encoder), self.evidence.of(encoder))
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
-        """What the metrics of `eval.hold` summarise, by their names."""
+        """The outcomes of the metrics of `eval.hold`, by their names."""
         encoder = Remembering(encoder)
         return {name: evidence.of(encoder) for name, evidence in self.hold.items()}
 

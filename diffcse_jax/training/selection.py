@@ -49,7 +49,7 @@ class Evaluation(Protocol):
         """A 95 % interval for `metric` of the model less that of the start."""
 
     def held(self, encoder: Any) -> Mapping[str, Outcomes]:
-        """What the metrics of `eval.hold` summarise, by their names."""
+        """The outcomes of the metrics of `eval.hold`, by their names."""
 
     def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> Sequence[str]:
         """Those in which the model is below the start by more than chance, in words."""
