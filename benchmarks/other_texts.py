@@ -4,18 +4,20 @@
     python -m benchmarks.other_texts --text cpp --checkout cpp-docs --output cpp
     python -m benchmarks.adaptation_recipes --text cpp/pages --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
 
-A hash of its path leaves every tenth page (of PowerShell, which has few, every third) out of the documents. `test.tsv`
-has labelled pairs of those, `all.tsv` of all pages, for a difference that so few cannot tell: its texts are trained on,
-the pairs are not. Texts to be found are cut to 64 words, and of pairs that share a text the first is taken.
+A hash of its path leaves every tenth page out of the documents (of PowerShell and EIPs, which are few, every third).
+`test.tsv` has labelled pairs of those, `all.tsv` of all pages, for a difference that so few cannot tell: its texts are
+trained on, the pairs are not. Texts to be found are cut to 64 words, and of pairs that share a text the first is taken.
 
 --text      repository, commit                      query, and text to be found
 cpp         MicrosoftDocs/cpp-docs, a2e592a         a compiler's message, and the remarks that explain it
 powershell  MicrosoftDocs/PowerShell-Docs, 27138b2  a command's synopsis, and its description
 medquad     abachaa/MedQuAD, 577bd37                a question on a disease, and its answer (NIH)
+eips        ethereum/EIPs, f767a1e                  a proposal in a line, and its abstract
 """
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from diffcse_jax.errors import ConfigError, reported_to_user
 
 WORDS = 64
 FEWEST_CHARACTERS = 20
+DESCRIPTION = re.compile(r"^description: *(.+)$", re.MULTILINE)
 
 Pair = tuple[str, str]
 
@@ -85,7 +88,21 @@ def medquad(checkout: Path) -> Iterator[Page]:
             yield Page(file.relative_to(checkout).as_posix(), text, [(query, _line([found])) for query, found in asked])
 
 
-TEXTS = {"cpp": Text(cpp, 10), "powershell": Text(powershell, 3), "medquad": Text(medquad, 10)}
+def eips(checkout: Path) -> Iterator[Page]:
+    """Ethereum's proposals; newer ones have their line in the front matter, which is no training text."""
+    for path, text in _markdown(checkout, "EIPS"):
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in sections(text)}
+        line = DESCRIPTION.search(text)
+        query = line[1] if line else told.get("Simple Summary", "")
+        yield Page(path, text, [(query, told.get("Abstract", ""))])
+
+
+TEXTS = {
+    "cpp": Text(cpp, 10),
+    "powershell": Text(powershell, 3),
+    "medquad": Text(medquad, 10),
+    "eips": Text(eips, 3),
+}
 
 
 def is_left_out(path: str, one_of: int) -> bool:

@@ -474,6 +474,13 @@ def test_commands_and_questions_are_labelled_text(tmp_path):
     (page,) = other_texts.medquad(tmp_path)
     assert page.text == "# Gout\n\nGout hurts.\n- Often"
     assert page.pairs == [("What is gout ?", "Gout hurts. - Often"), ("What is gout ?", "")]
+    proposals = tmp_path / "EIPS"
+    proposals.mkdir()
+    new = "---\ntitle: Gas\ndescription: Costs less\n---\n## Abstract\n\nIt costs less.\n"
+    old = "---\ntitle: Gas\n---\n## Simple Summary\nCosts less\n## Abstract\nIt costs\nless.\n"
+    for name, text in [("eip-1.md", new), ("eip-2.md", old)]:
+        (proposals / name).write_text(text)
+    assert [proposal.pairs for proposal in other_texts.eips(tmp_path)] == [[("Costs less", "It costs less.")]] * 2
 
 
 def test_a_stopwatch_stands_still_during_some_calls(monkeypatch):
