@@ -260,8 +260,9 @@ class EvalConfig:
     hold: tuple[str, ...] = option(
         (),
         "metrics of documents that the selected model may not be below the start in by more than chance (a 95 % "
-        "interval below 0): what is gained in eval.metric may be lost by other queries. With eval.keep_start such a "
-        "model is not exported, elsewhere it is named; what the text has too few pairs for is left out",
+        "interval below 0, over up to 4,000 pairs): what is gained in eval.metric may be lost by other queries. With "
+        "eval.keep_start such a model is not exported, elsewhere it is named; what the text has too few pairs for is "
+        "left out",
         choices=HELD_OUT_METRICS,
     )
     interpolate: int = option(

@@ -174,6 +174,8 @@ def test_what_falls_by_more_than_chance(monkeypatch, capsys):
     assert build(sentences[1:], **options).held(TableEncoder(found)) == {}
     notice = "notice: eval.hold: halves_retrieval is left out: it has 19 pairs, and tells nothing with fewer than 20\n"
     assert capsys.readouterr().err == notice
+    many = [f"the {n} of them are as many as these" for n in range(4100)]
+    assert build(many, **options).hold["halves_retrieval"].describe() == "4,000 queries"
     build(["one", "two"], **options)
     assert "halves_retrieval is left out: data.train_file=wiki1m has too few sentences" in capsys.readouterr().err
 

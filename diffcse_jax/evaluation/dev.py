@@ -36,6 +36,7 @@ STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)
 OF_STS = {"stsb_spearman", "average_spearman"}  # metrics
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
 RETRIEVAL_PAIRS = 1000
+HOLD_PAIRS = 4000  # scored once: more of them, for a fall that 1,000 cannot tell from chance
 FEWEST_WORDS = 6  # of a sentence whose halves are a pair
 MOST_WORDS = 64  # of a rest
 
@@ -131,7 +132,7 @@ def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str
     found = []
     for metric in dict.fromkeys(config.eval.hold):
         try:
-            texts = _texts(config, metric, training_sentences)
+            texts = _texts(config, metric, training_sentences, HOLD_PAIRS)
             count = len(texts["pairs"][0])
             reason = f"it has {count} pairs, and tells nothing with fewer than {FEWEST}" if count < FEWEST else ""
         except DataError as error:
@@ -161,16 +162,18 @@ def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]
     return chosen, others
 
 
-def _texts(config: Config, metric: str, training_sentences: Callable[[], Iterable[str]]) -> Texts:
-    """The text that a metric is computed on."""
+def _texts(
+    config: Config, metric: str, training_sentences: Callable[[], Iterable[str]], most_pairs: int = RETRIEVAL_PAIRS
+) -> Texts:
+    """The text that a metric is computed on; pairs that a document makes, at most so many."""
     options = config.eval
     kind, _, file = metric.partition(":")
     if metric in OF_STS:
         return {"metric": metric, "scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return {"metric": metric, "pairs": _held_out_pairs(config, metric)}
+        return {"metric": metric, "pairs": _held_out_pairs(config, metric, most_pairs)}
     if metric == "halves_retrieval":
-        return {"metric": metric, "pairs": _halves(config, training_sentences)}
+        return {"metric": metric, "pairs": _halves(config, training_sentences, most_pairs)}
     if kind == "pairs_retrieval":
         return {"metric": metric, "pairs": list(retrieval_pairs(file or options.pairs_file))}
     if kind == "duplicates":
@@ -233,10 +236,10 @@ def _as_json(pairs: sts.ScoredPairs) -> list[list]:
     return [pairs.first, pairs.second, pairs.gold.tolist()]
 
 
-def _halves(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[list[str]]:
+def _halves(config: Config, training_sentences: Callable[[], Iterable[str]], most: int) -> list[list[str]]:
     """First and second halves of training sentences."""
     for fewest_words in (FEWEST_WORDS, 2):  # halves of short sentences say little: only where there are no others
-        first, second = retrieval.halves(training_sentences(), RETRIEVAL_PAIRS, fewest_words)
+        first, second = retrieval.halves(training_sentences(), most, fewest_words)
         if len(first) >= 2:
             return [first, second]
     raise DataError(
@@ -245,13 +248,13 @@ def _halves(config: Config, training_sentences: Callable[[], Iterable[str]]) -> 
     )
 
 
-def _held_out_pairs(config: Config, metric: str) -> list[list[str]]:
+def _held_out_pairs(config: Config, metric: str, most: int) -> list[list[str]]:
     """Queries and targets of the documents that are held out."""
     data = config.data
     documents = held_out.held_out(open_documents(data), data.held_out)
     pairs = (pair for document in documents for section in document for pair in HELD_OUT_PAIRS[metric](section))
     usable = (pair for pair in pairs if not isinstance(checked(pair), Fault))
-    chosen = retrieval.chosen_pairs(usable, RETRIEVAL_PAIRS, held_out.digest)
+    chosen = retrieval.chosen_pairs(usable, most, held_out.digest)
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
