@@ -227,3 +227,20 @@ def test_too_few_held_out_documents(tmp_path, monkeypatch):
     data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
     with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for lead_retrieval"):
         build(data=data, metric="lead_retrieval")
+
+
+def test_a_metric_of_few_documents_has_a_reservation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
+    documents = [f"Document {n} begins with this. It goes on, in sentence {n} of them." for n in range(4)]
+    single = [f"Document {n} has nothing but a sentence." for n in range(17)]
+    for alone, told in [
+        (single[:-1], ""),
+        (single, "lead_retrieval has pairs of 4 of 21 held-out documents, too few to speak for all"),
+    ]:
+        (tmp_path / "a.txt").write_text("\n".join([*documents, *alone]))
+        data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
+        assert build(data=data, metric="lead_retrieval", keep_start=True).reservation == told
+        notice = capsys.readouterr().err
+        assert (
+            notice.startswith(f"notice: {told}; with eval.keep_start the start is exported; ") if told else not notice
+        )

@@ -50,7 +50,7 @@ def weight_of(encoder) -> float:
 class Evaluation:
     """Looks the scores of a mean weight up."""
 
-    metric, text, guard_metric, resampled = "mrr", "dev", "guard", "20 queries"
+    metric, text, guard_metric, resampled, reservation = "mrr", "dev", "guard", "20 queries", ""
 
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]
@@ -170,6 +170,17 @@ def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monke
     assert weight_of(saved) == 0
     assert "+3.50 to +6.50, bootstrap over" in verdict
     assert "; over fewer than 20 it says little: this may be chance); exported: the start" in verdict
+
+
+def test_a_gain_on_few_of_the_documents_keeps_the_start(chosen, monkeypatch):
+    monkeypatch.setattr(Evaluation, "reservation", "mrr has pairs of few")
+    saved, verdict = chosen(2)
+    assert weight_of(saved) == 2
+    assert verdict.endswith("; but mrr has pairs of few; exported: step 2")
+    saved, verdict = chosen(keep_start=True)
+    assert weight_of(saved) == 0
+    assert verdict.startswith("warning: better than the start")
+    assert verdict.endswith("; exported: the start, unchanged (with eval.keep_start=False: step 2)")
 
 
 def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):

@@ -37,12 +37,15 @@ OF_STS = {"stsb_spearman", "average_spearman"}  # metrics
 SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
 RETRIEVAL_PAIRS = 1000
 HOLD_PAIRS = 4000  # scored once: more of them, for a fall that 1,000 cannot tell from chance
+FEWEST_DOCUMENTS = 0.2  # of those held out: the share that a metric has pairs of, for it to speak for all
 FEWEST_WORDS = 6  # of a sentence whose halves are a pair
 MOST_WORDS = 64  # of a rest
 
 Scores = dict[str, float]
 Scorer = Callable[[Encoder], Scores]
-Texts = dict[str, Any]  # of a metric, as JSON: `metric`, and `pairs`, `labelled_pairs` or, by score, `scored_pairs`
+# Of a metric, as JSON: `metric`, and `pairs`, `labelled_pairs` or, by score, `scored_pairs`; of held-out documents
+# `documents`, too: the number of those that have a pair, and that of all.
+Texts = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,7 @@ class DevEvaluation:
     beside: Mapping[str, Scorer]  # by the name of the metric that is taken of each
     hold: Mapping[str, Evidence]  # of the metrics of `eval.hold`, which are no scores
     guard: Guard | None = None
+    reservation: str = ""  # the reason, in words, why a gain in the metric says little of the text
 
     @property
     def guard_metric(self) -> str:
@@ -122,9 +126,9 @@ def build_dev_evaluation(
     beside = {other["metric"]: _scorer(other, batch_size) for other in others}
     hold = {each["metric"]: _evidence(each, batch_size) for each in held}
     guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
-    text = of_json(texts)
+    text = of_json({name: value for name, value in texts.items() if name != "documents"})
     score, evidence = _scorer(texts, batch_size), _evidence(texts, batch_size)
-    return DevEvaluation(texts["metric"], text, score, evidence, beside, hold, guard)
+    return DevEvaluation(texts["metric"], text, score, evidence, beside, hold, guard, _reservation(texts))
 
 
 def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
@@ -159,7 +163,22 @@ def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]
         print(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}", file=sys.stderr)
         beside = [name for name in beside if name not in left_out]
     chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *beside)]
+    if reservation := _reservation(chosen):
+        kept = "; with eval.keep_start the start is exported" if options.keep_start else ""
+        print(
+            f"notice: {reservation}{kept}; single sentences are trained on with --config.data.pairs=dropout and some "
+            "dropout, see docs/adaptation.md",
+            file=sys.stderr,
+        )
     return chosen, others
+
+
+def _reservation(texts: Texts) -> str:
+    """The reason why pairs of held-out documents do not speak for all of them; empty if they do."""
+    having, documents = texts.get("documents", (1, 1))
+    if having >= FEWEST_DOCUMENTS * documents:
+        return ""
+    return f"{texts['metric']} has pairs of {having:,} of {documents:,} held-out documents, too few to speak for all"
 
 
 def _texts(
@@ -171,7 +190,7 @@ def _texts(
     if metric in OF_STS:
         return {"metric": metric, "scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return {"metric": metric, "pairs": _held_out_pairs(config, metric, most_pairs)}
+        return {"metric": metric} | _held_out_pairs(config, metric, most_pairs)
     if metric == "halves_retrieval":
         return {"metric": metric, "pairs": _halves(config, training_sentences, most_pairs)}
     if kind == "pairs_retrieval":
@@ -248,19 +267,26 @@ def _halves(config: Config, training_sentences: Callable[[], Iterable[str]], mos
     )
 
 
-def _held_out_pairs(config: Config, metric: str, most: int) -> list[list[str]]:
-    """Queries and targets of the documents that are held out."""
+def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
+    """Queries and targets of the documents that are held out, and the numbers of those."""
     data = config.data
-    documents = held_out.held_out(open_documents(data), data.held_out)
-    pairs = (pair for document in documents for section in document for pair in HELD_OUT_PAIRS[metric](section))
-    usable = (pair for pair in pairs if not isinstance(checked(pair), Fault))
-    chosen = retrieval.chosen_pairs(usable, most, held_out.digest)
+    having = documents = 0
+
+    def usable_pairs() -> Iterator[tuple[str, str]]:
+        nonlocal having, documents
+        for document in held_out.held_out(open_documents(data), data.held_out):
+            made = [pair for section in document for pair in HELD_OUT_PAIRS[metric](section)]
+            usable = [pair for pair in made if not isinstance(checked(pair), Fault)]
+            having, documents = having + bool(usable), documents + 1
+            yield from usable
+
+    chosen = retrieval.chosen_pairs(usable_pairs(), most, held_out.digest)
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
             f"{metric}, which needs two different ones; hold out more, or choose another metric"
         )
-    return [list(texts) for texts in zip(*chosen, strict=True)]
+    return {"pairs": [list(texts) for texts in zip(*chosen, strict=True)], "documents": [having, documents]}
 
 
 def _leads(section: Section) -> Iterator[tuple[str, str]]:

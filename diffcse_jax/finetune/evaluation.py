@@ -50,6 +50,11 @@ class TaskEvaluation:
         """The units that the interval is over."""
         return f"{sum(len(data.dev) for data in self.tasks):,} dev rows"
 
+    @property
+    def reservation(self) -> str:
+        """None: the tasks are labelled."""
+        return ""
+
     def measure(self, model: TaskModel) -> Measured:
         """The scores, and of each task the correctness of its dev rows (0 or 100), or their values."""
         scores, outcomes = {}, []

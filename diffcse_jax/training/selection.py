@@ -58,6 +58,10 @@ class Evaluation(Protocol):
     def resampled(self) -> str:
         """The units that the interval is over, as `1,000 queries`."""
 
+    @property
+    def reservation(self) -> str:
+        """The reason, in words, why a gain in `metric` says little of the text; empty where there is none."""
+
 
 def check_interpolation(config: Config, start: Start) -> None:
     """Refuses `eval.interpolate` where the trained encoder has parameters that the start has not.
@@ -92,7 +96,8 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
 
     Of equal models the one nearest to the start is chosen, among those that hold `eval.max_drop` and then, where there
     are such, `eval.hold`. With `eval.keep_start` it is the start itself, unless the gain is more than chance: its 95 %
-    interval is above 0, and is over enough queries to say so; or unless a metric of `eval.hold` falls.
+    interval is above 0, is over enough queries to say so, and of enough of the documents; or unless a metric of
+    `eval.hold` falls.
 
     Args:
         workdir: the run's folder.
@@ -117,15 +122,18 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     chosen, lost = measured[share], falls.get(share, ())
     gains = bool(higher and holding)
     interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    keeps_start = config.eval.keep_start and not (gains and not lost and not _doubt(chosen.outcomes, interval))
+    doubt = _doubt(chosen.outcomes, interval) or evaluation.reservation
+    keeps_start = config.eval.keep_start and not (gains and not lost and not doubt)
     verdict = compared(chosen, baseline, evaluation, start.name, interval)
-    if higher and (keeps_start or lost or not holding):
+    if higher and (keeps_start or lost or evaluation.reservation or not holding):
         verdict = f"warning: {verdict}"
     if not holding:
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
         verdict += f"; no model keeps {guard} within {bound}"
     if lost:
         verdict += f"; but other queries find less: {', '.join(lost)} (eval.hold)"
+    if higher and evaluation.reservation:
+        verdict += f"; but {evaluation.reservation}"
     verdict += f"; exported: {_exported(origin(share, best.step), keeps_start=keeps_start, gains=gains)}"
     if keeps_start:
         share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
