@@ -119,22 +119,23 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
     higher = [share for share in ranked if measured[share].scores[metric] > baseline.dev[metric]]
     falls = _falls(higher, best, config, evaluation, start) if higher and config.eval.hold else {}
     share = next((share for share in higher if not falls.get(share)), ranked[0])
-    chosen, lost = measured[share], falls.get(share, ())
-    gains = bool(higher and holding)
+    chosen = measured[share]
     interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    doubt = _doubt(chosen.outcomes, interval) or evaluation.reservation
-    keeps_start = config.eval.keep_start and not (gains and not lost and not doubt)
-    verdict = compared(chosen, baseline, evaluation, start.name, interval)
-    if higher and (keeps_start or lost or evaluation.reservation or not holding):
-        verdict = f"warning: {verdict}"
+    objections = []
     if not holding:
         bound = f"eval.max_drop={config.eval.max_drop:g} of the start's {baseline.dev[guard]:.2f}"
-        verdict += f"; no model keeps {guard} within {bound}"
-    if lost:
-        verdict += f"; but other queries find less: {', '.join(lost)} (eval.hold)"
+        objections.append(f"no model keeps {guard} within {bound}")
+    if lost := falls.get(share):
+        objections.append(f"but other queries find less: {', '.join(lost)} (eval.hold)")
     if higher and evaluation.reservation:
-        verdict += f"; but {evaluation.reservation}"
-    verdict += f"; exported: {_exported(origin(share, best.step), keeps_start=keeps_start, gains=gains)}"
+        objections.append(f"but {evaluation.reservation}")
+    may_be_chance = bool(_doubt(chosen.outcomes, interval))
+    keeps_start = config.eval.keep_start and bool(not higher or objections or may_be_chance)
+    exported = _exported(origin(share, best.step), keeps_start=keeps_start, gains=bool(higher and holding))
+    compares = compared(chosen, baseline, evaluation, start.name, interval)
+    verdict = "; ".join([compares, *objections, f"exported: {exported}"])
+    if higher and (keeps_start or objections):
+        verdict = f"warning: {verdict}"
     if keeps_start:
         share, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(
