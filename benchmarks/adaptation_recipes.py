@@ -228,8 +228,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         measure.use_cores(options.cores)
         os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes, which import JAX: it reads this but once
         config = _config(options, Path(folder))
+        values = config.to_dict()
         record = {
-            "config": config.to_dict(),
+            "config": values | {"data": values["data"] | {"cache_dir": ""}},  # which lives as long as this
             "sides": compare(options.recipes, config, options.tasks.split(","), Path(folder)),
         }
         return measure.write_record(options.output, "benchmarks.adaptation_recipes", argv, record)

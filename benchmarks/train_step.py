@@ -102,7 +102,7 @@ class OurStep:
         self.state = initial_state(built.params, built.batch_stats, optimizer, config, self.mesh)
         self.frozen = jax.device_put(built.frozen, replicated(self.mesh))
         self.train_step = make_train_step(built.networks, config, optimizer, self.mesh)
-        packing = Packing(config.train.chunks, anchors=config.needs("off_dropout"))
+        packing = Packing(config.train.chunks, anchors=config.needs("anchors"))
         self.batches = settings.batches(packing if config.train.packing == "on" else None)
         self.turns = itertools.cycle(self.batches)
         self.compiled = {}

@@ -66,7 +66,7 @@ CASES = {
         {"difference": {"edit": "mixed", "condition": "pooled"}},
     ),
     "corrective LM of both sentences, edited negatives": (1, TANH, BOTH, CORRECTIVE, INSERTIONS),
-    "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}}),
+    "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}, "dropout_contrast": {"weight": 0.5}}),
 }
 FAST = SEVERAL_BLOCKS = {"hard negatives"}
 

@@ -44,6 +44,7 @@ EDITS = {
     "data": {"documents": "blank_lines", "augmentation": "mlm", "max_length": 16},
     "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
     "edited_contrast": {"weight": 0.5, "edit": "mixed"},
+    "dropout_contrast": {"weight": 0.5},
     "generator": {"decode": "sample"},
     "optim": {"learning_rate": 1e-4},
 }

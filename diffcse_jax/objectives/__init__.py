@@ -31,7 +31,7 @@ NEEDS = frozenset(
     {
         "vectors",  # sentence vectors of all views
         "dropout",  # by which alone views of the same text differ
-        "off_dropout",  # those of the anchors in a pass without dropout
+        "anchors",  # their vectors in a further pass, with dropout or without
         "mask_token",  # of the tokenizer
         "generator",  # the frozen masked LM: networks `generator` and `generator_head`
         "next_sentence",  # of every example, in its document: `views.next`

@@ -105,7 +105,7 @@ class Contrast(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        extra = {"off_dropout"} if self.options.negatives == "off_dropout" else set()
+        extra = {"anchors"} if self.options.negatives == "off_dropout" else set()
         if self.options.positives == "dropout":
             extra.add("dropout")
         return frozenset({"vectors"} | extra)
@@ -206,7 +206,7 @@ class Contrast(Objective):
     def flops(self, batch: BatchSize) -> tuple[float, float]:
         hidden = batch.encoder.hidden_size
         trained = 2 * batch.examples**2 * hidden * (batch.views - 1)  # the similarity matrix
-        further_rows = batch.examples if "off_dropout" in self.needs else 0
+        further_rows = batch.examples if "anchors" in self.needs else 0
         if "mean" in (self.options.positives, self.options.negatives):
             further_rows += (self.options.samples - 1) * batch.rows
         trained += transformer_flops(batch.encoder, further_rows, batch.length)

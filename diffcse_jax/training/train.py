@@ -279,7 +279,7 @@ def _batch_source(
         seed=options.seed,
         pad_token_id=pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(config, mesh, chunks=options.chunks, anchors=config.needs("off_dropout")),
+        packing=packing_of(config, mesh, chunks=options.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         vectors=vectors,

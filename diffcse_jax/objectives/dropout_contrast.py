@@ -1,0 +1,71 @@
+"""Dropout contrast (SimCSE) as a term of its own, beside a contrast on pairs of two different texts.
+
+The anchors of a batch are encoded once more, with other dropout masks: each is to find itself among the others. Where
+`contrast` is on pairs, titles and texts say, this keeps apart what it draws together. Of no paper.
+"""
+
+import dataclasses
+
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.groups import RunConfig
+from diffcse_jax.models.computation import Forward, row_keys
+from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
+from diffcse_jax.objectives import Metrics, Objective
+from diffcse_jax.objectives.contrast import info_nce
+from diffcse_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    weight: float = option(
+        0.0, "weight of the contrast between anchors and themselves under other dropout masks", low=0.0
+    )
+    temperature: float = option(0.05, "temperature of the cosine similarities", low=1e-6)
+
+
+class DropoutContrast(Objective):
+    """The contrast of the anchors with themselves."""
+
+    options: Options
+    prefixes = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "anchors", "dropout"})
+
+    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        del corrupted
+        anchors, *_ = forward.projected_views
+        again = forward.projected(forward.views.anchors, row_keys(key, len(anchors)))
+        return info_nce(anchors, again, temperature=self.options.temperature).mean(), {}
+
+    def flops(self, batch: BatchSize) -> tuple[float, float]:
+        hidden, examples = batch.encoder.hidden_size, batch.examples
+        encoded = transformer_flops(batch.encoder, examples, batch.length)
+        projected = projector_flops(self.config.model.projector, hidden, examples)
+        return encoded + projected + 2 * examples**2 * hidden, 0.0
+
+
+def objective(options: Options, config: RunConfig) -> DropoutContrast:
+    """The contrast.
+
+    Raises:
+        ConfigError: no dropout, by which alone an anchor differs from itself.
+    """
+    model = config.model
+    if (
+        options.weight
+        and model.dropout_schedule == "none"
+        and not any((*model.hidden_dropout, *model.attention_dropout))
+    ):
+        raise ConfigError(
+            "dropout_contrast tells a text from itself by dropout alone, and there is none; set "
+            "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)"
+        )
+    return DropoutContrast(options, config)
