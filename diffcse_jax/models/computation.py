@@ -148,6 +148,12 @@ class Forward:
         """The projected vectors of the anchors in a pass without dropout (SimCSE++ Eq. 3)."""
         return self.projected(self.views.anchors, None)
 
+    @cached_property
+    def anchors_again(self) -> Float[Array, "batch hidden"]:
+        """The projected vectors of the anchors in a further pass, with dropout masks of its own."""
+        keys = row_keys(named_key(self._key, "anchors again"), len(self.views.input_ids))
+        return self.projected(self.views.anchors, keys)
+
     def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
         """The projected vectors of other rows than the views: the projector takes them for a batch of their own.
 
@@ -219,6 +225,10 @@ class _Prefix(Forward):
     @cached_property
     def off_dropout(self) -> Float[Array, "batch size"]:
         return self._cut(self._whole.off_dropout)
+
+    @cached_property
+    def anchors_again(self) -> Float[Array, "batch size"]:
+        return self._cut(self._whole.anchors_again)
 
     def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows size"]:
         return self._cut(self._whole.projected(rows, keys))

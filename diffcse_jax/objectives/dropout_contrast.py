@@ -1,16 +1,18 @@
-"""Dropout contrast (SimCSE) as a term of its own, beside a contrast on pairs of two different texts.
+"""Dropout contrast (SimCSE Eq. 4) as a term of its own, beside a contrast on pairs of two different texts.
 
-The anchors of a batch are encoded once more, with other dropout masks: each is to find itself among the others. Where
-`contrast` is on pairs, titles and texts say, this keeps apart what it draws together. Of no paper.
+The anchors of a batch are encoded once more, with other dropout masks: each is to find itself among the others, equal
+texts left out. Beside `contrast` on pairs, of titles and texts say, it keeps titles apart. Of no paper.
 """
 
 import dataclasses
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Forward, row_keys
+from diffcse_jax.models.computation import Forward
+from diffcse_jax.models.duplicates import equal_texts
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.objectives.contrast import info_nce
@@ -40,10 +42,11 @@ class DropoutContrast(Objective):
         return frozenset({"vectors", "anchors", "dropout"})
 
     def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        del corrupted
+        del corrupted, key
         anchors, *_ = forward.projected_views
-        again = forward.projected(forward.views.anchors, row_keys(key, len(anchors)))
-        return info_nce(anchors, again, temperature=self.options.temperature).mean(), {}
+        equal = equal_texts(jnp.repeat(forward.views.input_ids[:, :1], 2, axis=1))
+        per_example = info_nce(anchors, forward.anchors_again, temperature=self.options.temperature, left_out=equal)
+        return per_example.mean(), {}
 
     def flops(self, batch: BatchSize) -> tuple[float, float]:
         hidden, examples = batch.encoder.hidden_size, batch.examples
@@ -59,11 +62,8 @@ def objective(options: Options, config: RunConfig) -> DropoutContrast:
         ConfigError: no dropout, by which alone an anchor differs from itself.
     """
     model = config.model
-    if (
-        options.weight
-        and model.dropout_schedule == "none"
-        and not any((*model.hidden_dropout, *model.attention_dropout))
-    ):
+    rates = *model.hidden_dropout, *model.attention_dropout
+    if options.weight and model.dropout_schedule == "none" and rates == (0.0, 0.0):
         raise ConfigError(
             "dropout_contrast tells a text from itself by dropout alone, and there is none; set "
             "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)"
