@@ -7,8 +7,8 @@ Pairs:    title or first sentence, and the rest of the document; a tenth of the 
           sentences find each other less often, by more than chance, the start is exported.
 Settings: those of configs/base/sentence_encoder.py; contrast alone, 20 steps of 256 pairs of 64 tokens, 64 pairs at a
           time in memory. Two texts tell a pair apart, so there is no dropout (single sentences need it: 0.1). The
-          learning rate was chosen on MiniLM and queries that look like titles: for other queries try 5e-5, with
-          another encoder that of the base, 2e-5.
+          learning rate was chosen on MiniLM and queries that look like titles: for other queries a lower one is worth
+          a try, with another encoder that of the base, 2e-5.
 More:     docs/adaptation.md
 """
 
