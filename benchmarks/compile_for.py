@@ -29,10 +29,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from benchmarks import workload  # noqa: E402
 from benchmarks.hlo import Array, Collective, Program  # noqa: E402
 from benchmarks.train_step import SCHEDULE_STEPS  # noqa: E402
+from diffcse_jax.batch import (  # noqa: E402
+    Batch,
+    PackedLayout,
+    Vocabulary,
+)
 from diffcse_jax.commands.train import parsed  # noqa: E402
 from diffcse_jax.config import Config  # noqa: E402
-from diffcse_jax.data.rows import Layout, Views  # noqa: E402
-from diffcse_jax.data.vocabulary import Vocabulary  # noqa: E402
 from diffcse_jax.encoder import compiled_forward  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
@@ -172,7 +175,7 @@ def _vocabulary(encoder: Pretrained) -> Vocabulary:
     return Vocabulary(encoder.config.vocab_size, workload.MASK, (workload.PAD, workload.CLS, workload.SEP))
 
 
-def _views(request: Request, mesh: Mesh, views: int) -> Views:
+def _views(request: Request, mesh: Mesh, views: int) -> Batch:
     """A batch of full length; where padding is left out, with layouts of the share of real tokens."""
     config, length = request.config, request.config.data.max_length
     sharding = NamedSharding(mesh, PartitionSpec("data"))
@@ -180,17 +183,17 @@ def _views(request: Request, mesh: Mesh, views: int) -> Views:
     def placed(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
 
-    def layout(rows: int) -> Layout:
+    def layout(rows: int) -> PackedLayout:
         chunks = 1 if request.what == "generator_head" else config.train.chunks
         blocks = mesh.shape["data"] * chunks
         positions = rows * length // blocks
-        return Layout(placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions))
+        return PackedLayout(placed(blocks, math.ceil(positions * request.real_tokens)), placed(blocks, positions))
 
     size = request.batch_size
     ids = placed(size, views, length)
     if config.train.packing != "on" or request.real_tokens == 1.0:
-        return Views(ids, ids)
-    return Views(ids, ids, layout(size * views), layout(size))
+        return Batch(ids, ids)
+    return Batch(ids, ids, layout(size * views), layout(size))
 
 
 def _with_classes(config: Config) -> Config:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks import measure, workload
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import TOKENS_AT_ONCE, choose_token
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import layers, transformer
@@ -35,7 +35,7 @@ Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return
 class LibraryAttention(transformer.SelfAttention):
     """Attention by `jax.nn.dot_product_attention`, which knows no dropout."""
 
-    def __call__(self, hidden_states: jax.Array, rows: Rows, bias: jax.Array, **_: Any) -> jax.Array:
+    def __call__(self, hidden_states: jax.Array, rows: TokenRows, bias: jax.Array, **_: Any) -> jax.Array:
         del bias
         shape = (*rows.input_ids.shape, self.num_heads, -1)
         query, key, value = (part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value))
@@ -146,11 +146,11 @@ def vocabulary(size: str, tokens: int) -> Variants:
     return {AS_IS: at_once(TOKENS_AT_ONCE), "all tokens at once": at_once(tokens)}
 
 
-def _sentences(rows: int, length: int) -> Rows:
+def _sentences(rows: int, length: int) -> TokenRows:
     """Rows of rising lengths, from half of `length` on, whose tokens do not matter."""
     lengths = jnp.linspace(length // 2, length, rows).astype(jnp.int32)
     mask = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
-    return Rows(jnp.ones_like(mask), mask)
+    return TokenRows(jnp.ones_like(mask), mask)
 
 
 def _normal(*shape: int) -> jax.Array:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
 from diffcse_jax.finetune.run import Tuning, build, config_of_heads, frozen_vectors, mixture, prepare, train_heads
@@ -109,7 +109,7 @@ def train_step(
     heads: dict[str, torch.nn.Sequential],
     tasks: dict[str, Task],
     optimizer: torch.optim.Optimizer,
-    views: Views,
+    views: Batch,
     clip_norm: float,
 ) -> None:
     """A step on one batch, which is of one task."""

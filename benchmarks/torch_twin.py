@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.data.vocabulary import Vocabulary
 
 Step = Callable[[Tensor, Tensor], Tensor]
 

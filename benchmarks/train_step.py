@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks import measure, workload
 from benchmarks.flops import step_flops
 from benchmarks.measure import Implementation
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing
-from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.pretrained import transformer_config
@@ -69,7 +69,7 @@ class Settings:
             {**OBJECTIVES[self.objective], "train": train, "mesh": {"data": 1}, "precision": self.precision}
         )
 
-    def batches(self, packing: Packing | None = None) -> list[Views]:
+    def batches(self, packing: Packing | None = None) -> list[Batch]:
         """The batches that both sides step through, again and again, as training makes them."""
         sentences = self.distinct_batches * self.batch_size
         with tempfile.TemporaryDirectory() as temporary:
@@ -108,7 +108,7 @@ class OurStep:
         self.compiled = {}
         self.metrics = None
 
-    def compile(self, batches: list[Views]) -> None:
+    def compile(self, batches: list[Batch]) -> None:
         """Compiles the step for the shapes of these batches."""
         for shape, views in {_shapes(views): views for views in batches}.items():
             lowered = self.train_step.lower(self.state, self.frozen, shard_batch(views, self.mesh))
@@ -145,12 +145,12 @@ class OurStep:
         return {"loss": float(self.metrics["loss"]), "peak_memory_bytes": peak} | self.plan()
 
 
-def _shapes(views: Views) -> Views:
+def _shapes(views: Batch) -> Batch:
     """The shapes of a batch's arrays, for each of which the step is compiled."""
     return jax.tree.map(np.shape, views)
 
 
-def _computed_tokens(views: Views) -> int:
+def _computed_tokens(views: Batch) -> int:
     """Tokens of all views that the networks compute, padding among them where there is no layout."""
     return views.layout.positions.size if views.layout else views.input_ids.size
 
@@ -240,7 +240,7 @@ def measured(settings: Settings, against: list[str], *, steps: int, block: int) 
     }
 
 
-def _flops(settings: Settings, views: Views) -> float:
+def _flops(settings: Settings, views: Batch) -> float:
     encoder, generator = (
         transformer_config(sizes[settings.size], source=settings.size)
         for sizes in (workload.ENCODERS, workload.GENERATORS)
@@ -249,7 +249,7 @@ def _flops(settings: Settings, views: Views) -> float:
     return step_flops(settings.config(), BatchSize(encoder, generator, *shape, _mean_tokens(views)))
 
 
-def _mean_tokens(views: Views) -> float:
+def _mean_tokens(views: Batch) -> float:
     return float(views.attention_mask.sum(axis=-1).mean())
 
 

@@ -41,17 +41,15 @@ import jax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from diffcse_jax import hosts
 from diffcse_jax.commands.encoder_options import add_encoder_options, add_text_options, check_positive, load_encoder
 from diffcse_jax.commands.encoding import encode_chunk
 from diffcse_jax.data.entries import in_chunks, read_entries, table_of
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.lines import unreadable
 from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, SETTINGS_FILE, state_of, vector_table
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
-from diffcse_jax.runtime import hosts
-from diffcse_jax.runtime.progress import Progress
-from diffcse_jax.storage.files import read_json_object
+from diffcse_jax.hosts import Progress
+from diffcse_jax.io import read_json_object, sha256, why_unreadable
 from diffcse_jax.storage.workdir import lock
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
@@ -292,7 +290,7 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         paths |= set(map(Path, found))
     ordered = sorted(paths, key=lambda path: (path.name, path))
     for path in ordered:
-        if not os.path.isdir(path) and (problem := unreadable(path)):
+        if not os.path.isdir(path) and (problem := why_unreadable(path)):
             raise DataError(f"--input: {problem}")
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:

@@ -20,13 +20,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.entries import read_entries, table_of
-from diffcse_jax.data.lines import expanded
-from diffcse_jax.data.rows import Rows
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.data.vector_folder import TEXT
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.groups import POOLERS
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
@@ -125,7 +125,7 @@ class SentenceEncoder:
             CheckpointError: the model cannot be read, or its pooler is unknown.
             ConfigError: vectors do not have so many numbers.
         """
-        path = expanded(path_or_id)
+        path = expand_path(path_or_id)
         if workdir_of(path):
             saved = read_encoder(path)
             return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
@@ -260,7 +260,7 @@ class SentenceEncoder:
             ValueError: there is no index yet.
             CheckpointError: there is something else in the folder, or it cannot be written.
         """
-        self._built().save(expanded(folder))
+        self._built().save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
         """Takes the index of a folder that `save_index`, `diffcse search` or `diffcse embed` has written.
@@ -272,7 +272,7 @@ class SentenceEncoder:
             CheckpointError: its files are damaged.
             ConfigError: its vectors are of another encoder.
         """
-        index = find_index(expanded(folder))
+        index = find_index(expand_path(folder))
         if index is None:
             raise DataError(f"{folder}: no index and no vectors there; `save_index` or `diffcse embed` writes some")
         index.encoder.require(self.record(), index.name)
@@ -335,7 +335,7 @@ class SentenceEncoder:
     def _encode_distinct(
         self, sentences: list[str], batch_size: int, max_length: int | None
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
-        """Rows, longest sentences first, and their vectors."""
+        """TokenRows, longest sentences first, and their vectors."""
         token_ids = self._tokenize(sentences, max_length)
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
@@ -468,7 +468,7 @@ def compiled_forward(
         # The default precision of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
-            states = bound(Rows(input_ids, attention_mask), last_positions=positions_read(pooler))["hidden_states"]
+            states = bound(TokenRows(input_ids, attention_mask), last_positions=positions_read(pooler))["hidden_states"]
             pooled = pool(states, attention_mask, pooler)
             if pooler == "cls":
                 pooled = parameters.bind(pooler_head, parameters.subset(params, "pooler_head"))(pooled)

@@ -1,6 +1,7 @@
 """Errors written for the person at the keyboard."""
 
 import contextlib
+import importlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -84,3 +85,24 @@ def _plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = usual
+
+
+def require_extra(module: str, extra: str) -> Any:
+    """Import a module that only an optional feature needs.
+
+    Args:
+        module: Name of the module.
+        extra: The package's extra that installs it.
+
+    Raises:
+        UserError: The module is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise UserError(
+            f"this needs the package {error.name}, which is not installed. Install the extra {extra!r}: "
+            f"pip install 'diffcse_jax[{extra}]'"
+        ) from error

@@ -29,12 +29,20 @@ from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, checked_truncation
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.evaluation.guard import AGREEMENT, STSB, build_guard, general_sentences
+from diffcse_jax.hosts import quiet_transformers
+from diffcse_jax.io import (
+    EXPORT_CHECK,
+    disk_errors,
+    file_digests,
+    read_json_object,
+    replace_dir,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from diffcse_jax.models import families, pretrained
-from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import base_model, sentence_transformers_folder
-from diffcse_jax.storage.files import read_json_object, replacing, write_json, write_tensors, write_text, writing
-from diffcse_jax.storage.manifest import EXPORT_CHECK, described
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.storage.selection import origin
@@ -106,13 +114,13 @@ def export(
     checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
     recorded = recorded_results(source, saved, truncate_dim, about.results)
     safe = "The checkpoints and an earlier export are whole."
-    with writing(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
+    with disk_errors(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
         write_folder(saved, folder, truncate_dim)
         check = check_folder(saved, folder, truncate_dim)
         if onnx:
             onnx_graph.write(saved, folder, truncate_dim)
             check["onnx"] = _measured(saved, folder, truncate_dim)
-        check["files"] = described(folder, (path for path in folder.rglob("*") if path.is_file()))
+        check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
         write_json(folder / EXPORT_CHECK, check)
         exported = Exported(
             name=about.hub_id or (workdir_of(source) or source).resolve().name,
@@ -145,7 +153,7 @@ def _replaced(output: Path) -> Iterator[Path]:
     """A partial folder that takes the place of an earlier export, if the block ends without an exception."""
     if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
         raise CheckpointError(f"{output} is not empty and no earlier export; choose another folder")
-    with replacing(output) as new:
+    with replace_dir(output) as new:
         yield new
 
 

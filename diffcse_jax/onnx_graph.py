@@ -20,8 +20,8 @@ from jaxtyping import Float32
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import pooled, torch_model
+from diffcse_jax.io import read_json_object
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.files import read_json_object
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 GRAPH = "onnx/model.onnx"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffcse_jax.config import Config, flat, unknown_key_message
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, Interrupted
+from diffcse_jax.io import expand_path
 
 if TYPE_CHECKING:
     from diffcse_jax.training.callbacks import Callback
@@ -47,14 +47,13 @@ def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str
         UserError: the processes cannot be joined, the workdir is in use, or as the work does.
         Interrupted: by Ctrl-C, SIGTERM or a callback, with everything saved.
     """
-    from diffcse_jax.runtime import hosts  # after the configuration: a mistyped key stops before JAX starts
+    from diffcse_jax import hosts  # after the configuration: a mistyped key stops before JAX starts
 
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
         hosts.require_alone()
-    from diffcse_jax.runtime.compilation import keep_compiled
-    from diffcse_jax.runtime.stopping import terminated_like_interrupted
+    from diffcse_jax.hosts import keep_compiled, terminated_like_interrupted
     from diffcse_jax.storage.workdir import held
 
     keep_compiled()
@@ -68,8 +67,8 @@ def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str
 
 
 def _train_and_export(config: Config, workdir: Path, callbacks: "Sequence[Callback]") -> str:
+    from diffcse_jax import hosts
     from diffcse_jax.evaluation.dev import build_dev_evaluation
-    from diffcse_jax.runtime import hosts
     from diffcse_jax.training.train import train
 
     verdict = train(config, workdir, build_dev_evaluation, callbacks)
@@ -85,10 +84,10 @@ def _train_and_export(config: Config, workdir: Path, callbacks: "Sequence[Callba
 def export_with_curves(config: Config, workdir: Path) -> None:
     """Exports what a run has selected to `WORKDIR/export`, and draws its curves."""
     from diffcse_jax.export import export
-    from diffcse_jax.storage.files import writing
+    from diffcse_jax.io import disk_errors
     from diffcse_jax.training.curves import draw_curves
 
-    with writing(workdir / "report", safe="The checkpoints are whole."):
+    with disk_errors(workdir / "report", safe="The checkpoints are whole."):
         print(f"curves drawn in {draw_curves(workdir, config)}")
     export(workdir, workdir / "export")
 
@@ -113,4 +112,4 @@ def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path
             raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])}; {known}")
         return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
 
-    return Path("runs") / name if pattern is None else expanded(re.sub(r"\{([\w.]*)\}", value, str(pattern)))
+    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, str(pattern)))

@@ -218,10 +218,10 @@ def make_inputs(folder: Path) -> None:
     import transformers
     from tiny_model import hf_config_of, random_params
 
+    from diffcse_jax.io import write_tensors
     from diffcse_jax.models import pretrained
     from diffcse_jax.models.heads import MlpProjector
     from diffcse_jax.models.transformer import Transformer
-    from diffcse_jax.storage.files import write_tensors
 
     model = folder / "model"
     (folder / "shards").mkdir(parents=True)

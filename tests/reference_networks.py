@@ -11,9 +11,8 @@ import numpy as np
 from safetensors.numpy import load_file
 from tiny_networks import views_of
 
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Rows, Views
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import Masked
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
@@ -90,14 +89,14 @@ def by_reference_name(params: Params) -> dict[str, np.ndarray]:
     return named
 
 
-def reference_views(folder: Path, name: str) -> Views:
+def reference_views(folder: Path, name: str) -> Batch:
     """The batch `unsup`, `pair` or `sup`, laid out as in training: without most of the padding."""
     inputs = np.load(folder / "inputs.npz")
     batch = {key: inputs[f"{name}.{key}"].astype(np.int32) for key in ("input_ids", "attention_mask")}
     return jax.tree.map(jnp.asarray, views_of(batch, packed=True))
 
 
-def reference_masked(folder: Path, name: str, rows: Rows) -> Masked:
+def reference_masked(folder: Path, name: str, rows: TokenRows) -> Masked:
     """The masked rows of a batch."""
     inputs = np.load(folder / "inputs.npz")
     masked_ids = inputs[f"{name}.mlm_input_ids"].reshape(-1, 32).astype(np.int32)

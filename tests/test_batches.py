@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.data.batches import BatchSource, Packing, Shards, batches_per_epoch, make_batches
-from diffcse_jax.data.rows import Views
 from diffcse_jax.data.tokens import TokenStore
 from diffcse_jax.errors import DataError
 
@@ -41,7 +41,7 @@ def source_of(store: TokenStore, **options) -> BatchSource:
     return BatchSource(store, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options})
 
 
-def examples_of(views: Views) -> list[int]:
+def examples_of(views: Batch) -> list[int]:
     return views.input_ids[:, 0, 0].tolist()
 
 
@@ -50,7 +50,7 @@ def epoch_order(source: BatchSource, epoch: int) -> tuple[int, ...]:
     return tuple(example for step in steps for example in examples_of(source[step]))
 
 
-def assert_same(left: Views, right: Views) -> None:
+def assert_same(left: Batch, right: Batch) -> None:
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 

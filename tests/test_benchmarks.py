@@ -32,9 +32,8 @@ from benchmarks import (
     train_step,
     workload,
 )
+from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Rows
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import parameters, pretrained
@@ -101,7 +100,7 @@ class Sides:
         return float(loss(self.params))
 
 
-def tokens_of(rows: Rows) -> list[torch.Tensor]:
+def tokens_of(rows: TokenRows) -> list[torch.Tensor]:
     return [torch.tensor(values, dtype=torch.long) for values in (rows.input_ids, rows.attention_mask)]
 
 
@@ -212,7 +211,7 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     definition = parameters.definition(transformer)
 
     def forward(params, ids, mask):
-        return parameters.bind(definition, params)(Rows(ids, mask))["last_hidden_state"]
+        return parameters.bind(definition, params)(TokenRows(ids, mask))["last_hidden_state"]
 
     ids = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]

@@ -265,7 +265,7 @@ def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, t
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value) == (
         f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are whole. Please make "
-        "room on that disk; then the same command goes on"
+        "room on that disk; then run the same command again to resume"
     )
     assert "Traceback" not in capfd.readouterr().err
     workdir = shutil.copytree(workdir, tmp_path / "later")  # in this process, writing may still be ending there

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tiny_networks import ENCODER, SIZES, first_column, random_batch
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import at_positions, in_chunks, mean_where, row_keys
 from diffcse_jax.models.transformer import Transformer
@@ -27,7 +27,7 @@ def run(rows, keys, condition=None):
     return encoder()(rows, keys=keys, condition=condition)["hidden_states"]
 
 
-def rows_at(rows: Rows, which) -> Rows:
+def rows_at(rows: TokenRows, which) -> TokenRows:
     return jax.tree.map(lambda values: values[which], rows)
 
 

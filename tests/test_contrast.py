@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tiny_networks import SIZES, config_of
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Forward, Vectors
 from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
@@ -52,7 +52,7 @@ def forward_of(*views: np.ndarray) -> Forward:
     """A forward pass whose projected vectors are these, view by view."""
     forward = object.__new__(Forward)
     vectors = jnp.stack(views, axis=1)
-    forward.views = Views(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
+    forward.views = Batch(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
     forward.__dict__["vectors"] = Vectors(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
     return forward
 

@@ -12,8 +12,7 @@ from tiny_model import random_params
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, SIZES, config_of, random_batch, views_of
 from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
-from diffcse_jax.data.rows import Rows
-from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.edits import Edited, Masked, choose_token, filled_positions, mask_tokens, replace_tokens
 from diffcse_jax.edits import lengths as edit_lengths
 from diffcse_jax.edits.augmentation import generated_second_views
@@ -37,7 +36,7 @@ seeds = st.integers(0, 2**31)
 
 
 def masked(ids: np.ndarray, seed: int, ratio: float = 0.3, style: str = "bert") -> tuple[np.ndarray, np.ndarray]:
-    rows = Rows(jnp.array(ids), jnp.ones_like(ids))
+    rows = TokenRows(jnp.array(ids), jnp.ones_like(ids))
     edited = mask_tokens(jax.random.key(seed), rows, vocabulary=VOCABULARY, ratio=ratio, style=style)
     return np.asarray(edited.rows.input_ids), np.asarray(edited.selected)
 
@@ -59,7 +58,7 @@ def replaced(
     choose = jax.vmap(lambda logits, key: choose_token(logits, key if decode == "sample" else None))
     tokens = choose(jnp.array(logits).reshape(ids.size, -1), keys).reshape(ids.shape)
     filled = filled_positions(jnp.array(selected), attention_mask, positions=positions)
-    edited = replace_tokens(tokens, Rows(jnp.array(ids), attention_mask), filled)
+    edited = replace_tokens(tokens, TokenRows(jnp.array(ids), attention_mask), filled)
     return np.asarray(edited.rows.input_ids), np.asarray(edited.replaced), real
 
 
@@ -219,7 +218,7 @@ def changed_lengths(
     ids = np.where(real, MASK + 1 + np.arange(positions)[None], PAD)
     ids[:, 0] = CLS
     ids[np.arange(len(ids)), sentence_lengths - 1] = SEP
-    rows = Rows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
+    rows = TokenRows(jnp.array(ids, jnp.int32), jnp.array(real, jnp.int32))
     changed = change_lengths(
         jax.random.key(seed), rows, EditOptions(**options), vocabulary=VOCABULARY, max_length=max_length
     )
@@ -292,7 +291,7 @@ def test_changed_lengths_depend_on_neither_padding_nor_other_rows():
 
 
 def test_edits_of_one_length_keep_their_rows():
-    rows = Rows(jnp.full((2, 4), 10), jnp.ones((2, 4), jnp.int32), layout=None)
+    rows = TokenRows(jnp.full((2, 4), 10), jnp.ones((2, 4), jnp.int32), layout=None)
     for options in (EditOptions(), EditOptions(edit="insert", insert_ratio=0.0)):
         assert change_lengths(jax.random.key(0), rows, options, vocabulary=VOCABULARY, max_length=4).rows is rows
 
@@ -300,7 +299,7 @@ def test_edits_of_one_length_keep_their_rows():
 @pytest.mark.parametrize("edit", ["insert", "mixed"])
 @pytest.mark.parametrize("positions", ["all", "masked"])
 def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
-    rows = Rows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
+    rows = TokenRows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
     flags = jnp.array([[False, False, True, False, False, False, False]])
     changed = Changed(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
     selected = jnp.array([[False, edit == "mixed", False, False, False, False, False]])

@@ -16,7 +16,7 @@ from diffcse_jax.data.entries import in_chunks
 from diffcse_jax.data.vector_folder import find_store
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.runtime.progress import Progress
+from diffcse_jax.hosts import Progress
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.encoder_record import EncoderRecord
 
@@ -190,7 +190,7 @@ def test_without_a_terminal_a_line_tells_now_and_then(monkeypatch, capsys):
     with Progress("encoding", "sentences", 2000) as progress:
         progress.update(1000)
         assert capsys.readouterr().err == ""
-        monkeypatch.setattr("diffcse_jax.runtime.progress.SECONDS_BETWEEN_LINES", 0)
+        monkeypatch.setattr("diffcse_jax.hosts.SECONDS_BETWEEN_LINES", 0)
         progress.update(500)
     assert re.fullmatch(r"encoding: 1,500 of 2,000 sentences, [\d,]+ a second\n", capsys.readouterr().err)
 

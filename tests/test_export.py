@@ -15,6 +15,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 from transformers.utils import logging
 
 from diffcse_jax import SentenceEncoder, export
+from diffcse_jax import io as files
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
@@ -23,7 +24,6 @@ from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage import files
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import Record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffcse_jax.storage import files
+from diffcse_jax import io as files
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def folder(tmp_path) -> Path:
 
 
 def replace(folder: Path, content: str) -> None:
-    with files.replacing(folder) as new:
+    with files.replace_dir(folder) as new:
         (new / "content").write_text(content)
 
 
@@ -42,7 +42,7 @@ def test_process_ids_of_another_container_say_nothing(folder):
     here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._host(), name))
     for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
         folder.with_name(left).mkdir()
-    with files.partial_folder(folder) as new:
+    with files.partial_dir(folder) as new:
         assert f".{files._host()}.{os.getpid()}." in new.name
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
 

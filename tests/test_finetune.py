@@ -29,6 +29,7 @@ from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.run import finetune, mixture, prepare, rows_of_batch
 from diffcse_jax.groups import OptimConfig
+from diffcse_jax.hosts import StopRequest
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.objectives.finetune import (
@@ -39,7 +40,6 @@ from diffcse_jax.objectives.finetune import (
     features,
     squared_error,
 )
-from diffcse_jax.runtime.stopping import StopRequest
 from diffcse_jax.storage.run_folder import HEADS
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.workdir import check_workdir, read_config, start_workdir

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import Computation, Forward
 from diffcse_jax.training import networks
@@ -55,7 +55,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first_and_learns_from_them():
         by_view = Forward(config, computation, built.batch_stats, views, jax.random.key(0)).projected_views
         projector, expected = computation.network("projector"), []
         for view, name in enumerate(("encoder", "second_encoder", "second_encoder")):
-            rows = Rows(views.input_ids[:, view], views.attention_mask[:, view])
+            rows = TokenRows(views.input_ids[:, view], views.attention_mask[:, view])
             expected.append(projector(computation.network(name)(rows)["last_hidden_state"][:, 0]))
         return jnp.sum(by_view[1]), (by_view, expected)
 

@@ -32,11 +32,11 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import TASKS, geometry, sts, transfer, transfer_data
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.io import write_tensors
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.files import write_tensors
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import read_config
 

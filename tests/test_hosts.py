@@ -19,10 +19,10 @@ import pytest
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
+from diffcse_jax import hosts
 from diffcse_jax.commands import train
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.storage.workdir import held
 from diffcse_jax.training.metrics import read_metrics
@@ -32,7 +32,7 @@ STEPS = 15  # enough for a process to be killed in the middle
 COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the processes of this file
 # `python train.py`, where the loss of a process is noticed sooner.
 TRAIN = """
-from diffcse_jax.runtime import hosts
+from diffcse_jax import hosts
 hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 15, 10
 from diffcse_jax.commands.train import main
 main()
@@ -42,8 +42,8 @@ MEET = """
 import sys
 from pathlib import Path
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.files import writing
+from diffcse_jax import hosts
+from diffcse_jax.io import disk_errors
 hosts.INITIALIZATION_SECONDS, hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = int(sys.argv[1]), 10, 5
 with reported_to_user():
     hosts.join()
@@ -52,7 +52,7 @@ with reported_to_user():
         if number == 3:
             print("working", flush=True)
         if number == 5:
-            with writing(Path(sys.argv[2]), safe="Nothing is lost."):
+            with disk_errors(Path(sys.argv[2]), safe="Nothing is lost."):
                 Path(sys.argv[2]).write_text("text")
 """
 BOUND = 60  # seconds in which the loss of a process must be noticed

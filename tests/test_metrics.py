@@ -10,7 +10,7 @@ import pytest
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import DiskError
-from diffcse_jax.storage.files import append_line
+from diffcse_jax.io import append_line
 from diffcse_jax.training import metrics
 from diffcse_jax.training.callbacks import TensorBoard, Training
 from diffcse_jax.training.metrics import MetricsWriter, read_metrics

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
@@ -66,7 +66,7 @@ def pooled(batch) -> list[np.ndarray]:
     encoder = Computation(built.networks, built.params).network("encoder")
     columns = []
     for column in range(batch["input_ids"].shape[1]):
-        rows = Rows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
+        rows = TokenRows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
         columns.append(encoder(rows)["last_hidden_state"][:, 0])
     return columns
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_transformer import FAMILIES, random_params, sizes
 
-from diffcse_jax.data.rows import Rows, in_blocks, lay_out
+from diffcse_jax.batch import TokenRows, in_blocks, lay_out
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import row_keys
 from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
@@ -23,10 +23,10 @@ IDS = np.where(MASK, np.random.default_rng(0).integers(2, 20, MASK.shape), PAD).
 STATES = np.random.default_rng(1).normal(size=(8, 10, 3)).astype(np.float32)
 
 
-def rows_with(blocks: int | None, capacity: int = 0) -> Rows:
+def rows_with(blocks: int | None, capacity: int = 0) -> TokenRows:
     """The rows, laid out in blocks; None: padded."""
     layout = None if blocks is None else lay_out(LENGTHS.reshape(blocks, -1), 10, capacity or 80 // blocks - 1)
-    return jax.tree.map(jnp.asarray, Rows(IDS, MASK, layout))
+    return jax.tree.map(jnp.asarray, TokenRows(IDS, MASK, layout))
 
 
 def test_real_tokens_lie_side_by_side():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.pooling import pool
@@ -55,7 +55,7 @@ def test_padding_counts_for_nothing(pooler):
 
 @pytest.mark.parametrize("pooler", POOLERS)
 def test_a_row_without_tokens_stays_finite(pooler):
-    """Rows that fill up the last evaluation batch."""
+    """TokenRows that fill up the last evaluation batch."""
     assert np.isfinite(pooled(STATES, np.zeros_like(MASK), pooler)).all()
 
 
@@ -72,7 +72,7 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
     checkpoint = load("minilm")
     definition = parameters.definition(partial(Transformer, checkpoint.config))
-    run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(Rows(*batch))["hidden_states"])
+    run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(TokenRows(*batch))["hidden_states"])
     return list(map(np.asarray, run(checkpoint.transformer, ids, mask))), mask
 
 

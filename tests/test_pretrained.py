@@ -16,15 +16,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_model import hf_config_of
 
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Rows
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import write_tensors
 from diffcse_jax.models import families, parameters, pretrained, training_code
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.pretrained import Pretrained, load, to_hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage.files import write_tensors
 from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler, recorded
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
@@ -93,7 +93,7 @@ def forward(
     condition = None if condition is None else jnp.asarray(condition)
     module = transformer_of(checkpoint, checkpoint.transformer)
     return list(
-        map(np.asarray, module(Rows(jnp.asarray(ids), jnp.asarray(mask)), condition=condition)["hidden_states"])
+        map(np.asarray, module(TokenRows(jnp.asarray(ids), jnp.asarray(mask)), condition=condition)["hidden_states"])
     )
 
 
@@ -122,7 +122,7 @@ def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activa
     weights = np.random.default_rng(2).normal(size=(*ids.shape, HIDDEN)).astype(np.float32)
 
     def loss(params: parameters.Params) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        states = transformer_of(checkpoint, params)(Rows(jnp.asarray(ids), jnp.asarray(mask)))["hidden_states"]
+        states = transformer_of(checkpoint, params)(TokenRows(jnp.asarray(ids), jnp.asarray(mask)))["hidden_states"]
         return (states[-1] * weights).mean(), states
 
     gradients, states = jax.grad(loss, has_aux=True)(checkpoint.transformer)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.storage.checkpoint import TrainState
 from diffcse_jax.training import programs
 from diffcse_jax.training.programs import Programs
@@ -13,9 +13,9 @@ from diffcse_jax.training.programs import Programs
 STATE = TrainState(jnp.int32(0), {}, {}, (), jnp.int32(0))
 
 
-def views(length: int) -> Views:
+def views(length: int) -> Batch:
     tokens = jnp.zeros((2, 2, length), jnp.int32)
-    return Views(tokens, tokens, None)
+    return Batch(tokens, tokens, None)
 
 
 def test_compiling_is_said_where_training_waits_for_it(monkeypatch):

@@ -19,8 +19,8 @@ from reference_networks import (
     reference_views,
 )
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Views
 from diffcse_jax.edits import Edited, generate
 from diffcse_jax.models.computation import Computation, Networks
 from diffcse_jax.models.parameters import Params
@@ -92,7 +92,7 @@ class Evaluation(NamedTuple):
     config: Config
     networks: Networks
     params: Params
-    views: Views
+    views: Batch
     corruptions: Corruptions
     metrics: dict[str, jax.Array]
     batch_stats: Params
@@ -129,7 +129,7 @@ def evaluated(reference_dir) -> Callable[[str], Evaluation]:
 
 
 def evaluate_objective(
-    params: Params, batch_stats: Params, networks: Networks, config: Config, views: Views, corruptions: Corruptions
+    params: Params, batch_stats: Params, networks: Networks, config: Config, views: Batch, corruptions: Corruptions
 ) -> tuple[dict[str, jax.Array], Params, Params]:
     """Metrics, new batch statistics and gradients."""
     grads, (metrics, batch_stats) = compiled_grad(params, batch_stats, networks, config, views, corruptions)
@@ -316,5 +316,5 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     np.testing.assert_allclose(after, stored, rtol=0, atol=1e-4 * np.abs(stored - start).max())
 
 
-def cls_embeddings(networks: Networks, params: Params, views: Views) -> np.ndarray:
+def cls_embeddings(networks: Networks, params: Params, views: Batch) -> np.ndarray:
     return np.asarray(networks.bind("encoder", params)(views.rows)["last_hidden_state"][:, 0])

@@ -7,7 +7,7 @@ import pytest
 
 from diffcse_jax.errors import Interrupted, UserError, reported_to_user
 from diffcse_jax.groups import EvalConfig
-from diffcse_jax.runtime.stopping import stop_requested, terminated_like_interrupted
+from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 
 START = {"mrr": 60.0, "guard": 80.0}

@@ -12,7 +12,7 @@ from tiny_model import MAX_LENGTH, write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
@@ -48,7 +48,7 @@ def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir
     assert [teacher.truncate_dim for teacher in teachers.values()] == [7, None]
     assert [teacher.pooler for teacher in teachers.values()] == ["cls", "avg_first_last"]
     encoded = load_tokenizer(minilm_dir)(SENTENCES, padding=True)
-    rows = Rows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
+    rows = TokenRows(*(jnp.array(encoded[name], jnp.int32) for name in ("input_ids", "attention_mask")))
     for name, teacher in zip(names, teachers.values(), strict=True):
         vectors = bind(definition(teacher.build), teacher.params)(rows)
         expected = SentenceEncoder.from_pretrained(name, pooler=teacher.pooler).encode(SENTENCES)

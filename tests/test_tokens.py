@@ -11,6 +11,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diffcse_jax import io as files
 from diffcse_jax.data import tokens
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
@@ -18,7 +19,6 @@ from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.storage import files
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
@@ -300,14 +300,14 @@ def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
-    assert "make room on that disk, or name another folder in data.cache_dir; then the same" in str(full.value)
+    assert "make room on that disk, or name another folder in data.cache_dir; then run the same" in str(full.value)
     assert list((tmp_path / "cache").iterdir()) == []
     assert len(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")) == 9000
 
 
 def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch):
     synced, rename = [], Path.rename
-    monkeypatch.setattr("diffcse_jax.storage.files.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("diffcse_jax.io.sync", lambda path: synced.append(path.name))
 
     def renamed(path: Path, target: Path) -> Path:
         assert {"meta.json", "offsets.npy", "token_ids.npy", path.name} == set(synced)
@@ -321,7 +321,7 @@ def test_what_dead_processes_left_is_removed(tmp_path):
     corpus, cache, host = corpus_of(tmp_path / "a.jsonl", [("one",)]), tmp_path / "cache", files._HOST
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
-    abandoned = [f"a.{host}.{dead}.01234567.tmp", "old.other.7.01234567.tmp", f"{'0' * 32}.{'1' * 32}.tmp"]
+    abandoned = [f"a.{host}.{dead}.01234567.tmp", "old.other.7.01234567.tmp", "d.other.7.11111111.tmp"]
     kept = [f"b.{host}.{os.getpid()}.01234567.tmp", "c.other.7.01234567.tmp", "mine.tmp"]
     for name in (*abandoned, *kept):
         (cache / name).mkdir(parents=True)

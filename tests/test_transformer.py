@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import hf_config_of
 
+from diffcse_jax.batch import TokenRows, lay_out
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Rows, lay_out
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
@@ -55,7 +55,7 @@ def row_keys(seed: int, rows: int = len(IDS)) -> jax.Array:
 
 def run(config: TransformerConfig, params: parameters.Params, ids=IDS, mask=MASK, *, dtype=jnp.float32, **options):
     definition = parameters.definition(partial(Transformer, config, dtype=dtype))
-    return parameters.bind(definition, params)(Rows(ids, mask), **options)["hidden_states"]
+    return parameters.bind(definition, params)(TokenRows(ids, mask), **options)["hidden_states"]
 
 
 def changed_states(config: TransformerConfig, params: parameters.Params | None = None) -> list[bool]:
@@ -69,7 +69,7 @@ def changed_states(config: TransformerConfig, params: parameters.Params | None =
 def test_output_is_named_and_shaped_as_documented(family):
     config = sizes(family)
     module = parameters.bind(parameters.definition(partial(Transformer, config)), random_params(config))
-    output = module(Rows(IDS, MASK))
+    output = module(TokenRows(IDS, MASK))
     assert [states.shape for states in output["hidden_states"]] == [(3, 5, 16)] * 4
     assert output["last_hidden_state"] is output["hidden_states"][-1]
 
@@ -296,7 +296,9 @@ def test_a_bias_of_relative_positions_is_that_of_the_sentence_whatever_the_layou
     config = sizes("mpnet")
     module = parameters.bind(parameters.definition(partial(Transformer, config)), random_params(config))
     layout = lay_out(np.asarray(MASK).sum(axis=1)[None], length=5, capacity=13)
-    padded, packed = (module(rows, last_positions=positions) for rows in (Rows(IDS, MASK), Rows(IDS, MASK, layout)))
+    padded, packed = (
+        module(rows, last_positions=positions) for rows in (TokenRows(IDS, MASK), TokenRows(IDS, MASK, layout))
+    )
     for states, expected in zip(packed["hidden_states"], padded["hidden_states"], strict=True):
         real = np.asarray(MASK[:, : states.shape[1]]) == 1
         np.testing.assert_allclose(np.asarray(states)[real], np.asarray(expected)[real], rtol=1e-5, atol=1e-5)
@@ -334,7 +336,7 @@ def test_the_gradient_reaches_the_condition_and_not_the_embedding_it_replaces():
     ids = IDS.at[:, 0].set(only_first)
 
     def loss(params: parameters.Params, condition: jax.Array) -> jax.Array:
-        states = parameters.bind(definition, params)(Rows(ids, MASK), condition=condition)["last_hidden_state"]
+        states = parameters.bind(definition, params)(TokenRows(ids, MASK), condition=condition)["last_hidden_state"]
         return (states[:, 1] ** 2).mean()
 
     gradients, condition_gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, jnp.ones((3, 16)))

@@ -21,12 +21,12 @@ from safetensors import SafetensorError
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax import hosts
 from diffcse_jax.commands.train import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
+from diffcse_jax.io import system_error
 from diffcse_jax.models.pretrained import Pretrained
-from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import base_model
-from diffcse_jax.storage.files import system_error
 from diffcse_jax.storage.workdir import encoder_folder, held, read_config, start_workdir
 
 REPOSITORY = Path(__file__).parents[1]
@@ -229,7 +229,7 @@ def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monke
             start(tmp_path)
     assert str(stopped.value) == (
         f"cannot write {tmp_path}: No space left on device. What is complete there stays as it is. Please make room on "
-        "that disk, or give another --workdir; then the same command goes on"
+        "that disk, or give another --workdir; then run the same command again to resume"
     )
     start(tmp_path)
     start(tmp_path)
@@ -263,7 +263,7 @@ def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monke
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("diffcse_jax.training.train.train", lambda *_: os.kill(os.getpid(), number))
-    monkeypatch.setattr("diffcse_jax.runtime.compilation.keep_compiled", lambda: None)
+    monkeypatch.setattr("diffcse_jax.hosts.keep_compiled", lambda: None)
     with pytest.raises(Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
         run(config_of(SIMCSE), tmp_path)
     assert stopped.value.exit_code == 130

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
+from diffcse_jax.io import write_tensors
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage.files import write_tensors
 
 MAX_LENGTH = 40
 HIDDEN = 16

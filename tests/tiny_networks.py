@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_model import random_params
 
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Rows, Views, in_blocks, lay_out
 from diffcse_jax.data.shapes import BatchShape
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -77,7 +76,7 @@ def views_of(
     devices: int = 1,
     chunks: int = 1,
     following: Mapping[str, np.ndarray] | None = None,
-) -> Views:
+) -> Batch:
     """The views of a batch, a single sentence twice; `packed`: laid out as training would do it.
 
     With `following`, these are the next sentences.
@@ -89,15 +88,15 @@ def views_of(
     shape = (examples, max(2, columns), length)
     ids, mask = (np.broadcast_to(batch[name], shape) for name in ("input_ids", "attention_mask"))
     if not packed:
-        return Views(ids, mask)
+        return Batch(ids, mask)
     lengths = mask.sum(axis=-1)
     blocks = [in_blocks(part, devices, chunks) for part in (lengths.reshape(-1), lengths[:, 0])]
     shape = BatchShape.of(length, max(part.mean(axis=1).max() for part in blocks) / length)
     if not shape.packed:
-        return Views(ids, mask)
-    return Views(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
+        return Batch(ids, mask)
+    return Batch(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
 
 
-def first_column(batch: Mapping[str, np.ndarray]) -> Rows:
+def first_column(batch: Mapping[str, np.ndarray]) -> TokenRows:
     """The sentences of the first column."""
-    return Rows(*(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask")))
+    return TokenRows(*(jnp.asarray(batch[name][:, 0]) for name in ("input_ids", "attention_mask")))

@@ -7,11 +7,10 @@ from typing import NamedTuple
 from huggingface_hub import EvalResult
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.comparison import Row, formatted, scores_by_column
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.storage.files import read_json_object
+from diffcse_jax.io import expand_path, read_json_object
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import SELECTION
@@ -82,7 +81,7 @@ def _is_of(row: Results, source: Path, workdir: Path, saved: SavedEncoder, trunc
     """True if the row is of the model and of nothing else: not of another pooler, cut, split or transformation."""
     ours = {source.resolve()} | ({(workdir / "export").resolve()} if source == workdir else set())
     is_same = row["pooler"] == saved.pooler and row.get("truncate_dim") == truncate_dim
-    return is_same and expanded(row["model"]).resolve() in ours and _is_comparable(row)
+    return is_same and expand_path(row["model"]).resolve() in ours and _is_comparable(row)
 
 
 def _is_of_start(row: Results, saved: SavedEncoder) -> bool:

@@ -8,8 +8,8 @@ from huggingface_hub import ModelCardData
 
 from diffcse_jax.card import recipe, scores
 from diffcse_jax.card.citations import BIBTEX, papers_of
-from diffcse_jax.data.cache import HUB_REPOSITORY
 from diffcse_jax.evaluation.comparison import Row, formatted, table
+from diffcse_jax.io import HUB_REPOSITORY
 from diffcse_jax.models import families
 from diffcse_jax.onnx_graph import GRAPH
 from diffcse_jax.storage.base_model import BaseModel

@@ -21,7 +21,7 @@ def main() -> None:
     with reported_to_user():
         from diffcse_jax.demo.server import Corpus, open_server
         from diffcse_jax.encoder import SentenceEncoder
-        from diffcse_jax.runtime.compilation import keep_compiled
+        from diffcse_jax.hosts import keep_compiled
 
         keep_compiled()
         sentences = read_sentences(options.corpus, tuple(options.columns))

@@ -67,12 +67,11 @@ def writer(output: str, encoder: "SentenceEncoder", *, normalized: bool) -> Iter
     if output == "-":
         yield _lines_to(sys.stdout)
         return
-    from diffcse_jax.data.lines import expanded
-    from diffcse_jax.storage.files import writing
+    from diffcse_jax.io import disk_errors, expand_path
 
-    path = expanded(output)
+    path = expand_path(output)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path, safe="Nothing else was changed."), contextlib.ExitStack() as cleaning:
+    with disk_errors(path, safe="Nothing else was changed."), contextlib.ExitStack() as cleaning:
         cleaning.callback(partial.unlink, missing_ok=True)
         with contextlib.ExitStack() as opened:
             match path.suffix:

@@ -58,7 +58,7 @@ def load_encoder(options: argparse.Namespace, **defaults: Any) -> "SentenceEncod
         ConfigError: vectors do not have so many numbers.
     """
     from diffcse_jax.encoder import SentenceEncoder
-    from diffcse_jax.runtime.compilation import keep_compiled
+    from diffcse_jax.hosts import keep_compiled
 
     keep_compiled()
     names = ("model", "pooler", "precision", "truncate_dim")

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 from diffcse_jax.data.entries import STDIN, Entry, in_chunks, read_entries
 from diffcse_jax.data.vector_folder import TEXT
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.runtime.progress import Progress
+from diffcse_jax.hosts import Progress
 
 CHUNK = 4096
 

@@ -22,7 +22,7 @@ def main() -> int:
     options = parse_arguments()
     with reported_to_user():
         from diffcse_jax.evaluation import comparison, geometry, report, runner
-        from diffcse_jax.runtime.compilation import keep_compiled
+        from diffcse_jax.hosts import keep_compiled
 
         keep_compiled()
         if options.published and options.mode == "dev":

@@ -34,12 +34,12 @@ def run(config: Config, workdir: Path) -> str:
 
 def finetune_and_export(config: Config, workdir: Path) -> str:
     """Runs the fine-tuning and writes what it gives; returns its verdict."""
+    from diffcse_jax import hosts
     from diffcse_jax.finetune.folders import write_heads
     from diffcse_jax.finetune.model import TaskModel
     from diffcse_jax.finetune.outputs import write_outputs
     from diffcse_jax.finetune.run import finetune
-    from diffcse_jax.runtime import hosts
-    from diffcse_jax.storage.files import writing
+    from diffcse_jax.io import disk_errors
     from diffcse_jax.storage.run_folder import HEADS
     from diffcse_jax.storage.saved_encoder import read_encoder
     from diffcse_jax.training.curves import draw_curves
@@ -51,7 +51,7 @@ def finetune_and_export(config: Config, workdir: Path) -> str:
         model, saved = TaskModel.from_run(workdir), read_encoder(workdir)
         for name, told in write_heads(model, saved, workdir / "tasks").items():
             print(f"task {name}: {workdir / 'tasks' / name}, {told}")
-        with writing(workdir, safe="The checkpoints are whole."):
+        with disk_errors(workdir, safe="The checkpoints are whole."):
             if (workdir / HEADS).is_dir():
                 draw_curves(workdir / HEADS, config)
             files = write_outputs(model, tasks, workdir, config.finetune.predictions, config.eval.batch_size)

@@ -19,15 +19,14 @@ def main() -> None:
     """The command line."""
     options = parse_arguments()
     with reported_to_user():
-        from diffcse_jax.data.lines import expanded
+        from diffcse_jax.hosts import keep_compiled
+        from diffcse_jax.io import disk_errors, expand_path, write_text
         from diffcse_jax.report import page, runs, sample, vectors
-        from diffcse_jax.runtime.compilation import keep_compiled
-        from diffcse_jax.storage.files import write_text, writing
 
         found = runs.read_runs(options.run)
-        others = [each for file in options.results for each in runs.results_in(expanded(file))]
-        output = expanded(options.output) if options.output else default_output(found[0].workdir, len(found))
-        with writing(output, safe="The runs are as they were.", instead="name another --output"):
+        others = [each for file in options.results for each in runs.results_in(expand_path(file))]
+        output = expand_path(options.output) if options.output else default_output(found[0].workdir, len(found))
+        with disk_errors(output, safe="The runs are as they were.", instead="name another --output"):
             output.parent.mkdir(parents=True, exist_ok=True)
         compared = None
         if not options.skip_models:
@@ -35,7 +34,7 @@ def main() -> None:
             text = sample.sample_of(found[0].config)
             print(f"encoding {len(text.texts)} texts with the start and each run ...", file=sys.stderr)
             compared = page.Compared(text, *vectors.placed(vectors.loaders(found), text))
-        with writing(output, safe="The runs are as they were.", instead="name another --output"):
+        with disk_errors(output, safe="The runs are as they were.", instead="name another --output"):
             write_text(output, page.report(found, compared, others))
     print(output)
 

@@ -66,10 +66,10 @@ def open_index(options: argparse.Namespace) -> "tuple[SentenceEncoder, SentenceI
     Raises:
         UserError: either cannot be read, or the vectors are of another encoder.
     """
-    from diffcse_jax.data.lines import expanded
+    from diffcse_jax.io import expand_path
     from diffcse_jax.search.index import find_index
 
-    path = expanded(options.corpus)
+    path = expand_path(options.corpus)
     index = find_index(path)
     if index is None:
         if not options.model:

@@ -25,8 +25,8 @@ def main() -> int:
     """
     options, overrides, finetune_overrides = parse_arguments()
     with reported_to_user():
-        from diffcse_jax.data.lines import expanded
         from diffcse_jax.groups import OWN_POOLER
+        from diffcse_jax.io import expand_path
         from diffcse_jax.study import devices, runs, table
         from diffcse_jax.study.plan import make_plan, read_study
 
@@ -35,10 +35,10 @@ def main() -> int:
             study = dataclasses.replace(study, start=(OWN_POOLER, *study.start))
         if options.tasks is not None:
             study = dataclasses.replace(study, tasks=tuple(filter(None, options.tasks.split(","))))
-        workdir = expanded(options.workdir or Path("runs") / "studies" / name)
+        workdir = expand_path(options.workdir or Path("runs") / "studies" / name)
         if "{" in str(workdir):
             raise ConfigError(f"--workdir={workdir}: braces stand for a run's values, and a study has several runs")
-        encoders = options.encoders and expanded(options.encoders)
+        encoders = options.encoders and expand_path(options.encoders)
         plan = make_plan(name, study, overrides, workdir, finetune_overrides, encoders)
         chosen = plan.selected(options.variants or [], options.seeds or [])
         commands = runs.Commands()

@@ -17,10 +17,11 @@ import tokenizers
 import transformers
 from jaxtyping import Bool, Int, Integer
 
-from diffcse_jax.data.lines import expanded, text_lines, unreadable
+from diffcse_jax.data.lines import text_lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.io import expand_path, why_unreadable
 
 Word = tuple[int, ...]  # its tokens
 Synonyms = Mapping[Word, Sequence[Word]]  # of a word those that may replace it, which may be several words
@@ -91,7 +92,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
     begins = begins_word(backend)
     synonyms: Synonyms = {}
     if data.augmentation == "synonyms":
-        synonyms = read_synonyms(expanded(data.synonyms_file), backend, begins, tokenizer.unk_token_id)
+        synonyms = read_synonyms(expand_path(data.synonyms_file), backend, begins, tokenizer.unk_token_id)
     return Augmentation(data.augmentation, data.augmentation_ratio, begins, synonyms)
 
 
@@ -125,7 +126,7 @@ def read_synonyms(
             word, or with text that is not in the vocabulary; a file without any word.
     """
     table: dict[Word, list[Word]] = {}
-    if problem := unreadable(path):
+    if problem := why_unreadable(path):
         raise DataError(f"data.synonyms_file: {problem}")
     for number, line in text_lines(path, "utf-8-sig"):
         if not line.strip():

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Integer, Shaped
 
+from diffcse_jax.batch import Batch, PackedLayout, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.examples import Crops, Neighbours
-from diffcse_jax.data.rows import Layout, Views, in_blocks, lay_out
 from diffcse_jax.data.shapes import STEPS_OF_SHARE, BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
 from diffcse_jax.data.stored_vectors import SentenceVectors
 from diffcse_jax.data.tokens import TokenStore
@@ -63,7 +63,7 @@ def batches_per_epoch(examples: int, batch_size: int) -> int:
 
 
 class BatchSource:
-    """Random access to the batches of a training run, as the rows of one process: `data.rows.Views` of NumPy arrays.
+    """Random access to the batches of a training run, as the rows of one process: `data.rows.Batch` of NumPy arrays.
 
     A single column is doubled: a sentence is its own second view, which dropout or an augmentation tells apart. A batch
     is padded to the smallest of the run's lengths that holds the longest sentence of the global batch: the same on all
@@ -132,7 +132,7 @@ class BatchSource:
     def __len__(self) -> int:
         return self._steps
 
-    def __getitem__(self, index: int) -> Views:
+    def __getitem__(self, index: int) -> Batch:
         lengths = self._lengths(index)
         shape = self._shape(lengths)
         local = self._shards.of(self._batch_size)
@@ -177,9 +177,9 @@ class BatchSource:
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
 
-    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Views:
+    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
         attention_mask = (np.arange(shape.length) < lengths[..., None]).astype(np.int32)
-        return Views(input_ids, attention_mask, *self._layouts(lengths, shape))
+        return Batch(input_ids, attention_mask, *self._layouts(lengths, shape))
 
     def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
         """Values of the views, and, where there is one, of the next sentence, once for every view."""
@@ -188,13 +188,15 @@ class BatchSource:
         views, following = values[:, :-1], values[:, -1:]
         return [views, np.repeat(following, views.shape[1], axis=1)]
 
-    def _layouts(self, lengths: Int[np.ndarray, "B C"], shape: BatchShape) -> tuple[Layout | None, Layout | None]:
+    def _layouts(
+        self, lengths: Int[np.ndarray, "B C"], shape: BatchShape
+    ) -> tuple[PackedLayout | None, PackedLayout | None]:
         """The layouts of all views and of the anchors, of this process's rows."""
         packing = self._packing
         if packing is None or not shape.packed:
             return None, None
 
-        def layout(lengths: Int[np.ndarray, " rows"]) -> Layout:
+        def layout(lengths: Int[np.ndarray, " rows"]) -> PackedLayout:
             blocks = in_blocks(lengths, len(self._shards.local), packing.chunks)
             return lay_out(blocks, shape.length, shape.capacity(blocks.shape[1] * shape.length))
 
@@ -234,7 +236,7 @@ class Batches(Protocol):
     def __len__(self) -> int:
         """The number of batches."""
 
-    def __getitem__(self, index: int) -> Views:
+    def __getitem__(self, index: int) -> Batch:
         """A batch, as the rows of one process."""
 
     def shapes_of(self, indices: range) -> Mapping[Any, int]:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from diffcse_jax.data import text_files
@@ -14,6 +13,7 @@ from diffcse_jax.data.corpus import ROLES, Corpus, Fault, Record, column_names, 
 from diffcse_jax.data.file_sets import FileSet
 from diffcse_jax.data.formats import SentenceFile, extension, objects_of, open_file
 from diffcse_jax.errors import DataError, NoSentencesError
+from diffcse_jax.io import sha256
 
 KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 
@@ -74,16 +74,6 @@ def fingerprint_of(files: Sequence[SentenceFile]) -> functools.partial[str]:
     if len(files) == 1 and not files[0].reading:
         return functools.partial(sha256, [files[0].path])
     return functools.partial(_sha256_of_readings, files)
-
-
-def sha256(paths: Sequence[Path]) -> str:
-    """The SHA-256 of the files' bytes, one file after the other, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def choose_columns(name: str, available: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:

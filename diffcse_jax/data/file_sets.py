@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffcse_jax.data.formats import EXTENSIONS, extension
-from diffcse_jax.data.lines import expanded, unreadable
 from diffcse_jax.errors import DataError
+from diffcse_jax.io import expand_path, why_unreadable
 
 MARKDOWN = (".md", ".markdown")
 PROSE = (".txt", *MARKDOWN)  # of several such files each is a document
@@ -66,21 +66,21 @@ def files_named(name: str) -> FileSet:
     Raises:
         DataError: there is no such file, or one that cannot be read.
     """
-    path = expanded(name)
+    path = expand_path(name)
     if os.path.isdir(path):
         files = tuple(_below(path))
         if any(file.name == PREPARED for file in files):
             files = ()
-        if problem := next(filter(None, map(unreadable, files)), ""):
+        if problem := next(filter(None, map(why_unreadable, files)), ""):
             raise DataError(problem)
         return FileSet(name, path, files, is_file=False)
     if os.path.exists(path) or not glob.has_magic(name):
-        if problem := unreadable(path):
+        if problem := why_unreadable(path):
             raise DataError(problem)
         return FileSet(name, path.parent, (path,), is_file=True)
     found = sorted(glob.glob(os.path.expanduser(name), recursive=True))
     files = tuple(Path(file) for file in found if not os.path.isdir(file))
-    if problem := next(filter(None, map(unreadable, files)), "" if files else f"no file matches {name}"):
+    if problem := next(filter(None, map(why_unreadable, files)), "" if files else f"no file matches {name}"):
         raise DataError(problem)
     return FileSet(name, Path(os.path.commonpath([file.parent for file in files])), files, is_file=False)
 

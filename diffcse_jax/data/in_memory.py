@@ -7,11 +7,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Fault, checked, column_names
 from diffcse_jax.data.held_out import DIGESTS, digest
 from diffcse_jax.errors import DataError
-from diffcse_jax.storage.files import writing
+from diffcse_jax.io import cache_folder, disk_errors
 
 Text = str | Sequence[str] | Mapping[str, object]  # a sentence or document; a pair, triple, ...; columns by name
 
@@ -85,7 +84,7 @@ def _named(text: object, number: int) -> dict[str, object]:
 def _write(lines: Iterable[str], extension: str) -> Path:
     """Writes lines into a file that is named by their hash."""
     folder, hashed = cache_folder("text"), hashlib.sha256()
-    with writing(folder, safe="Nothing was begun.", instead="set XDG_CACHE_HOME to another folder"):
+    with disk_errors(folder, safe="Nothing was begun.", instead="set XDG_CACHE_HOME to another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{uuid.uuid4().hex}.tmp"
         try:

@@ -7,39 +7,18 @@ import contextlib
 import gzip
 import io
 import lzma
-import os
-import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from diffcse_jax.errors import DataError
+from diffcse_jax.io import why_unreadable
 
 LONGEST_LINE = 1 << 17  # characters; the csv module's limit of a field, too
 MEMORY_OF_XZ = 1 << 27  # bytes that decompressing may take; what `xz -9` writes needs half of it
 _LONGEST_IN_BYTES = 4 * LONGEST_LINE  # in UTF-8, at most
 _BLOCK = 1 << 16
-
-
-def expanded(path: str | Path) -> Path:
-    """The path with `~` and `~user` replaced; as it is where there is no such user."""
-    return Path(os.path.expanduser(path))
-
-
-def unreadable(path: Path) -> str:
-    """The reason why this is no file that can be read, for a person; empty if it is one."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return f"cannot read {path}: no such file"
-    except (OSError, ValueError) as error:  # a name that is too long, say, or that holds a NUL
-        return f"cannot read {str(path)[:200]!r}: {getattr(error, 'strerror', None) or error}"
-    if stat.S_ISDIR(mode):
-        return f"cannot read {path}: it is a folder"
-    if not stat.S_ISREG(mode):
-        return f"cannot read {path}: it is a pipe or a device; copy what it gives into a file"
-    return "" if os.access(path, os.R_OK) else f"cannot read {path}: permission denied"
 
 
 def byte_lines(path: Path) -> Iterator[bytes | None]:
@@ -87,7 +66,7 @@ def text_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file cannot be read, is not in this encoding or holds NUL, or a line is too long.
     """
-    if problem := unreadable(path):
+    if problem := why_unreadable(path):
         raise DataError(problem)
     try:
         with path.open(encoding=encoding) as file:
@@ -105,7 +84,7 @@ def text_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    if problem := unreadable(path):
+    if problem := why_unreadable(path):
         raise DataError(problem)
     try:
         with contextlib.ExitStack() as stack:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.rows import Views
 from diffcse_jax.data.shapes import BatchShape
 
 
@@ -30,7 +30,7 @@ class Mixture:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> Views:
+    def __getitem__(self, index: int) -> Batch:
         source, place = self._find(index)
         views = self._sources[source][place]
         return _first_tokens(views) if self._without_tokens else views
@@ -94,6 +94,6 @@ def by_temperature(
     return (draws[:, None] >= bounds[:, :-1]).sum(axis=1)
 
 
-def _first_tokens(views: Views) -> Views:
+def _first_tokens(views: Batch) -> Batch:
     ids, mask = (tokens[..., :1] for tokens in (views.input_ids, views.attention_mask))
     return views._replace(input_ids=ids, attention_mask=mask, layout=None, anchor_layout=None)

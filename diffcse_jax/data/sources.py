@@ -7,23 +7,15 @@ import os
 from pathlib import Path
 
 from diffcse_jax.data import documents
-from diffcse_jax.data.cache import hub_file
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Documents
-from diffcse_jax.data.file_corpus import (
-    choose_columns,
-    corpus_of_files,
-    fingerprint_of,
-    objects_of_all,
-    open_all,
-    sha256,
-)
+from diffcse_jax.data.file_corpus import choose_columns, corpus_of_files, fingerprint_of, objects_of_all, open_all
 from diffcse_jax.data.file_sets import MARKDOWN, PROSE, FileSet, files_named
 from diffcse_jax.data.formats import EXTENSIONS, OBJECTS
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
+from diffcse_jax.io import expand_path, hub_file, sha256
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 
@@ -138,7 +130,7 @@ def _files(data: DataConfig, option: str = "data.train_file") -> FileSet:
     try:
         return files_named(data.train_file)
     except DataError as error:
-        near = _nearest_name(expanded(data.train_file))
+        near = _nearest_name(expand_path(data.train_file))
         raise DataError(f"{option}: {error}{near}; known names: wiki1m, docstrings") from error
 
 

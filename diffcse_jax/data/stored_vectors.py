@@ -21,8 +21,15 @@ from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.tokens import META, TokenStore
 from diffcse_jax.data.vector_folder import VectorStore
 from diffcse_jax.errors import CheckpointError, DataError
-from diffcse_jax.storage.files import made_whole, partial_folder, read_json_object, write_json, writing
-from diffcse_jax.storage.manifest import changed, described
+from diffcse_jax.io import (
+    atomic_dir,
+    disk_errors,
+    file_digests,
+    first_changed,
+    partial_dir,
+    read_json_object,
+    write_json,
+)
 
 _ARRAYS = ("vectors.npy", "rows.npy")
 
@@ -56,7 +63,7 @@ def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quie
         DataError: the store lacks sentences of the text or cannot be read, or the text has changed.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
-    with writing(folder, safe=f"{store.folder} stays as it is."):
+    with disk_errors(folder, safe=f"{store.folder} stays as it is."):
         make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
     if not quiet:
         print(f"vectors of {store.folder}: {store.dimension} numbers each, in {folder}", file=sys.stderr)
@@ -72,18 +79,18 @@ def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
     """
     if folder.exists() and (damaged := _damaged(folder)):
         print(f"warning: {folder / damaged} is damaged; the vectors are made anew", file=sys.stderr)
-        with partial_folder(folder) as old:
+        with partial_dir(folder) as old:
             folder.rename(old / "damaged")
     if not folder.exists():
-        with made_whole(folder) as new:
+        with atomic_dir(folder) as new:
             make(new)
-            write_json(new / META, described(new, [new / name for name in _ARRAYS]))
+            write_json(new / META, file_digests(new, [new / name for name in _ARRAYS]))
 
 
 def _damaged(folder: Path) -> str:
     """The first file of a copy that is not what was written; empty where there is none."""
     try:
-        return changed(folder, dict.fromkeys(_ARRAYS, "") | read_json_object(folder / META))
+        return first_changed(folder, dict.fromkeys(_ARRAYS, "") | read_json_object(folder / META))
     except CheckpointError:  # copies of earlier versions have none
         return META
 

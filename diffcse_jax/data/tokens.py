@@ -21,13 +21,10 @@ import tqdm
 import transformers
 from jaxtyping import Int, Integer
 
-from diffcse_jax.data.cache import cache_folder
 from diffcse_jax.data.corpus import Corpus, Row
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.storage.files import made_whole, partial_folder, writing
+from diffcse_jax.io import atomic_dir, cache_folder, disk_errors, expand_path, partial_dir, sha256
 
 FORMAT_VERSION = 2
 META = "meta.json"
@@ -125,8 +122,8 @@ def build_or_open(
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
-    folder = (expanded(cache_dir) if cache_dir else cache_folder("tokens")) / _store_name(text, corpus, backend)
-    with writing(folder, safe="Nothing of the text is lost.", instead="name another folder in data.cache_dir"):
+    folder = (expand_path(cache_dir) if cache_dir else cache_folder("tokens")) / _store_name(text, corpus, backend)
+    with disk_errors(folder, safe="Nothing of the text is lost.", instead="name another folder in data.cache_dir"):
         problem = _problem(folder) if folder.exists() else "it is not there"
         if folder.exists() and problem:
             print(f"warning: the token store {folder} is damaged: {problem}; it is built anew", file=sys.stderr)
@@ -151,7 +148,7 @@ def _build(
     corpus: Corpus, text: str, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool
 ) -> None:
     """Writes a store beside `folder`, which then takes its name and the place of a damaged one."""
-    with made_whole(folder) as new:
+    with atomic_dir(folder) as new:
         _write_arrays(corpus, backend, new, quiet)
         if corpus.fingerprint() != text:
             raise DataError(
@@ -162,7 +159,7 @@ def _build(
         meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary(), "files": files}
         (new / META).write_text(json.dumps(meta | {"sha256": _digest(meta)}))
         if folder.exists() and _problem(folder):
-            with partial_folder(folder) as old:
+            with partial_dir(folder) as old:
                 folder.rename(old / "damaged")
 
 

@@ -18,12 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.parquet_files import UNREADABLE
 from diffcse_jax.errors import DataError
+from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.storage.encoder_record import EncoderRecord
-from diffcse_jax.storage.files import read_json_object
 
 TEXT, VECTOR = "sentence", "embedding"  # columns
 SETTINGS_FILE = "settings.json"  # in the folder of the state
@@ -165,7 +163,7 @@ def find_store(name: str) -> VectorStore | None:
     Raises:
         DataError: files that are not as `diffcse embed` writes them, or not all of one kind; or none yet.
     """
-    folder = expanded(name)
+    folder = expand_path(name)
     if folder.is_file():
         holds_vectors = folder.suffix == ".parquet" and VECTOR in _metadata(folder).schema.to_arrow_schema().names
         parts = [folder] * holds_vectors

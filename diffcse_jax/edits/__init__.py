@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from diffcse_jax.data.rows import Rows
-from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.groups import GeneratorConfig
 from diffcse_jax.models.computation import FEW, MOST, Computation, row_keys
 from diffcse_jax.models.packing import token_keys
@@ -24,18 +23,18 @@ TOKENS_AT_ONCE = 1024  # whose logits over the vocabulary the generator holds
 class Masked(NamedTuple):
     """Masked sentences."""
 
-    rows: Rows
+    rows: TokenRows
     selected: Bool[Array, "rows length"]  # which positions were masked
 
 
 class Edited(NamedTuple):
     """Sentences that differ from the original."""
 
-    rows: Rows
+    rows: TokenRows
     replaced: Bool[Array, "rows length"]  # where they do; with other edits: inserted, or a dropped token's successor
 
 
-def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
+def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
     """Masks a random share of the ordinary tokens.
 
     Args:
@@ -59,7 +58,9 @@ def mask_tokens(key: PRNGKeyArray, rows: Rows, *, vocabulary: Vocabulary, ratio:
     return Masked(rows._replace(input_ids=jnp.where(selected, masked, ids)), selected)
 
 
-def generate(frozen: Computation, rows: Rows, masked: Masked, options: GeneratorConfig, key: PRNGKeyArray) -> Edited:
+def generate(
+    frozen: Computation, rows: TokenRows, masked: Masked, options: GeneratorConfig, key: PRNGKeyArray
+) -> Edited:
     """The generator's sentences.
 
     Args:
@@ -80,7 +81,9 @@ def generate(frozen: Computation, rows: Rows, masked: Masked, options: Generator
     def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
 
-    def tokens_of(rows: Rows, filled: jax.Array, dropout_keys: jax.Array, decode_keys: jax.Array | None) -> jax.Array:
+    def tokens_of(
+        rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, decode_keys: jax.Array | None
+    ) -> jax.Array:
         states = generator(rows, keys=dropout_keys)["last_hidden_state"]
         return frozen.at_positions(choose, filled, states, decode_keys, shares=shares)
 
@@ -118,7 +121,7 @@ def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None, tempe
     return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits / temperature)
 
 
-def replace_tokens(tokens: Int[Array, "rows length"], rows: Rows, filled: Bool[Array, "rows length"]) -> Edited:
+def replace_tokens(tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]) -> Edited:
     """Fills in the generator's tokens; padding becomes id 0, as in the authors' code.
 
     Args:

@@ -5,13 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import generate, mask_tokens
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, named_key
 
 
-def generated_second_views(config: RunConfig, frozen: Computation, views: Views, key: PRNGKeyArray) -> Views:
+def generated_second_views(config: RunConfig, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Batch:
     """The batch, with words of the second views masked and filled by the generator where `data.augmentation` is `mlm`.
 
     Args:
@@ -24,7 +24,7 @@ def generated_second_views(config: RunConfig, frozen: Computation, views: Views,
     if data.augmentation != "mlm":
         return views
     ids = views.input_ids[:, 1]
-    rows = Rows(ids, views.attention_mask[:, 1])
+    rows = TokenRows(ids, views.attention_mask[:, 1])
     masked = mask_tokens(
         named_key(key, "mask"),
         rows,

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from diffcse_jax.data.rows import Rows
-from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.edits import Edited, Masked, generate
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import GeneratorConfig
@@ -22,13 +21,13 @@ from diffcse_jax.models.computation import Computation, row_keys
 class Changed(NamedTuple):
     """Sentences with tokens inserted and dropped."""
 
-    rows: Rows  # an inserted token is [MASK]
+    rows: TokenRows  # an inserted token is [MASK]
     inserted: Bool[Array, "rows length"]  # the inserted tokens
     labels: Bool[Array, "rows length"]  # these, and the tokens whose predecessor was dropped
 
 
 def change_lengths(
-    key: PRNGKeyArray, rows: Rows, options: EditOptions, *, vocabulary: Vocabulary, max_length: int
+    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, *, vocabulary: Vocabulary, max_length: int
 ) -> Changed:
     """Drops and inserts a random share of tokens, as the edit says.
 
@@ -46,7 +45,7 @@ def change_lengths(
 
     Returns:
         The sentences, with 0 as padding: of as many positions as before where nothing is inserted, else of twice as
-        many, up to `max_length`. Rows that the edit leaves at their length are returned as they are.
+        many, up to `max_length`. TokenRows that the edit leaves at their length are returned as they are.
     """
     insert, delete = options.inserted_share, options.deleted_share
     ids, length = rows.input_ids, rows.input_ids.shape[1]
@@ -76,7 +75,7 @@ def change_lengths(
     new_ids = place(interleaved(ids, jnp.full_like(ids, mask_id)))
     labels = place(interleaved(after_dropped, ~nothing))
     attention_mask = place(there.astype(rows.attention_mask.dtype))
-    return Changed(Rows(new_ids, attention_mask), place(interleaved(nothing, ~nothing)), labels)
+    return Changed(TokenRows(new_ids, attention_mask), place(interleaved(nothing, ~nothing)), labels)
 
 
 def fill(

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pooler, require_finite, warn_of_cut
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.hosts import quiet_transformers
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import pretrained
-from diffcse_jax.runtime.quiet import quiet_transformers
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.run_folder import workdir_of
 
@@ -28,7 +28,7 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
     """
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
-    path = expanded(model)
+    path = expand_path(model)
     workdir = workdir_of(path)
     if workdir is None:
         return TorchEncoder(model, pooler, truncate_dim)

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.evaluation import GROUPS, own_pairs, published, report
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.storage.files import read_json
+from diffcse_jax.io import expand_path, read_json
 from diffcse_jax.storage.run_folder import workdir_of
 
 FORMATS = ("text", "markdown", "latex")
@@ -120,7 +119,7 @@ def seed_groups(models: Sequence[str]) -> list[list[int]]:
     """
     groups: dict[str, dict[str, int]] = {}
     for index, model in enumerate(models):
-        if run := _configuration_and_seed(expanded(model)):
+        if run := _configuration_and_seed(expand_path(model)):
             configuration, seed = run
             groups.setdefault(configuration, {}).setdefault(seed, index)
     return [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]

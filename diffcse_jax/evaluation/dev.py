@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data import held_out, pairs
 from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, official, retrieval, sts
@@ -27,7 +27,7 @@ from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.remembering import Remembering
 from diffcse_jax.evaluation.suite import senteval_folder
 from diffcse_jax.groups import EvalConfig
-from diffcse_jax.runtime import hosts
+from diffcse_jax.io import expand_path
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.digests import of_json
 from diffcse_jax.storage.selection import FEWEST, Measured, Outcomes
@@ -243,7 +243,7 @@ def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
 
 def _own_scored_pairs(options: EvalConfig) -> list[list]:
     """The pairs of `eval.pairs_file`."""
-    path = expanded(options.pairs_file)
+    path = expand_path(options.pairs_file)
     pairs = sts.read_pairs(path, columns=(0, 1, 2))
     if np.ptp(pairs.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")

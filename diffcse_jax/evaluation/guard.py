@@ -8,12 +8,12 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
+from diffcse_jax import hosts
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import missing_files, sts
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.suite import is_local, senteval_folder
 from diffcse_jax.groups import EvalConfig
-from diffcse_jax.runtime import hosts
 from diffcse_jax.search.nearest import normalized
 
 GENERAL_SENTENCES = Path(__file__).with_name("general_sentences.txt")

@@ -18,8 +18,8 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.types import BatchedInput, PromptType
 from torch.utils.data import DataLoader
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.io import expand_path
 from diffcse_jax.storage.run_folder import workdir_of
 
 
@@ -61,5 +61,5 @@ class MtebEncoder(AbsEncoder):
 
 def _folder_name(model_name: str) -> str:
     """The name of a model's folder; of a run's checkpoint or export, that of the run."""
-    path = expanded(model_name).resolve()
+    path = expand_path(model_name).resolve()
     return (workdir_of(path) or workdir_of(path.parent) or path).name

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.retrieval import retrieval_scores
+from diffcse_jax.io import expand_path
 
 DOCSTRINGS = "docstrings"  # in place of a file: those of functions that training on `docstrings` holds out
 LIMIT = 1000  # of their pairs
@@ -38,7 +38,7 @@ class OwnTask(abc.ABC):
 
     def files(self, mode: str) -> list[Path]:
         """The file that `run` reads."""
-        return [expanded(self.file)]
+        return [expand_path(self.file)]
 
     @abc.abstractmethod
     def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
 
         rows = docstring_pairs(LIMIT)
     else:
-        rows = _read(expanded(file))
+        rows = _read(expand_path(file))
     return [query for query, _ in rows], [target for _, target in rows]
 
 
@@ -123,7 +123,7 @@ def labelled_pairs(file: str) -> sts.ScoredPairs:
     Raises:
         DataError: a row that cannot be read, or all pairs have one label.
     """
-    path = expanded(file)
+    path = expand_path(file)
     pairs = sts.read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
     if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:
         raise DataError(f"{path}: {Duplicates.kind} needs labels of 1 (the same) and of 0, and no others")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tqdm
 
-from diffcse_jax.data.lines import expanded, text_lines
+from diffcse_jax.data.lines import text_lines
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import (
     REGRESSION_TASKS,
@@ -25,6 +25,7 @@ from diffcse_jax.evaluation.postprocessing import post_process
 from diffcse_jax.evaluation.protocols import Encoder, Task
 from diffcse_jax.evaluation.report import Results
 from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.io import expand_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _noted_warnings() -> Iterator[list[str]]:
 
 def _read_queries(path: Path) -> tuple[str, ...]:
     try:
-        queries = tuple(line.strip() for _, line in text_lines(expanded(path), "utf-8-sig") if line.strip())
+        queries = tuple(line.strip() for _, line in text_lines(expand_path(path), "utf-8-sig") if line.strip())
     except DataError as error:
         raise DataError(f"--queries: {error}") from error
     if not queries:

@@ -6,9 +6,8 @@ import tarfile
 import uuid
 from pathlib import Path
 
-from diffcse_jax.data.cache import cache_folder, hub_file
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import DataError
+from diffcse_jax.io import cache_folder, expand_path, hub_file
 
 HUB_FILE = "senteval.tar"
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of the suite
@@ -25,7 +24,7 @@ def senteval_folder(data_dir: str) -> Path:
     """
     if not is_local(data_dir):
         return hub_folder()
-    folder = expanded(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
+    folder = expand_path(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
     if not os.path.isdir(folder):
         raise DataError(f"no evaluation data: there is no folder {folder}")
     return next((place for place in (folder, *(folder / inner for inner in PLACES)) if _holds_data(place)), folder)

@@ -19,8 +19,8 @@ from diffcse_jax.data.corpus import Corpus, Fault, listed
 from diffcse_jax.data.delimiters import find_delimiter
 from diffcse_jax.data.formats import extension
 from diffcse_jax.data.held_out import DIGESTS, digest
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.io import expand_path
 from diffcse_jax.objectives.finetune import Task
 
 Entry = tuple[int, dict[str, str] | Fault]  # a line, from 1, and its values by column
@@ -224,7 +224,7 @@ def _read(
     report: Callable[[str], None],
 ) -> tuple[Rows, list[str]]:
     """The rows of a file without labels, and their labels as text (empty for test files)."""
-    path = expanded(folder / expanded(name))
+    path = expand_path(folder / expand_path(name))
     is_labelled = option != "test_file"
     named = {column: f"{key}.texts" for column in task.texts}
     named |= {task.label: f"{key}.label"} if is_labelled else {}

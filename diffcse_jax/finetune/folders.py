@@ -13,10 +13,10 @@ from jaxtyping import Float32
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.export import SAMPLES, TOLERANCE, write_folder
 from diffcse_jax.finetune.model import TaskModel
+from diffcse_jax.io import disk_errors, read_json, replace_dir, write_json, write_tensors
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task
-from diffcse_jax.storage.files import read_json, replacing, write_json, write_tensors, writing
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
@@ -39,7 +39,7 @@ def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str
     """
     told = {}
     for name, task in model.tasks.items():
-        with writing(folder, safe="The checkpoints are whole."), replacing(folder / name) as new:
+        with disk_errors(folder, safe="The checkpoints are whole."), replace_dir(folder / name) as new:
             write_tensors(new / HEAD_FILE, model.heads[name])
             reason = why_not(task, saved)
             record: dict[str, Any] = {

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task, build_head, features, head_of
@@ -39,7 +39,7 @@ class TaskModel:
         Raises:
             CheckpointError: nothing there to read, or no fine-tuning.
         """
-        path = expanded(path)
+        path = expand_path(path)
         workdir = workdir_of(path) or path
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks

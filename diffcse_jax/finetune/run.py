@@ -12,14 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.mixture import Mixture, by_ratio, by_temperature
 from diffcse_jax.data.stored_vectors import SentenceVectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation.guard import build_guard
@@ -28,6 +27,7 @@ from diffcse_jax.finetune import vectors
 from diffcse_jax.finetune.data import TaskData, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.computation import Networks
 from diffcse_jax.models.parameters import Params
@@ -113,7 +113,7 @@ def prepare(config: Config) -> Tuning:
     networks.for_run(sizes, config)
     vocabulary = networks.vocabulary_of(config, start.tokenizer, sizes.vocab_size)
     networks.check_max_length(config, sizes, config.model.name_or_path)
-    folder, on_bad_line = expanded(config.finetune.data_dir), config.data.on_bad_line
+    folder, on_bad_line = expand_path(config.finetune.data_dir), config.data.on_bad_line
     tasks = tuple(
         read_task(name, task, folder, on_bad_line=on_bad_line, report=report)
         for name, task in config.finetune.tasks.items()
@@ -131,7 +131,7 @@ def open_start(config: Config, mesh: Mesh) -> Start:
         CheckpointError: nothing there to read.
     """
     name, hardware = config.model.name_or_path, (mesh.devices.flat[0].platform, mesh.shape["data"])
-    path = expanded(name)
+    path = expand_path(name)
     if not workdir_of(path):
         encoder = pretrained.load(name).on(*hardware)
         return Start(name, encoder, load_tokenizer(encoder.folder), recorded_pooler(encoder, config.model.pooler))

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax import hosts
 from diffcse_jax.data.stored_vectors import SentenceVectors, make_vectors
-from diffcse_jax.runtime import hosts
-from diffcse_jax.storage.files import writing
+from diffcse_jax.io import disk_errors
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -30,7 +30,7 @@ def kept(folder: Path, sentences: Sequence[str], encode: Encode) -> SentenceVect
         np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in sentences], np.int64))
 
     def make_or_find() -> None:
-        with writing(folder, safe="The checkpoints are whole."):
+        with disk_errors(folder, safe="The checkpoints are whole."):
             make_vectors(folder, make)
 
     hosts.decided_by_first(make_or_find)

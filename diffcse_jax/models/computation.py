@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
-from diffcse_jax.data.rows import Rows, Views
-from diffcse_jax.data.vocabulary import Vocabulary
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
@@ -101,7 +100,7 @@ class Forward:
     """
 
     def __init__(
-        self, config: RunConfig, computation: Computation, batch_stats: Params, views: Views, key: PRNGKeyArray
+        self, config: RunConfig, computation: Computation, batch_stats: Params, views: Batch, key: PRNGKeyArray
     ):
         self.computation = computation
         self.views = views
@@ -154,7 +153,7 @@ class Forward:
         keys = row_keys(named_key(self._key, "anchors again"), len(self.views.input_ids))
         return self.projected(self.views.anchors, keys)
 
-    def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
+    def projected(self, rows: TokenRows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows hidden"]:
         """The projected vectors of other rows than the views: the projector takes them for a batch of their own.
 
         Args:
@@ -193,18 +192,18 @@ class Forward:
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(views.rows, keys)
         keys = keys.reshape(-1, views.per_example)
-        others = Views(views.input_ids[:, 1:], views.attention_mask[:, 1:]).rows
+        others = Batch(views.input_ids[:, 1:], views.attention_mask[:, 1:]).rows
         first = self._pooled(views.anchors, keys[:, 0])
         second = self._pooled(others, keys[:, 1:].reshape(-1), encoder="second_encoder")
         second = second.reshape(len(first), -1, first.shape[-1])
         return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
 
     def _pooled(
-        self, rows: Rows, keys: Key[Array, " rows"] | None, encoder: str = "encoder"
+        self, rows: TokenRows, keys: Key[Array, " rows"] | None, encoder: str = "encoder"
     ) -> Float[Array, "rows hidden"]:
         network, pooler = self.computation.network(encoder), self._config.model.pooler
 
-        def pooled(rows: Rows, keys: jax.Array | None) -> jax.Array:
+        def pooled(rows: TokenRows, keys: jax.Array | None) -> jax.Array:
             states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
             return pool(states, rows.attention_mask, pooler)
 
@@ -230,7 +229,7 @@ class _Prefix(Forward):
     def anchors_again(self) -> Float[Array, "batch size"]:
         return self._cut(self._whole.anchors_again)
 
-    def projected(self, rows: Rows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows size"]:
+    def projected(self, rows: TokenRows, keys: Key[Array, " rows"] | None) -> Float[Array, "rows size"]:
         return self._cut(self._whole.projected(rows, keys))
 
     def projected_means(self, samples: int) -> tuple[Float[Array, "batch size"], ...]:
@@ -259,7 +258,7 @@ def in_chunks(function: Callable[..., PyTree], chunks: int, *rows: PyTree) -> Py
     Args:
         function: of arrays with rows in front, to such arrays, each row for itself.
         chunks: divides the number of rows.
-        rows: arrays, `data.rows.Rows` among them, whose layout is that of `chunks` parts.
+        rows: arrays, `data.rows.TokenRows` among them, whose layout is that of `chunks` parts.
     """
     if chunks == 1:
         return function(*rows)

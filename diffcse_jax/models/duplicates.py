@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.vectors import cosine_similarity
@@ -48,11 +48,11 @@ def share(duplicates: Bool[Array, "batch negatives"]) -> Float[Array, ""]:
     return duplicates.sum().astype(jnp.float32) / (duplicates.size - len(duplicates))
 
 
-def guide_vectors(frozen: Computation, views: Views, pooler: str) -> Float[Array, "batch views dim"]:
+def guide_vectors(frozen: Computation, views: Batch, pooler: str) -> Float[Array, "batch views dim"]:
     """Vectors of all views by the frozen network `guide`, without dropout."""
     guide = frozen.network("guide")
 
-    def pooled(rows: Rows) -> jax.Array:
+    def pooled(rows: TokenRows) -> jax.Array:
         states = guide(rows, last_positions=positions_read(pooler))["hidden_states"]
         return pool(states, rows.attention_mask, pooler)
 

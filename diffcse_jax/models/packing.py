@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 
 
-def pack_ids(ids: Int[Array, "rows length"], rows: Rows, fill: int) -> Int[Array, " tokens"]:
+def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[Array, " tokens"]:
     """Integers of the tokens, and `fill` in unused slots."""
     if rows.layout is None:
         return ids.reshape(-1)
@@ -20,7 +20,7 @@ def pack_ids(ids: Int[Array, "rows length"], rows: Rows, fill: int) -> Int[Array
     return packed.reshape(-1)
 
 
-def pack(states: Float[Array, "rows length hidden"], rows: Rows) -> Float[Array, "tokens hidden"]:
+def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[Array, "tokens hidden"]:
     """The states of the tokens."""
     if rows.layout is None:
         return states.reshape(-1, states.shape[-1])
@@ -28,7 +28,7 @@ def pack(states: Float[Array, "rows length hidden"], rows: Rows) -> Float[Array,
     return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
 
 
-def unpack(states: Float[Array, "tokens hidden"], rows: Rows) -> Float[Array, "rows length hidden"]:
+def unpack(states: Float[Array, "tokens hidden"], rows: TokenRows) -> Float[Array, "rows length hidden"]:
     """The states as rows, with zeros at padding that was left out; the inverse of `pack`."""
     if rows.layout is None:
         return states.reshape(*rows.input_ids.shape, states.shape[-1])
@@ -37,7 +37,7 @@ def unpack(states: Float[Array, "tokens hidden"], rows: Rows) -> Float[Array, "r
     return unpacked.reshape(*rows.input_ids.shape, states.shape[-1])
 
 
-def token_keys(keys: Key[Array, " rows"], rows: Rows, positions: int | None = None) -> Key[Array, "*tokens"]:
+def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None) -> Key[Array, "*tokens"]:
     """A key for each token, from its row's key and its position, so that it is the same in every layout.
 
     Args:

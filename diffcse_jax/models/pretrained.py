@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import check_export, expand_path, read_json_object
 from diffcse_jax.models import families, parameters, training_code
 from diffcse_jax.models.families import HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.storage.files import read_json_object
-from diffcse_jax.storage.manifest import require_whole_export
 from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
@@ -79,7 +77,7 @@ def load(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
             tensors missing, unknown or of a wrong shape (all of them named); an export that is damaged.
     """
     folder = find_folder(name_or_path)
-    require_whole_export(folder)
+    check_export(folder)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = families.find(config.family)
@@ -141,7 +139,7 @@ def find_folder(name_or_path: str) -> Path:
     """
     if name_or_path == "minilm":
         return _packaged_minilm()
-    folder = expanded(name_or_path)
+    folder = expand_path(name_or_path)
     if name_or_path and os.path.isdir(folder):
         return _model_folder(folder)
     if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.packing import pack, unpack
 from diffcse_jax.models.parameters import Params, prefixed, subset
@@ -33,7 +33,7 @@ class ReconstructionHead(nnx.Module):
 
     def __call__(
         self,
-        rows: Rows,
+        rows: TokenRows,
         states: Float[Array, "rows length hidden"],
         condition: Float[Array, "rows hidden"],
         *,

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.heads import MlpProjector
@@ -56,7 +56,7 @@ class TeacherNetwork(nnx.Module):
         self.pooler = pooler
         self.truncate_dim = truncate_dim
 
-    def __call__(self, rows: Rows) -> Float[Array, "rows dimension"]:
+    def __call__(self, rows: TokenRows) -> Float[Array, "rows dimension"]:
         """Float32 vectors."""
         states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
         pooled = pool(states, rows.attention_mask, self.pooler)
@@ -70,6 +70,6 @@ def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
     return Teacher(encoder.config, pooler, parameters.prefixed(encoder.transformer, "transformer"))
 
 
-def teacher_lists(frozen: Computation, name: str, views: Views) -> Float[Array, "batch candidates"]:
+def teacher_lists(frozen: Computation, name: str, views: Batch) -> Float[Array, "batch candidates"]:
     """The similarity lists of a batch (`vectors.similarity_lists`) as the teacher of this name sees them."""
     return similarity_lists(views.by_view(frozen.in_chunks(frozen.network(name), views.rows)))

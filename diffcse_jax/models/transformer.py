@@ -18,7 +18,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
 
@@ -37,7 +37,7 @@ class Embeddings(nnx.Module):
         self.pad_token_id = config.pad_token_id
         self.rate = config.embedding_dropout
 
-    def __call__(self, rows: Rows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "tokens hidden"]:
+    def __call__(self, rows: TokenRows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "tokens hidden"]:
         numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
         # The padding row is not trained (PyTorch's padding_idx), though padding has a loss in DiffCSE.
@@ -144,7 +144,7 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        rows: Rows,
+        rows: TokenRows,
         *,
         condition: Float[Array, "rows hidden"] | None = None,
         keys: Key[Array, " rows"] | None = None,
@@ -196,7 +196,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         hidden_states: Float[Array, "tokens hidden"],
-        rows: Rows,
+        rows: TokenRows,
         bias: Float[Array, "#rows #heads #length length"],
         *,
         keys: Key[Array, " rows"] | None,
@@ -243,7 +243,7 @@ class SelfAttention(nnx.Module):
     def __call__(
         self,
         hidden_states: Float[Array, "tokens hidden"],
-        rows: Rows,
+        rows: TokenRows,
         bias: Float[Array, "#rows #heads #length length"],
         *,
         keys: Key[Array, " rows"] | None,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward
 from diffcse_jax.models.flops import BatchSize
@@ -117,7 +117,7 @@ class Objective(abc.ABC):
         del starts
         return {}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> PyTree:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> PyTree:
         """Edited inputs of a step, which carry no gradient; `loss` receives them.
 
         Args:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.groups import START
 from diffcse_jax.models.computation import Computation, Forward
 from diffcse_jax.models.flops import BatchSize, similarity_flops, transformer_flops
@@ -33,7 +33,7 @@ class Anchor(Objective):
         start = start_as_teacher(starts.encoder, self.config.model.pooler)
         return {START: Network(start.build, start.params, frozen=True)}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
         """The similarity lists of the start."""
         del key
         return teacher_lists(frozen, START, views)

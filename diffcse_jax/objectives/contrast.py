@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, named_key
@@ -133,7 +133,7 @@ class Contrast(Objective):
             networks["guide"] = copy._replace(frozen=True)
         return networks
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Bool[Array, "batch negatives"] | None:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Bool[Array, "batch negatives"] | None:
         """The mask of duplicates, where they leave the denominator."""
         del key
         options = self.options

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import POOLERS, START, RunConfig
 from diffcse_jax.models.computation import Computation, Forward
@@ -64,7 +64,7 @@ class RankingDistillation(Objective):
         teachers = {network: by_name[name] for network, name in self._names.items() if name in by_name}
         return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Float[Array, "batch candidates"]:
         """The teachers' mixed similarity lists."""
         del key
         lists = jnp.stack([_lists(frozen, views, *names) for names in self._names.items()])
@@ -93,7 +93,7 @@ class RankingDistillation(Objective):
         return {START if name == START else f"teacher_{index}": name for index, name in names}
 
 
-def _lists(frozen: Computation, views: Views, network: str, name: str) -> Float[Array, "batch candidates"]:
+def _lists(frozen: Computation, views: Batch, network: str, name: str) -> Float[Array, "batch candidates"]:
     """The similarity lists of a teacher, whose vectors come with the batch or are computed."""
     if views.vectors and name in views.vectors:
         return similarity_lists(tuple(jnp.moveaxis(views.vectors[name], 1, 0)))

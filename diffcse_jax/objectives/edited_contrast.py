@@ -11,7 +11,7 @@ import dataclasses
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.edits import Edited
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.models.computation import Computation, Forward, row_keys
@@ -50,7 +50,7 @@ class EditedContrast(Objective):
     def needs(self) -> frozenset[str]:
         return frozenset({"vectors"}) | self.options.edit_needs
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Edited:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Edited:
         """Edits every anchor anew."""
         return edit_sentences(frozen, views.anchors, self.options, self.config, key)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
@@ -50,7 +50,7 @@ class AuxiliaryMaskedLM(Objective):
         decoder = {} if tied else {"decoder": starts.encoder.transformer["embeddings.word.embedding"]}
         return {"mlm_head": Network(partial(MaskedLMHead, sizes, tied=tied), head | decoder)}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Masked:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Masked:
         vocabulary = frozen.networks.vocabulary
         return mask_tokens(key, views.rows, vocabulary=vocabulary, ratio=self.options.mask_ratio, style="bert")
 
@@ -64,7 +64,7 @@ class AuxiliaryMaskedLM(Objective):
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
             return masked_language_model(head(states, word_embeddings), targets)
 
-        def losses_of(rows: Rows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
+        def losses_of(rows: TokenRows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
             states = encoder(rows, keys=keys)["last_hidden_state"]
             return computation.at_positions(token_losses, selected, states, targets, shares=FEW)
 

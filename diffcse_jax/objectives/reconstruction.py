@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
@@ -81,7 +81,7 @@ class Reconstruction(Objective):
         start = start_of_head(generator.transformer, generator.mlm_head, sizes, count)
         return {"reconstruction_head": Network(partial(ReconstructionHead, sizes, count), start)}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> Given:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Given:
         """Masked sentences and the generator's states of them, without dropout."""
         vocabulary, generator = frozen.networks.vocabulary, frozen.network("generator")
         masked = mask_tokens(key, views.rows, vocabulary=vocabulary, ratio=self.options.mask_ratio, style="bert")
@@ -100,7 +100,7 @@ class Reconstruction(Objective):
             return masked_language_model(head.vocabulary(states, given.word_embeddings), targets)
 
         def losses_of(
-            rows: Rows,
+            rows: TokenRows,
             states: jax.Array,
             condition: jax.Array,
             keys: jax.Array,

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.io import expand_path, read_json, read_json_object
 from diffcse_jax.storage.environment import STARTS
-from diffcse_jax.storage.files import read_json, read_json_object
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.selection import Record, Selection, read_baseline, read_selection
 from diffcse_jax.training.metrics import read_metrics
@@ -101,7 +100,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         ConfigError: a folder that is named twice.
         CheckpointError: a folder that is none of a run, or holds what cannot be read.
     """
-    workdirs = [_workdir(expanded(path)) for path in paths]
+    workdirs = [_workdir(expand_path(path)) for path in paths]
     if repeated := [str(folder) for index, folder in enumerate(workdirs) if folder in workdirs[:index]]:
         raise ConfigError(f"{repeated[0]} is named twice")
     return [_read(workdir, label) for workdir, label in zip(workdirs, labels(workdirs), strict=True)]

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.guard import general_sentences
 from diffcse_jax.evaluation.outcomes import Pairs, Queries
 from diffcse_jax.evaluation.suite import is_local
+from diffcse_jax.io import expand_path
 
 MOST_PAIRS = 200
 RELATED_SHARE = 0.2  # of rated pairs: those rated highest belong together
@@ -96,7 +96,7 @@ def _dev_text(config: Config) -> Sample:
 def _training_sentences(config: Config) -> Iterator[str]:
     """A pass over the training text, which is not fetched for a report."""
     name = config.data.train_file
-    if name != "docstrings" and not Path(expanded(name)).exists():
+    if name != "docstrings" and not Path(expand_path(name)).exists():
         raise DataError(f"there is no {name}")
     return (row[0] for row in open_corpus(config.data))
 

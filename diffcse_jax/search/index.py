@@ -12,10 +12,10 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.data.vector_folder import TEXT, find_store
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import disk_errors, read_json_object, replace_dir, write_json
 from diffcse_jax.search.approximate import FaissSearch
 from diffcse_jax.search.nearest import BLOCK_ROWS, nearest, normalized
 from diffcse_jax.storage.encoder_record import EncoderRecord
-from diffcse_jax.storage.files import read_json_object, replacing, write_json, writing
 from diffcse_jax.storage.vector_files import NpyWriter, read_npy
 
 INDEX_FILE = "index.json"
@@ -272,5 +272,5 @@ def _replacing(folder: Path) -> Iterator[Path]:
     is_index = folder.is_dir() and (not any(folder.iterdir()) or (folder / INDEX_FILE).is_file())
     if folder.exists() and not is_index:
         raise CheckpointError(f"{folder} is no index and not empty; choose another folder")
-    with writing(folder, safe="An earlier index there is whole."), replacing(folder) as new:
+    with disk_errors(folder, safe="An earlier index there is whole."), replace_dir(folder) as new:
         yield new

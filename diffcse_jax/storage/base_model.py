@@ -12,9 +12,8 @@ from typing import Any
 
 from huggingface_hub.repocard import metadata_load
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.storage.files import read_json_object, write_json
+from diffcse_jax.io import expand_path, read_json_object, write_json
 
 LICENSE_KEYS = ("license", "license_name", "license_link")
 PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -46,7 +45,7 @@ class BaseModel:
 def is_local(name_or_path: str) -> bool:
     """True for a path of this machine, false for a hub id or `minilm`."""
     looks_like_path = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path
-    return name_or_path not in PACKAGED and (looks_like_path or os.path.isdir(expanded(name_or_path)))
+    return name_or_path not in PACKAGED and (looks_like_path or os.path.isdir(expand_path(name_or_path)))
 
 
 def describe(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
@@ -73,7 +72,7 @@ def read(folder: Path, name_or_path: str, hf_config: Mapping[str, Any]) -> BaseM
     """The description that was kept there; of runs of earlier versions, what can still be known."""
     path = folder / _FILE
     if not path.is_file():
-        return describe(name_or_path, expanded(name_or_path) if is_local(name_or_path) else folder, hf_config)
+        return describe(name_or_path, expand_path(name_or_path) if is_local(name_or_path) else folder, hf_config)
     values = read_json_object(path)
     try:
         return BaseModel(**values | {"language": tuple(values["language"])})
@@ -86,7 +85,7 @@ def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, A
     if not is_local(name_or_path):
         name = PACKAGED.get(name_or_path, name_or_path)
         return name, name
-    path = Path(os.path.realpath(expanded(name_or_path)))
+    path = Path(os.path.realpath(expand_path(name_or_path)))
     if cached := _SNAPSHOT.search(path.as_posix()):
         name = cached[1].replace("--", "/", 1)
         return name, name

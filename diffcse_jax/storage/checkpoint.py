@@ -21,10 +21,11 @@ import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
+from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
+from diffcse_jax.io import disk_error, disk_errors, system_error
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import digests
 from diffcse_jax.storage.checkpoint_items import (
     ARRAYS,
@@ -40,7 +41,6 @@ from diffcse_jax.storage.checkpoint_items import (
     scores_in,
     steps_in,
 )
-from diffcse_jax.storage.files import disk_error, system_error, writing
 from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.selection import Measured, Record
 from diffcse_jax.storage.workdir import METRICS, set_aside
@@ -203,7 +203,7 @@ class Checkpoints:
             except CheckpointError as error:
                 damaged[step] = error
                 continue
-            with writing(self._workdir, safe="Its checkpoints are as they were."):
+            with disk_errors(self._workdir, safe="Its checkpoints are as they were."):
                 moved = {other: set_aside(self._workdir, self._folder / str(other)) for other in damaged}
             for other, problem in damaged.items():
                 onward = f"it is now {moved[other]}, and training goes on from step {step}"

@@ -15,7 +15,7 @@ import jax
 
 import diffcse_jax
 from diffcse_jax.config import Config
-from diffcse_jax.storage.files import append_line, read_json, writing
+from diffcse_jax.io import append_line, disk_errors, read_json
 from diffcse_jax.storage.workdir import START
 
 STARTS = "starts.jsonl"
@@ -38,7 +38,7 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         "digests": {"text": text, **read_json(workdir / START)},
     }
     before = _last(path)
-    with writing(path, safe="The checkpoints are whole."):
+    with disk_errors(path, safe="The checkpoints are whole."):
         append_line(path, json.dumps(now))
     if changed := _differences(before, now):
         print(f"notice: results may differ in their last digits from here on: {changed}", file=sys.stderr)

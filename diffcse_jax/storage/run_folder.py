@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.storage.files import read_json
+from diffcse_jax.io import read_json
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"

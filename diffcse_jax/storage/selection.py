@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, write_json, write_tensors
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.storage import digests
-from diffcse_jax.storage.files import read_json_object, write_json, write_tensors, writing
-from diffcse_jax.storage.manifest import changed, described
 
 _BASELINE = "start_scores.json"
 SELECTION = "selection.json"
@@ -94,7 +93,7 @@ def origin(share: float, step: int) -> str:
 
 def write_baseline(workdir: Path, record: Record) -> None:
     """Keeps the record of the start."""
-    with writing(workdir / _BASELINE, safe=_SAFE):
+    with disk_errors(workdir / _BASELINE, safe=_SAFE):
         _write_sealed(workdir / _BASELINE, record.content())
 
 
@@ -114,18 +113,18 @@ def read_baseline(workdir: Path) -> Record | None:
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
     """Keeps the choice; `weights`, with a checkpoint's names, only where it is no checkpoint."""
     clear_selection(workdir)
-    with writing(workdir / SELECTION, safe=_SAFE):
+    with disk_errors(workdir / SELECTION, safe=_SAFE):
         files = {}
         if selection.share < 1:
             write_tensors(workdir / _WEIGHTS, weights)
-            files = described(workdir, [workdir / _WEIGHTS])
+            files = file_digests(workdir, [workdir / _WEIGHTS])
         content = dataclasses.asdict(selection) | {"files": files}
         _write_sealed(workdir / SELECTION, content)  # last: its presence says that all is there
 
 
 def clear_selection(workdir: Path) -> None:
     """Forgets an earlier choice."""
-    with writing(workdir, safe=_SAFE):
+    with disk_errors(workdir, safe=_SAFE):
         for name in (SELECTION, _WEIGHTS):
             (workdir / name).unlink(missing_ok=True)
 
@@ -140,7 +139,7 @@ def read_selection(workdir: Path) -> Selection | None:
     if not path.is_file():
         return None
     values = _read_sealed(path, _CHOSEN_AGAIN)
-    if name := changed(workdir, values.pop("files", {})):
+    if name := first_changed(workdir, values.pop("files", {})):
         raise CheckpointError(f"{workdir / name} is not what was saved: {_CHOSEN_AGAIN}")
     return _built(Selection, values | {"record": _built(Record, values.get("record", {}), path)}, path)
 

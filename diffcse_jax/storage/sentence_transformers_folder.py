@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from diffcse_jax.data.lines import unreadable
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import read_json, read_json_object, why_unreadable, write_json, write_tensors
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
 from diffcse_jax.models.pretrained import FLOATS, Pretrained
-from diffcse_jax.storage.files import read_json, read_json_object, write_json, write_tensors
 
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
 _SETTINGS = "config_sentence_transformers.json"
@@ -152,7 +151,7 @@ def _recorded_cut(folder: Path) -> int | None:
 def _tensors_of(module: Path, shapes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """The named tensors of a module, each with so many axes."""
     path = module / "model.safetensors"
-    if problem := unreadable(path):
+    if problem := why_unreadable(path):
         raise CheckpointError(problem)
     try:
         tensors = load_file(path)

@@ -25,15 +25,22 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax import hosts
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
+from diffcse_jax.io import (
+    disk_error,
+    disk_errors,
+    file_digests,
+    first_changed,
+    read_json_object,
+    write_json,
+    write_tensors,
+)
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
-from diffcse_jax.runtime import hosts
 from diffcse_jax.storage import base_model
 from diffcse_jax.storage.digests import of_json
-from diffcse_jax.storage.files import disk_error, read_json_object, write_json, write_tensors, writing
-from diffcse_jax.storage.manifest import changed, described
 from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
 
 if sys.platform != "win32":
@@ -168,7 +175,7 @@ def start_workdir(
     """
 
     def start() -> None:
-        with writing(workdir, safe=_SAFE, instead=_INSTEAD):
+        with disk_errors(workdir, safe=_SAFE, instead=_INSTEAD):
             digests = _digests(encoder, generator) | dict(others)
             if _has_checkpoint(workdir):
                 _check_same_config(workdir, config)
@@ -246,7 +253,7 @@ def encoder_folder(workdir: Path) -> Path:
     Raises:
         CheckpointError: it is damaged.
     """
-    if name := changed(workdir, _recorded_files(workdir, _ENCODER)):
+    if name := first_changed(workdir, _recorded_files(workdir, _ENCODER)):
         raise CheckpointError(
             f"{workdir / name} is not what {START} says was written: the command that trained the run, started again, "
             "writes it anew"
@@ -300,7 +307,7 @@ def _clear_unlike(workdir: Path, config: Config, digests: dict[str, str]) -> Non
 
 def _digests_of_files(workdir: Path, config: dict[str, Any]) -> dict[str, str]:
     encoder = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
-    return described(workdir, encoder) | {CONFIG: of_json(config)}
+    return file_digests(workdir, encoder) | {CONFIG: of_json(config)}
 
 
 def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
@@ -319,11 +326,11 @@ def _mend_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer:
         ConfigError: the start is no longer what it was.
     """
     recorded = _recorded_files(workdir, _ENCODER)
-    damaged = changed(workdir, recorded)
+    damaged = first_changed(workdir, recorded)
     if damaged:
         _write_encoder(workdir, config.model.name_or_path, encoder, tokenizer)
     then = read_json_object(workdir / _ENCODER / "config.json")
-    if (damaged and changed(workdir, recorded)) or then != json.loads(json.dumps(dict(encoder.hf_config))):
+    if (damaged and first_changed(workdir, recorded)) or then != json.loads(json.dumps(dict(encoder.hf_config))):
         raise ConfigError(
             f"config.json or the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the "
             f"run in {workdir} began; restore the earlier files there, or give another --workdir to begin a new run"

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import scipy.stats
 
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import comparison
+from diffcse_jax.io import expand_path
 from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import METRICS
 from diffcse_jax.training.metrics import read_metrics
@@ -53,7 +53,7 @@ def read_models(paths: Iterable[Path]) -> dict[Path, Models]:
         ConfigError: a folder that holds no run.
     """
     found: dict[Path, Models] = {}
-    for path in map(expanded, paths):
+    for path in map(expand_path, paths):
         files = sorted(file for file in path.rglob(METRICS) if file.parent == path or _is_of_run(file))
         if not files:
             raise ConfigError(f"{path}: no run's folder, and none in it: there is no {METRICS}")

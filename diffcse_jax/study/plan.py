@@ -22,9 +22,9 @@ from diffcse_jax.config import (
     shipped_config,
     unknown_key_message,
 )
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.groups import OWN_POOLER
+from diffcse_jax.io import expand_path
 from diffcse_jax.options import build_options
 from diffcse_jax.study import Settings, Study
 from diffcse_jax.study.checks import check_different, check_forms, check_rows, check_study, folder_name, start_rows
@@ -157,7 +157,7 @@ def read_study(file: str) -> tuple[str, Study]:
         ConfigError: there is no such file, it cannot be run, or its `get_study` gives no study.
     """
     shipped = SHIPPED_STUDIES / f"{file}.py"
-    path = shipped if shipped.is_file() else expanded(file)
+    path = shipped if shipped.is_file() else expand_path(file)
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED_STUDIES.glob("*.py")))
         raise ConfigError(f"no study file {file}; known by name: {names}")

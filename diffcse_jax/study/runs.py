@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
-from diffcse_jax.storage.files import read_json, write_json, write_text, writing
+from diffcse_jax.io import disk_errors, read_json, write_json, write_text
 from diffcse_jax.storage.run_folder import CHECKPOINTS, HEADS
 from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
 from diffcse_jax.study.plan import Plan, Run
@@ -198,7 +198,7 @@ def _attempt(run: Run, environment: Environment, work: Work) -> None:
     with lock(run.folder / LOCK) as held:
         if results_of(run) is not None:
             return
-        with writing(run.folder, safe=SAFE):
+        with disk_errors(run.folder, safe=SAFE):
             if _changes(run) and not _holds_work(run.folder):
                 _clear(run.folder)
             write_json(run.folder / RUN, run.record)
@@ -207,7 +207,7 @@ def _attempt(run: Run, environment: Environment, work: Work) -> None:
         try:
             work(run, environment, held)
         except RunFailed as error:
-            with writing(run.folder, safe=SAFE):
+            with disk_errors(run.folder, safe=SAFE):
                 write_text(run.folder / FAILURE, f"{error}\n")
             report(f"{run.label}: failed: {error}")
         except Stopped:
@@ -249,7 +249,7 @@ class Commands:
             RunFailed: with the last line that it printed.
             Stopped: the study is to stop.
         """
-        with writing(log, safe=SAFE):
+        with disk_errors(log, safe=SAFE):
             file = log.open("ab")
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()

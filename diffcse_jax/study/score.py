@@ -17,11 +17,11 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import comparison, report, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
+from diffcse_jax.hosts import keep_compiled
+from diffcse_jax.io import disk_errors, read_json, write_json
 from diffcse_jax.models import pretrained
 from diffcse_jax.objectives.finetune import score_name
-from diffcse_jax.runtime.compilation import keep_compiled
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.files import read_json, write_json, writing
 from diffcse_jax.storage.saved_encoder import read_encoder
 from diffcse_jax.storage.selection import origin
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN, SAFE
@@ -61,12 +61,12 @@ def score(folder: Path, tasks: list[str]) -> None:
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
-        with writing(folder, safe=SAFE):
+        with disk_errors(folder, safe=SAFE):
             report.write(evaluation, folder / EVALUATION)
         print(report.table(evaluation))
     results |= {name: evaluation.get(name, {}) for name in ("missing", "not_official")}
     results |= {"scores": comparison.scores_by_column(evaluation) | labelled}
-    with writing(folder, safe=SAFE):
+    with disk_errors(folder, safe=SAFE):
         write_json(folder / RESULTS, results)
 
 

@@ -12,7 +12,7 @@ import scipy.stats
 
 from diffcse_jax.config import Config
 from diffcse_jax.evaluation import comparison
-from diffcse_jax.storage.files import read_json, write_json, write_text, writing
+from diffcse_jax.io import disk_errors, read_json, write_json, write_text
 from diffcse_jax.storage.workdir import lock
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
@@ -204,7 +204,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
 def write(plan: Plan, workdir: Path) -> Outcome:
     """Writes the tables and the picture of what is done into the study's folder."""
     # Hosts that end at the same time: the last one has read everything.
-    with writing(workdir, safe=SAFE), lock(workdir / "table.lock", wait=True):
+    with disk_errors(workdir, safe=SAFE), lock(workdir / "table.lock", wait=True):
         outcome = read_outcome(plan)
         for style, name in FILES.items():
             write_text(workdir / name, show(outcome, style))

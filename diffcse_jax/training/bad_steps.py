@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.errors import UserError
+from diffcse_jax.io import append_line, disk_errors
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.storage.files import append_line, writing
 from diffcse_jax.training.metrics import report
 
 REMEMBERED = 100  # steps whose metrics are kept until it is known whether one of them was bad
@@ -83,7 +83,7 @@ class BadSteps:
             where = f"loss {values['loss']}, gradient norm {values['grad_norm']}"
         sentences = list(self._sentences(step))
         line = json.dumps({"step": step, "where": where, "sentences": sentences}, ensure_ascii=False)
-        with writing(self._path, safe="The checkpoints are whole."):
+        with disk_errors(self._path, safe="The checkpoints are whole."):
             self._path.parent.mkdir(exist_ok=True)
             append_line(self._path, line)
         return f"{where} at step {step} (its sentences are in {self._path})"

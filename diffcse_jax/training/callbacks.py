@@ -23,7 +23,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.storage.files import writing
+from diffcse_jax.io import disk_errors
 from diffcse_jax.training.metrics import MetricsWriter
 
 SECONDS_BETWEEN_LINES = 30
@@ -177,7 +177,7 @@ class TensorBoard(Rows):
             self._events.close()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return writing(self._workdir, safe=_ROWS_ARE_WHOLE)
+        return disk_errors(self._workdir, safe=_ROWS_ARE_WHOLE)
 
 
 class WandB(Rows):

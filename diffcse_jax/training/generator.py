@@ -21,15 +21,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.examples import Crops
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.rows import Views
 from diffcse_jax.data.tokens import TokenStore
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import FEW, Computation, Networks, mean_where, named_key
 from diffcse_jax.models.heads import MaskedLMHead
@@ -37,7 +36,6 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives.mlm import masked_language_model
-from diffcse_jax.storage.files import write_json, write_tensors, writing
 from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
@@ -67,7 +65,7 @@ def own_generator(
     _require_finite(head, config)
     report(f"generator: own masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
-        with writing(folder, safe="The text and the encoder's weights are whole."):
+        with disk_errors(folder, safe="The text and the encoder's weights are whole."):
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(weights, head)
             write_json(record, scores | {"sha256": sha256([weights])})  # last: its presence says the head is whole
@@ -157,7 +155,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
         return head, optimizer.init(head)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Views, index: Int[Array, ""]) -> tuple:
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Batch, index: Int[Array, ""]) -> tuple:
         key = jax.random.fold_in(named_key(root, "train step"), index)
         (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)
@@ -167,7 +165,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
 
 
 def _head_loss(
-    networks: Networks, devices: int, mask_ratio: float, head: Params, frozen: Params, views: Views, key: PRNGKeyArray
+    networks: Networks, devices: int, mask_ratio: float, head: Params, frozen: Params, views: Batch, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Mean cross-entropy and accuracy on masked tokens of the anchors."""
     anchors = views.anchors

@@ -13,15 +13,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from diffcse_jax import hosts
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Views
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
+from diffcse_jax.hosts import StopRequest, stop_requested
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.runtime import hosts
-from diffcse_jax.runtime.stopping import StopRequest, stop_requested
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
 from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.selection import NOTHING, Measured, Record
@@ -88,7 +88,7 @@ class Run:
 
 def loop(
     run: Run,
-    train_step: Callable[[TrainState, Views], tuple[TrainState, Metrics]],
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
     state: TrainState,
     batches: grain.DatasetIterator,
 ) -> None:

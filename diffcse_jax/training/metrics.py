@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import tqdm
 
-from diffcse_jax.storage.files import append_line, write_text, writing
+from diffcse_jax.io import append_line, disk_errors, write_text
 from diffcse_jax.storage.workdir import METRICS, place_for_damaged
 
 
@@ -45,7 +45,7 @@ class MetricsWriter:
             append_line(self._path, json.dumps({"step": step, **values}))
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return writing(self._path.parent, safe="The rows written before and the checkpoints are whole.")
+        return disk_errors(self._path.parent, safe="The rows written before and the checkpoints are whole.")
 
 
 def report(message: str) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.vector_folder import VectorStore, find_store
-from diffcse_jax.data.vocabulary import Vocabulary
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters

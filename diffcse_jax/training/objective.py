@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Views
 from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
@@ -17,7 +17,7 @@ from diffcse_jax.objectives import Metrics
 Corruptions = dict[str, Any]  # by objective
 
 
-def corrupt(config: Config, frozen: Computation, views: Views, key: PRNGKeyArray) -> Corruptions:
+def corrupt(config: Config, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Corruptions:
     """The edited inputs of every objective, without gradients."""
     return {
         name: objective.corrupt(frozen, views, named_key(key, name)) for name, objective in config.objectives.items()
@@ -28,7 +28,7 @@ def total_loss(
     config: Config,
     trained: Computation,
     batch_stats: Params,
-    views: Views,
+    views: Batch,
     corruptions: Corruptions,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], tuple[Metrics, Params]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from diffcse_jax.data.rows import Views
+from diffcse_jax.batch import Batch
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import TrainState
@@ -26,7 +26,7 @@ class Programs:
         batches: one batch of each foreseen shape, placed on the mesh, the first one needed first.
     """
 
-    def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Views]):
+    def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Batch]):
         self._step, self._frozen = step, frozen
         self._like = _abstract((state, frozen))
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
@@ -40,7 +40,7 @@ class Programs:
     def __exit__(self, *exception: object) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def __call__(self, state: TrainState, views: Views) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, views: Batch) -> tuple[TrainState, Metrics]:
         """A step; waits for its program where that is not ready."""
         key = _key(views)
         if key not in self._programs:
@@ -52,7 +52,7 @@ class Programs:
             report(f"compiling the train step{which}, for batches of {_described(key)}")
         return program.result()(state, self._frozen, views)
 
-    def _start(self, views: Views) -> None:
+    def _start(self, views: Batch) -> None:
         arguments = (*self._like, _abstract(views))
         self._programs[_key(views)] = self._thread.submit(lambda: self._step.lower(*arguments).compile())
 
@@ -61,7 +61,7 @@ def _abstract(arrays: Any) -> Any:
     return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays)
 
 
-def _key(views: Views) -> Key:
+def _key(views: Batch) -> Key:
     """The task, examples, views, length, and tokens that are computed of all of these (0: no layout)."""
     slots = views.layout.positions.size if views.layout else 0
     return (", ".join(views.labels or ()), *views.input_ids.shape, slots)

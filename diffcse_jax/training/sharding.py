@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Packing, Shards
-from diffcse_jax.data.rows import Views
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.parameters import Params
 
@@ -178,7 +178,7 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
     return NamedSharding(mesh, PartitionSpec(*split))
 
 
-def shard_batch(views: Views, mesh: Mesh) -> Views:
+def shard_batch(views: Batch, mesh: Mesh) -> Batch:
     """A global batch from the rows of this process, split over the data axis."""
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     shards = shards_of(mesh)

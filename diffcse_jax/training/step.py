@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.data.rows import Views
 from diffcse_jax.edits.augmentation import generated_second_views
 from diffcse_jax.models.computation import Computation, Networks, named_key
 from diffcse_jax.models.parameters import Params
@@ -19,7 +19,7 @@ from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
 
 # (state, frozen parameters, batch) -> (state, metrics)
-TrainStep = Callable[[TrainState, Params, Views], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 
 def abstract_state(
@@ -69,7 +69,7 @@ def make_train_step(
     chunks = config.train.chunks
     devices = mesh.shape["data"]
 
-    def train_step(state: TrainState, frozen: Params, views: Views) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, frozen: Params, views: Batch) -> tuple[TrainState, Metrics]:
         root = named_key(jax.random.key(config.train.seed), "train step")
         corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 

@@ -13,25 +13,24 @@ import optax
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax import hosts
+from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.examples import Crops, Neighbours, examples_of
-from diffcse_jax.data.file_corpus import sha256
-from diffcse_jax.data.lines import expanded
 from diffcse_jax.data.pairs import stored_length
-from diffcse_jax.data.rows import Views
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.runtime import hosts
 from diffcse_jax.storage.checkpoint import Checkpoints
 from diffcse_jax.storage.environment import record_start
 from diffcse_jax.storage.selection import Record, read_baseline, write_baseline
@@ -220,7 +219,7 @@ def _digest_of_synonyms(config: Config) -> dict[str, str]:
     """That of the table which the augmentation reads, by its key; empty without one."""
     if config.data.augmentation != "synonyms":
         return {}
-    return {"data.synonyms_file": sha256([expanded(config.data.synonyms_file)])}
+    return {"data.synonyms_file": sha256([expand_path(config.data.synonyms_file)])}
 
 
 def _sentences(
@@ -286,7 +285,7 @@ def _batch_source(
     )
 
 
-def _foreseen(source: Batches, step: int, mesh: Mesh) -> Iterator[Views]:
+def _foreseen(source: Batches, step: int, mesh: Mesh) -> Iterator[Batch]:
     """A batch of each shape that is to come in the next steps, the first one needed first."""
     shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
     return (shard_batch(source[index], mesh) for index in shapes.values())

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows, Views
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
@@ -78,7 +78,7 @@ class Difference(Objective):
         """The discriminator, which starts as a copy of the encoder."""
         return {"discriminator": Network(partial(Transformer, starts.encoder.config), starts.encoder.transformer)}
 
-    def corrupt(self, frozen: Computation, views: Views, key: PRNGKeyArray) -> PyTree:
+    def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> PyTree:
         """The edit of the same sentences or of the next ones; of both, a dict of the two."""
         if self.options.sentence == "same":
             return self.edited(frozen, views.rows, key)
@@ -96,7 +96,7 @@ class Difference(Objective):
         return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
 
     @abc.abstractmethod
-    def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> PyTree:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> PyTree:
         """The edited sentences and what `predict` reads beside them.
 
         Args:
@@ -116,7 +116,7 @@ class Difference(Objective):
         """
 
     def discriminate(
-        self, forward: Forward, rows: Rows, key: PRNGKeyArray, head: Callable[..., PyTree], *values: PyTree
+        self, forward: Forward, rows: TokenRows, key: PRNGKeyArray, head: Callable[..., PyTree], *values: PyTree
     ) -> PyTree:
         """`head` of the discriminator's hidden states and of `values`, arrays with rows in front, each row for itself.
 
@@ -126,7 +126,7 @@ class Difference(Objective):
         discriminator = computation.network("discriminator")
         condition = vectors.projected if self.options.condition == "projected" else vectors.pooled
 
-        def of_rows(rows: Rows, keys: jax.Array, condition: jax.Array, *values: PyTree) -> PyTree:
+        def of_rows(rows: TokenRows, keys: jax.Array, condition: jax.Array, *values: PyTree) -> PyTree:
             return head(discriminator(rows, condition=condition, keys=keys)["last_hidden_state"], *values)
 
         return computation.in_chunks(of_rows, rows, row_keys(key, len(rows.input_ids)), condition, *values)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, named_key
@@ -21,7 +21,7 @@ from diffcse_jax.objectives.mlm import masked_language_model
 class Gaps(NamedTuple):
     """Masked sentences and what was there."""
 
-    rows: Rows
+    rows: TokenRows
     selected: Bool[Array, "rows length"]  # which positions were masked
     original: Int[Array, "rows length"]
 
@@ -44,7 +44,7 @@ class ConditionalMaskedLM(Difference):
         head = Network(partial(MaskedLMHead, starts.encoder.config), starts.encoder.mlm_head)
         return super().networks(starts) | {"discriminator_lm_head": head}
 
-    def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> Gaps:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Gaps:
         """Masks every row anew."""
         options, vocabulary = self.options, frozen.networks.vocabulary
         masked = mask_tokens(

@@ -21,7 +21,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import Edited, generate, mask_tokens
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import MOST, Computation, Forward, mean_where, named_key
@@ -59,7 +59,7 @@ class CorrectiveLM(Difference):
             "copy_head": Network(partial(copy_head, sizes)),
         }
 
-    def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> Corrections:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Corrections:
         """Masks every row anew and lets the generator fill the gaps."""
         options, vocabulary = self.options, frozen.networks.vocabulary
         masked = mask_tokens(

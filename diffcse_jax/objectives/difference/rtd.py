@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.data.rows import Rows
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import Edited, mask_tokens
 from diffcse_jax.edits.lengths import change_lengths, fill
 from diffcse_jax.edits.options import EditOptions
@@ -32,7 +32,7 @@ class ReplacedTokenDetection(Difference):
         head = Network(partial(token_classifier, starts.encoder.config))
         return super().networks(starts) | {"token_classifier": head}
 
-    def edited(self, frozen: Computation, rows: Rows, key: PRNGKeyArray) -> Edited:
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Edited:
         """Edits every row anew."""
         return edit_sentences(frozen, rows, self.options, self.config, key)
 
@@ -65,7 +65,7 @@ class ReplacedTokenDetection(Difference):
 
 
 def edit_sentences(
-    frozen: Computation, rows: Rows, options: EditOptions, config: RunConfig, key: PRNGKeyArray
+    frozen: Computation, rows: TokenRows, options: EditOptions, config: RunConfig, key: PRNGKeyArray
 ) -> Edited:
     """Sentences with tokens dropped, inserted, masked and filled by the generator, as the edit says.
 

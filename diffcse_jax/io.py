@@ -1,0 +1,389 @@
+"""Files and folders: paths, checksums, JSON, atomic writes, and the cache.
+
+A reader never sees half of a file or folder that this module writes.
+"""
+
+import contextlib
+import errno
+import functools
+import glob
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+from safetensors.numpy import save_file
+
+from diffcse_jax.errors import CheckpointError, DataError, DiskError, UserError
+
+IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
+LONGEST_JSON = 1 << 24  # characters
+EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
+HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+# Paths
+
+
+def expand_path(path: str | Path) -> Path:
+    """Replace a leading `~` or `~user`; keep it if there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
+def why_unreadable(path: Path) -> str:
+    """Return why the path is not a readable regular file, or an empty string if it is one."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return f"cannot read {path}: no such file"
+    except (OSError, ValueError) as error:  # for example a name that is too long or contains NUL
+        return f"cannot read {str(path)[:200]!r}: {getattr(error, 'strerror', None) or error}"
+    if stat.S_ISDIR(mode):
+        return f"cannot read {path}: it is a folder"
+    if not stat.S_ISREG(mode):
+        return f"cannot read {path}: it is a pipe or a device. Copy its content to a file first"
+    return "" if os.access(path, os.R_OK) else f"cannot read {path}: permission denied"
+
+
+def cache_folder(name: str) -> Path:
+    """Return `~/.cache/diffcse_jax/NAME` (or below `$XDG_CACHE_HOME`), which may not exist yet."""
+    return expand_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "diffcse_jax" / name
+
+
+def hub_file(name: str, advice: str) -> Path:
+    """Return a file of SimCSE's data set from the hub's cache, or download it.
+
+    Args:
+        name: Name of the file in the data set.
+        advice: What the user can do if the file cannot be downloaded.
+
+    Raises:
+        DataError: The file is not cached and cannot be downloaded.
+    """
+    download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
+    with contextlib.suppress(OSError):
+        return Path(download(local_files_only=True))
+    print(f"downloading {name} from the hub", file=sys.stderr)
+    hub_log = logging.getLogger("huggingface_hub")
+    level = hub_log.level
+    hub_log.setLevel(logging.ERROR)  # it warns at each retry; the error below says enough
+    try:
+        return Path(download())
+    except Exception as error:  # the hub client passes on whatever its transport raises
+        raise DataError(
+            f"{name} could not be downloaded ({type(error).__name__}) from "
+            f"https://huggingface.co/datasets/{HUB_REPOSITORY}: {advice}"
+        ) from error
+    finally:
+        hub_log.setLevel(level)
+
+
+# Checksums
+
+
+def sha256(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of the files' bytes, one file after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of files by their path relative to the folder."""
+    return {path.relative_to(folder).as_posix(): sha256([path]) for path in sorted(paths)}
+
+
+def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
+    """Return the first recorded file that is missing or has changed, or an empty string."""
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or sha256([path]) != digest:
+            return name
+    return ""
+
+
+def check_export(folder: Path) -> None:
+    """Compare the files of an exported folder with its record of checksums, if it has one.
+
+    Raises:
+        CheckpointError: A file is missing or has changed.
+    """
+    path = folder / EXPORT_CHECK
+    if not path.is_file():
+        return
+    digests = read_json_object(path).get("files")
+    if not isinstance(digests, dict):
+        raise CheckpointError(f"{path}: `files` is not an object. Export the folder again")
+    if name := first_changed(folder, digests):
+        raise CheckpointError(
+            f"{folder / name} differs from the checksum in {path.name}. Export the folder again. If you changed the "
+            f"file on purpose, remove {path.name}"
+        )
+
+
+# Errors of the disk
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, *, safe: str, instead: str = "") -> Iterator[None]:
+    """Turn an operating system error inside the block into a `DiskError`.
+
+    Args:
+        path: The file or folder that the block writes.
+        safe: A sentence that says what is not lost.
+        instead: An alternative to making room on the disk.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # libraries wrap operating system errors in types of their own
+        cause = system_error(error)
+        if cause is None:
+            raise
+        raise disk_error(path, cause, safe=safe, instead=instead) from error
+
+
+def system_error(error: Exception) -> OSError | None:
+    """Return the operating system error, also if a library only quotes its number; None if there is none."""
+    if isinstance(error, OSError):
+        return error
+    quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
+    if not quoted:
+        return None
+    number = int(quoted[1] or quoted[2])
+    return OSError(number, os.strerror(number))
+
+
+def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> DiskError:
+    """Return the `DiskError` for an operating system error; see `disk_errors` for the arguments."""
+    remedy = "make room on that disk" if error.errno in _FULL else "fix the problem"
+    remedy = "make it writable" if error.errno in _FORBIDDEN else remedy
+    alternative = f", or {instead}" if instead else ""
+    at = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
+    return DiskError(
+        f"cannot write {path}: {error.strerror or error}{at}. {safe} Please {remedy}{alternative}; then run the same "
+        "command again to resume"
+    )
+
+
+# Files
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a file atomically: if the process or machine stops, the earlier file stays whole.
+
+    Raises:
+        CheckpointError: The path exists and is not a regular file, for example a device.
+    """
+    path = path.resolve()  # a symbolic link stays one
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
+    partial = path.with_name(f"{path.name}.tmp")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # otherwise the new name can reach the disk before the content
+    partial.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON document atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a whole line or nothing, on a line of its own even after a truncated last line."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        with path.open("a+b") as file:
+            if size:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else f"\n{line}"
+            file.write(f"{line}\n".encode())
+    except OSError:
+        with contextlib.suppress(OSError):  # nothing can be written at all
+            os.truncate(path, size)
+        raise
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a safetensors file atomically, with the usual permissions (the library's own are 0600)."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.touch()
+    mode = partial.stat().st_mode
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(contiguous, partial, metadata={"format": "pt"})
+    partial.chmod(mode)
+    sync(partial)
+    partial.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk, if the system supports that."""
+    if sys.platform != "win32":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON document.
+
+    Raises:
+        CheckpointError: The file is missing, unreadable or not valid JSON.
+    """
+    if problem := why_unreadable(path):
+        raise CheckpointError(problem)
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_JSON + 1)
+        if len(text) > LONGEST_JSON:
+            raise ValueError(f"longer than {LONGEST_JSON:,} characters")
+        return json.loads(text)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError and UnicodeDecodeError
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON document that is an object.
+
+    Raises:
+        CheckpointError: The file is missing, unreadable, not valid JSON or not an object.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
+    return content
+
+
+# Folders
+
+
+def _host() -> str:
+    """Name this host, and on Linux the container: containers can share a host name and count their own processes."""
+    name = socket.gethostname().replace(".", "-")
+    try:
+        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return name
+
+
+_HOST = _host()
+_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
+
+
+@contextlib.contextmanager
+def partial_dir(path: Path) -> Iterator[Path]:
+    """Create a temporary folder next to `path` and remove it when the block ends.
+
+    Its name contains the host and process that write to it. Temporary folders of dead processes are removed first.
+    """
+    for other in path.parent.glob("*.tmp"):
+        if _is_abandoned(other):
+            shutil.rmtree(other, ignore_errors=True)
+    folder = path.with_name(f"{path.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that gets the name `path` if the block succeeds.
+
+    If another process has written the same folder meanwhile, that one stays.
+    """
+    with partial_dir(path) as new:
+        yield new
+        try:
+            _sync_content(new)
+            new.rename(path)
+            sync(path.parent)
+        except OSError:
+            if not path.exists():
+                raise
+
+
+@contextlib.contextmanager
+def replace_dir(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces the folder `path` if the block succeeds.
+
+    The old folder gives up its name once the new one is on disk, and gets it back if the new one cannot take it. A
+    process killed between the two renames leaves the old folder as `NAME.*.old` until the next replacement.
+    """
+    path = path.resolve()  # a symbolic link stays one
+    old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
+    with partial_dir(path) as new:
+        yield new
+        _sync_content(new)
+        try:
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            sync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):  # report the first error
+                if not new.exists():
+                    path.rename(new)
+                if old.exists():
+                    old.rename(path)
+            raise
+        for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.old"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _sync_content(folder: Path) -> None:
+    for each in (*folder.rglob("*"), folder):
+        sync(each)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Tell whether a temporary folder's process has ended or, if that cannot be known, whether it is long idle."""
+    owner = _PARTIAL.fullmatch(folder.name)
+    if not owner or not folder.is_dir():
+        return False
+    if owner["host"] == _HOST and not _is_alive(int(owner["process"])):
+        return True
+    try:
+        newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:  # its owner has just removed it
+        return False
+    return time.time() - newest > IDLE_SECONDS
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # the process of another user
+        pass
+    return True

@@ -1,1 +1,0 @@
-"""The machine: processes that run together, compiled programs kept on disk."""
