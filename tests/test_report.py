@@ -139,6 +139,8 @@ def test_runs_in_progress_and_of_earlier_versions_beside_one_another(tmp_path):
     [
         (0, 0.0, 60.0, "the start, unchanged", None),
         (4, 0.5, 75.0, "0.5 of the weights of step 4 and 0.5 of the start's", "chosen, nearer to the start: 75.00"),
+        (float(np.float32(1e-4)), "0.0001"),  # a little below 1e-4
+        (float("inf"), "inf"),
     ],
 )
 def test_what_a_run_gives_may_be_no_checkpoint(tmp_path, step, share, score, words_of_it, mark):

@@ -169,12 +169,14 @@ def described(chart: Chart) -> str:
 
 
 def short(value: float) -> str:
-    """A number with four digits, without an exponent where it can be read without."""
-    if value == 0 or 1e-4 <= abs(value) < 1e6:
-        text = f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-        return text.replace("-", "\N{MINUS SIGN}")
-    mantissa, _, power = f"{value:.3g}".partition("e")
-    return f"{mantissa}e{int(power)}".replace("-", "\N{MINUS SIGN}")
+    """Format a number with up to four digits, without an exponent where it can be read without."""
+    if not math.isfinite(value):
+        return str(value)
+    text = f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if value and not 1e-4 <= abs(value) < 1e6:
+        text = f"{value:.3g}"
+    mantissa, exponent, power = text.partition("e")  # float32's 1e-4 is below 1e-4 and rounds to 0.0001
+    return (f"{mantissa}e{int(power)}" if exponent else text).replace("-", "\N{MINUS SIGN}")
 
 
 def colour_of(run: int) -> str:
