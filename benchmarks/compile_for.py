@@ -105,7 +105,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     teachers = _teachers(config, mesh)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
     optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, rests="finetune" in config.objectives)
-    state = abstract_state(built.params, built.batch_stats, optimizer, config, mesh)
+    state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
     views = _views(request, mesh, request.views)._replace(labels=_labels(request, mesh))

@@ -99,7 +99,7 @@ class OurStep:
         generator = workload.random_checkpoint(workload.GENERATORS[settings.size], seed=1)
         built = build(config, encoder, generator, workload.vocabulary(settings.size))
         optimizer = make_optimizer(config.optim, SCHEDULE_STEPS)
-        self.state = initial_state(built.params, built.batch_stats, optimizer, config, self.mesh)
+        self.state = initial_state(built.params, optimizer, config, self.mesh)
         self.frozen = jax.device_put(built.frozen, replicated(self.mesh))
         self.train_step = make_train_step(built.networks, config, optimizer, self.mesh)
         packing = Packing(config.train.chunks, anchors=config.needs("anchors"))

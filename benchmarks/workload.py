@@ -77,8 +77,8 @@ def random_checkpoint(hf_config: dict[str, Any], seed: int) -> pretrained.Pretra
     """An encoder with a masked-LM head, with the weights that training from scratch starts from."""
     sizes = pretrained.transformer_config(hf_config, source="benchmark")
     transformer_key, head_key = jax.random.split(jax.random.key(seed))
-    transformer, _ = parameters.initial(partial(Transformer, sizes), transformer_key)
-    mlm_head, _ = parameters.initial(partial(MaskedLMHead, sizes), head_key)
+    transformer = parameters.initial(partial(Transformer, sizes), transformer_key)
+    mlm_head = parameters.initial(partial(MaskedLMHead, sizes), head_key)
     return pretrained.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
 
 

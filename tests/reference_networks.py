@@ -53,12 +53,12 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
     """
     extra = load_file(folder / "weights_extra.safetensors")
     encoder = dataclasses.replace(minilm(), mlm_head=mlm_head(extra, f"generator_{head}."))
-    definitions, params, batch_stats, frozen = networks.build(config, encoder, encoder, VOCABULARY)
+    definitions, params, frozen = networks.build(config, encoder, encoder, VOCABULARY)
     extra |= {name.replace("projection_mlp", "mlp"): array for name, array in extra.items()}
     for name, ours in HEADS.items():
         if ours in params and name in extra:
             params[ours] = extra[name].T if ours.endswith("kernel") else extra[name]
-    return definitions, params, batch_stats, frozen
+    return definitions, params, frozen
 
 
 @functools.cache

@@ -67,7 +67,7 @@ class Sides:
         vocabulary = workload.vocabulary("tiny")
         self.generator = workload.random_checkpoint(workload.GENERATORS["tiny"], seed=1)
         encoder = workload.random_checkpoint(workload.ENCODERS["tiny"], seed=0)
-        self.networks, params, self.batch_stats, _ = build(self.config, encoder, self.generator, vocabulary)
+        self.networks, params, _ = build(self.config, encoder, self.generator, vocabulary)
         # Far from where training starts, where all sentences look alike.
         self.params = {name: 5.0 * value if name.endswith("kernel") else value for name, value in params.items()}
         hf_config = workload.ENCODERS["tiny"] | NO_DROPOUT
@@ -95,7 +95,7 @@ class Sides:
         def loss(params: parameters.Params) -> jax.Array:
             key = jax.random.key(0)  # read by nothing: every rate is 0
             computation = Computation(self.networks, params)
-            return total_loss(self.config, computation, self.batch_stats, self.views, corruptions, key)[0]
+            return total_loss(self.config, computation, self.views, corruptions, key)[0]
 
         return float(loss(self.params))
 

@@ -41,7 +41,7 @@ def opened(workdir: Path, text: str = "text", dev_text: str = "dev") -> Checkpoi
 def state_of(step: int) -> TrainState:
     params = {name: jnp.full_like(array, step) for name, array in ENCODER.transformer.items()}
     moments = ({}, {"count": jnp.int32(step), "mu": {"encoder.bias": jnp.linspace(0.0, step, 300)}})
-    return TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), {}, moments, jnp.int32(step))
+    return TrainState(jnp.int32(step), parameters.prefixed(params, "encoder"), moments, jnp.int32(step))
 
 
 def saved(workdir: Path, scores: dict[int, float | None]) -> Path:

@@ -72,8 +72,8 @@ FAST = SEVERAL_BLOCKS = {"hard negatives"}
 
 
 @functools.cache
-def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False) -> tuple[dict, dict, dict]:
-    """Metrics, batch statistics and gradients, with dropout."""
+def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False) -> tuple[dict, dict]:
+    """Return metrics and gradients, with dropout."""
     columns, *parts = CASES[name]
     sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
     config = config_of(*parts, sizes)
@@ -82,11 +82,11 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     computation = functools.partial(Computation, built.networks, chunks=config.train.chunks, devices=devices)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    def grad_of_objective(params, batch_stats, frozen, views, key):
+    def grad_of_objective(params, frozen, views, key):
         corruptions = corrupt(config, computation(frozen), views, key)
 
         def loss(params):
-            return total_loss(config, computation(params), batch_stats, views, corruptions, key)
+            return total_loss(config, computation(params), views, corruptions, key)
 
         return jax.grad(loss, has_aux=True)(params)
 
@@ -99,9 +99,9 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     if config.finetune.tasks:
         views = views._replace(labels={"pair": np.arange(BATCH_SIZE, dtype=np.float32)})
     views = shard_batch(views, mesh)
-    arrays = jax.device_put((built.params, built.batch_stats, built.frozen), replicated(mesh))
-    grads, (metrics, batch_stats) = grad_of_objective(*arrays, views, jax.random.key(0))
-    return metrics, batch_stats, grads
+    arrays = jax.device_put((built.params, built.frozen), replicated(mesh))
+    grads, metrics = grad_of_objective(*arrays, views, jax.random.key(0))
+    return metrics, grads
 
 
 def assert_near(ours: dict, theirs: dict) -> None:
@@ -115,12 +115,12 @@ def assert_near(ours: dict, theirs: dict) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_neither_chunks_nor_packing_change_loss_gradients_and_statistics(name):
+def test_neither_chunks_nor_packing_change_loss_and_gradients(name):
     """Both at once: what is computed otherwise in either of them would show."""
     ours, plain = evaluate(name, 8, packed=True), evaluate(name, 0)
     for of_ours, of_plain in zip(ours, plain, strict=True):
         assert_near(of_ours, of_plain)
-    metrics, _, grads = plain
+    metrics, grads = plain
     assert any(np.abs(grad).max() > 1e-2 for grad in grads.values())
     _, *parts = CASES[name]
     config = config_of(*parts)
@@ -137,7 +137,7 @@ def test_chunks_of_one_sentence_give_the_same():
 
 @pytest.mark.slow
 def test_chunks_on_several_devices_are_the_batch_on_one():
-    (many, _, many_grads), (one, _, one_grads) = evaluate("all", 8, devices=8, packed=True), evaluate("all", 0)
+    (many, many_grads), (one, one_grads) = evaluate("all", 8, devices=8, packed=True), evaluate("all", 0)
     for name, value in one.items():
         np.testing.assert_allclose(many[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert_near(many_grads, one_grads)

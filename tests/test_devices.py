@@ -55,15 +55,15 @@ STEPS = 3
 def train(
     data: int, model: int = 1, fully_sharded: bool = False, *, edits: bool = False
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
-    """The metrics of five steps, and the parameters and batch statistics after them."""
+    """The metrics of five steps, and the parameters after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
     config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
     encoder, generator = (network.on("cpu", data) for network in (ENCODER, GENERATOR))
-    definitions, params, batch_stats, frozen = networks.build(config, encoder, generator, VOCABULARY)
+    definitions, params, frozen = networks.build(config, encoder, generator, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))
     step = make_train_step(definitions, config, optimizer, mesh)
-    state = initial_state(params, batch_stats, optimizer, config, mesh)
+    state = initial_state(params, optimizer, config, mesh)
     expected = by_rules(state, mesh, config)
     assert jax.tree.map(lambda array: array.sharding, state) == expected
     batches = [random_batch(size=16, columns=2, seed=index, length=16) for index in range(STEPS + 1)]
@@ -77,7 +77,7 @@ def train(
         history.append({name: float(value) for name, value in metrics.items()})
     assert all(len(array.sharding.device_set) == data * model for array in state.params.values())
     assert jax.tree.map(lambda array: array.sharding, state) == expected
-    return history, jax.tree.map(np.asarray, state.params | state.batch_stats)
+    return history, jax.tree.map(np.asarray, state.params)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_devices():
         config = config_of(SIMCSE, {"train": {"batch_size": 16}, "mesh": {"data": data}, "precision": "bfloat16"})
         built = networks.build(config, ENCODER, None, VOCABULARY)
         mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
-        state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
+        state = initial_state(built.params, optimizer, config, mesh)
         views = shard_batch(views_of(random_batch(size=16)), mesh)
         state, _ = make_train_step(built.networks, config, optimizer, mesh)(state, {}, views)
         (adam,) = (part for part in state.opt_state if isinstance(part, optax.ScaleByAdamState))
@@ -150,9 +150,9 @@ def test_a_mesh_takes_all_devices_or_the_first_ones():
 
 def test_full_sharding_splits_weights_and_moments():
     config = config_of({"mesh": {"fully_sharded": True}})
-    _, params, batch_stats, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
+    _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
-    state = initial_state(params, batch_stats, optimizer, config, mesh)
+    state = initial_state(params, optimizer, config, mesh)
     bytes_of = lambda tree, held: sum(held(array) * array.dtype.itemsize for array in jax.tree.leaves(tree))  # noqa: E731
     held = bytes_of(state, lambda array: array.addressable_shards[0].data.size)
     assert held < 0.2 * bytes_of(state, lambda array: array.size)  # an eighth, but for biases and norms
@@ -160,9 +160,9 @@ def test_full_sharding_splits_weights_and_moments():
 
 def test_every_parameter_has_a_rule():
     everything = config_of(OBJECTIVES, {"model": {"projector": "batchnorm"}})
-    _, params, batch_stats, frozen = networks.build(everything, ENCODER, GENERATOR, VOCABULARY)
+    _, params, frozen = networks.build(everything, ENCODER, GENERATOR, VOCABULARY)
     mesh = make_mesh(everything)
-    by_rules(params | batch_stats | frozen, mesh, everything)
+    by_rules(params | frozen, mesh, everything)
     with pytest.raises(ValueError, match=r"no sharding rule covers the parameter encoder\.gate\.weights"):
         by_rules({"encoder.gate.weights": params["projector.expand.kernel"]}, mesh, everything)
 

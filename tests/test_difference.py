@@ -110,7 +110,7 @@ def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
         corrupted = objective.corrupt(frozen, views, jax.random.key(1))
 
         def loss(params):
-            forward = Forward(config, Computation(built.networks, params), built.batch_stats, views, jax.random.key(0))
+            forward = Forward(config, Computation(built.networks, params), views, jax.random.key(0))
             cut_off = jax.lax.stop_gradient(forward.vectors)
             forward.__dict__["vectors"] = jax.tree.map(partial(jnp.where, cut), cut_off, forward.vectors)
             return objective.loss(forward, corrupted, jax.random.key(2))[0]

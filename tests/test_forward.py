@@ -18,7 +18,7 @@ def forward_passes(*parts, read, keys: int, batch=None):
     views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
 
     def one_pass(key):
-        return read(Forward(config, Computation(built.networks, built.params), built.batch_stats, views, key))
+        return read(Forward(config, Computation(built.networks, built.params), views, key))
 
     compiled = jax.jit(one_pass, compiler_options={"xla_backend_optimization_level": 0})
     return [compiled(jax.random.key(seed)) for seed in range(keys)]
@@ -52,7 +52,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first_and_learns_from_them():
 
     def second_views(params):
         computation = Computation(built.networks, params)
-        by_view = Forward(config, computation, built.batch_stats, views, jax.random.key(0)).projected_views
+        by_view = Forward(config, computation, views, jax.random.key(0)).projected_views
         projector, expected = computation.network("projector"), []
         for view, name in enumerate(("encoder", "second_encoder", "second_encoder")):
             rows = TokenRows(views.input_ids[:, view], views.attention_mask[:, view])

@@ -59,7 +59,7 @@ def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **
     baseline = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
     begun = Start("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
     run = Run(config, tmp_path, len(losses), evaluation, checkpoints, begun, baseline, sentences_of)
-    state = TrainState(jnp.int32(0), {}, {}, (), jnp.int32(0))
+    state = TrainState(jnp.int32(0), {}, (), jnp.int32(0))
     loop(run, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
     return run
 

@@ -39,16 +39,14 @@ def first_names(params) -> set[str]:
     ],
 )
 def test_a_network_that_nothing_needs_does_not_exist(parts, trained, frozen):
-    definitions, params, batch_stats, frozen_params = built(*parts)
+    definitions, params, frozen_params = built(*parts)
     assert first_names(params) == trained
     assert first_names(frozen_params) == frozen
     assert definitions.definitions.keys() == trained | frozen
-    batch_norm = config_of(*parts).model.projector == "batchnorm"
-    assert first_names(batch_stats) == ({"projector"} if batch_norm else set())
 
 
 def test_where_networks_start_from():
-    _, params, _, frozen = built({"mlm": {"weight": 0.1}})
+    _, params, frozen = built({"mlm": {"weight": 0.1}})
     for name, array in ENCODER.transformer.items():
         np.testing.assert_array_equal(params[f"encoder.{name}"], array)
         np.testing.assert_array_equal(params[f"discriminator.{name}"], array)
@@ -62,7 +60,7 @@ def test_where_networks_start_from():
 
 
 def test_the_auxiliary_head_is_the_checkpoints_own_where_it_has_one():
-    _, params, _, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)
+    _, params, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)
     np.testing.assert_array_equal(params["mlm_head.transform.kernel"], GENERATOR.mlm_head["transform.kernel"])
     np.testing.assert_array_equal(params["mlm_head.decoder"], GENERATOR.transformer["embeddings.word.embedding"])
 
@@ -75,7 +73,7 @@ def test_new_heads_are_a_function_of_the_seed():
 
 
 def test_a_bound_network_computes_with_the_arrays_it_is_given():
-    definitions, params, _, _ = built(SIMCSE)
+    definitions, params, _ = built(SIMCSE)
     projector = definitions.bind("projector", jax.device_put(params))
     pooled = np.random.default_rng(0).normal(size=(3, SIZES.hidden_size)).astype(np.float32)
     dense = {name: np.float64(array) for name, array in subset(params, "projector").items()}
@@ -131,7 +129,7 @@ def test_the_start_as_its_own_generator(minilm_dir):
     config = config_of({"generator": {"name_or_path": "start"}})
     assert config.generator_is_start
     assert networks.load_generator(config, GENERATOR, load_tokenizer(minilm_dir)) is GENERATOR
-    _, params, _, frozen = networks.build(config, GENERATOR, GENERATOR, VOCABULARY)
+    _, params, frozen = networks.build(config, GENERATOR, GENERATOR, VOCABULARY)
     name = "embeddings.word.embedding"
     np.testing.assert_array_equal(frozen[f"generator.{name}"], params[f"encoder.{name}"])
     assert not config_of(SIMCSE, {"generator": {"name_or_path": "start"}}).generator_is_start  # nothing needs it

@@ -23,17 +23,17 @@ def evaluate(*parts, batch=None, seed: int = 0, precision: str = "float32"):
     """Metrics and gradients of a configuration's objectives on a small batch."""
     config = config_of(*parts, {"precision": precision})
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    arrays = built.params, built.batch_stats, built.frozen
+    arrays = built.params, built.frozen
     views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
-    grads, (metrics, _) = compiled_grad(built.networks, config, *arrays, views, jax.random.key(seed))
+    grads, metrics = compiled_grad(built.networks, config, *arrays, views, jax.random.key(seed))
     return metrics, grads
 
 
-def grad_of_objective(definitions, config, params, batch_stats, frozen, views, key):
+def grad_of_objective(definitions, config, params, frozen, views, key):
     corruptions = corrupt(config, Computation(definitions, frozen), views, key)
 
     def loss(params):
-        return total_loss(config, Computation(definitions, params), batch_stats, views, corruptions, key)
+        return total_loss(config, Computation(definitions, params), views, corruptions, key)
 
     return jax.grad(loss, has_aux=True)(params)
 
@@ -48,8 +48,8 @@ def abstract_metrics(config) -> set[str]:
     """The names of metrics, without computing them."""
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     run = functools.partial(grad_of_objective, built.networks, config)
-    arrays = built.params, built.batch_stats, built.frozen
-    _, (metrics, _) = jax.eval_shape(run, *arrays, views_of(random_batch()), jax.random.key(0))
+    arrays = built.params, built.frozen
+    _, metrics = jax.eval_shape(run, *arrays, views_of(random_batch()), jax.random.key(0))
     return set(metrics)
 
 

@@ -10,7 +10,7 @@ from diffcse_jax.storage.checkpoint import TrainState
 from diffcse_jax.training import programs
 from diffcse_jax.training.programs import Programs
 
-STATE = TrainState(jnp.int32(0), {}, {}, (), jnp.int32(0))
+STATE = TrainState(jnp.int32(0), {}, (), jnp.int32(0))
 
 
 def views(length: int) -> Batch:

@@ -100,12 +100,12 @@ def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tup
         views = views._replace(vectors={"store": jnp.asarray(stored)})
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    def run(params, batch_stats, frozen, views, key):
+    def run(params, frozen, views, key):
         corrupted = corrupt(config, Computation(built.networks, frozen), views, key)
-        _, (metrics, _) = total_loss(config, Computation(built.networks, params), batch_stats, views, corrupted, key)
+        _, metrics = total_loss(config, Computation(built.networks, params), views, corrupted, key)
         return metrics, corrupted
 
-    return run(built.params, built.batch_stats, built.frozen, views, jax.random.key(0))
+    return run(built.params, built.frozen, views, jax.random.key(0))
 
 
 def vectors(teacher: Teacher, columns: int = 2) -> tuple[np.ndarray, ...]:

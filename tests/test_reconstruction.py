@@ -49,7 +49,7 @@ def test_the_encoder_learns_through_the_vector_alone(condition, reaches_projecto
         given = corrupt(config, Computation(built.networks, frozen), views, key)
 
         def loss(params, given):
-            return total_loss(config, Computation(built.networks, params), {}, views, given, key)
+            return total_loss(config, Computation(built.networks, params), views, given, key)
 
         return jax.grad(loss, has_aux=True)(params, given), given["reconstruction"]
 

@@ -85,7 +85,7 @@ def chosen(tmp_path, monkeypatch):
             for step in steps:
                 params = {name: jnp.full_like(array, step) for name, array in constant.items()}
                 state = TrainState(
-                    jnp.int32(step), parameters.prefixed(params, "encoder"), {}, {"count": jnp.int32(0)}, jnp.int32(0)
+                    jnp.int32(step), parameters.prefixed(params, "encoder"), {"count": jnp.int32(0)}, jnp.int32(0)
                 )
                 checkpoints.save(state, {}, MEASURED[step])
         verdict = select(tmp_path, config, Evaluation(), start, BASELINE).verdict

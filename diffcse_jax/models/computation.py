@@ -40,10 +40,9 @@ class Networks:
     def __hash__(self) -> int:
         return hash((self.vocabulary, tuple(sorted(self.definitions))))
 
-    def bind(self, name: str, params: Params, batch_stats: Params | None = None) -> Any:
-        """The network `name` over its entries of `params`."""
-        stats = parameters.subset(batch_stats or {}, name)
-        return parameters.bind(self.definitions[name], parameters.subset(params, name), stats)
+    def bind(self, name: str, params: Params) -> Any:
+        """Return the network `name` with its entries of `params`."""
+        return parameters.bind(self.definitions[name], parameters.subset(params, name))
 
 
 class Vectors(NamedTuple):
@@ -94,28 +93,21 @@ class Forward:
     Args:
         config: the run.
         computation: the trained networks.
-        batch_stats: running statistics of the projector.
         views: the batch.
         key: dropout key.
     """
 
-    def __init__(
-        self, config: RunConfig, computation: Computation, batch_stats: Params, views: Batch, key: PRNGKeyArray
-    ):
+    def __init__(self, config: RunConfig, computation: Computation, views: Batch, key: PRNGKeyArray):
         self.computation = computation
         self.views = views
-        self.batch_stats = batch_stats
         self._config = config
         self._key = key
 
     @cached_property
     def vectors(self) -> Vectors:
-        """The vectors of all views, dropout on. From then on `batch_stats` are those after this pass."""
+        """The vectors of all views, with dropout."""
         pooled = self._pooled_views(self._row_keys(named_key(self._key, "encoder")))
-        projected = self._projector(pooled)
-        if isinstance(self._projector, nnx.Module):
-            self.batch_stats = parameters.prefixed(parameters.batch_stats_of(self._projector), "projector")
-        return _float32(Vectors(pooled, projected))
+        return _float32(Vectors(pooled, self._projector(pooled)))
 
     @cached_property
     def projected_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
@@ -160,7 +152,6 @@ class Forward:
             rows: sentences.
             keys: one dropout key per row; None: no dropout.
         """
-        self.vectors  # noqa: B018  first, so that this pass does not count in `batch_stats`
         return _float32(self._projector(self._pooled(rows, keys)))
 
     def prefix(self, size: int) -> "Forward":
@@ -177,7 +168,7 @@ class Forward:
         computation = self.computation
         if "projector" not in computation.networks.definitions:
             return lambda pooled: pooled
-        return computation.networks.bind("projector", computation.params, self.batch_stats)
+        return computation.network("projector")
 
     def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
         """A dropout key for each row of all views."""
@@ -214,7 +205,7 @@ class _Prefix(Forward):
     """A forward pass of whose vectors only the first numbers are seen."""
 
     def __init__(self, whole: Forward, size: int):
-        super().__init__(whole._config, whole.computation, whole.batch_stats, whole.views, whole._key)
+        super().__init__(whole._config, whole.computation, whole.views, whole._key)
         self._whole, self._size = whole, size
 
     @cached_property

@@ -39,34 +39,25 @@ class BatchNormProjector(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalisation over rows in training mode, with PyTorch's running statistics.
+    """Batch normalisation over rows, as PyTorch computes it in training mode.
 
-    The statistics are float32 and those of the whole global batch: under `jax.jit` the rows are. PyTorch keeps the
-    unbiased variance (n / (n - 1)), Flax's layer the biased one, hence our own. Nothing evaluates with the running
-    statistics, because the projector is dropped when encoding; checkpoints carry them for use elsewhere.
+    Mean and variance are those of the global batch, in float32. There are no running statistics: a projector with
+    batch normalisation is dropped when encoding.
     """
 
     epsilon = 1e-5
-    momentum = 0.1
 
     def __init__(self, size: int, *, affine: bool):
         self.scale = nnx.Param(jnp.ones(size)) if affine else None
         self.bias = nnx.Param(jnp.zeros(size)) if affine else None
-        self.mean = nnx.BatchStat(jnp.zeros(size))
-        self.var = nnx.BatchStat(jnp.ones(size))
 
     def __call__(self, rows: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
         values = rows.astype(jnp.float32)
         mean, var = values.mean(axis=0, keepdims=True), values.var(axis=0, keepdims=True)
-        self._update(mean[0], var[0] * (len(rows) / (len(rows) - 1)))
         normalised = (values - mean) * jax.lax.rsqrt(var + self.epsilon)
         if self.scale is not None and self.bias is not None:
             normalised = normalised * self.scale[None] + self.bias[None]
         return normalised.astype(rows.dtype)
-
-    def _update(self, mean: jax.Array, var: jax.Array) -> None:
-        for running, batch in ((self.mean, mean), (self.var, var)):
-            running[...] = (1 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch)
 
 
 HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}

@@ -25,20 +25,14 @@ def shapes(build: Build) -> Params:
     return _flat(_abstract(build)[1])
 
 
-def initial(build: Build, key: PRNGKeyArray) -> tuple[Params, Params]:
-    """Initial parameters and batch statistics of the module that `build` makes."""
-    module = build(rngs=nnx.Rngs(key))
-    return _flat(nnx.state(module, nnx.Param)), batch_stats_of(module)
+def initial(build: Build, key: PRNGKeyArray) -> Params:
+    """Return the initial parameters of the module that `build` makes."""
+    return _flat(nnx.state(build(rngs=nnx.Rngs(key)), nnx.Param))
 
 
-def bind(graphdef: nnx.GraphDef, params: Mapping, batch_stats: Mapping | None = None) -> Any:
-    """The module of `graphdef` over these arrays."""
-    return nnx.merge(graphdef, _nested(params), _nested(batch_stats or {}))
-
-
-def batch_stats_of(module: nnx.Module) -> Params:
-    """The batch statistics a bound module holds now, after its forward pass."""
-    return _flat(nnx.state(module, nnx.BatchStat))
+def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
+    """Return the module of `graphdef` with these parameters."""
+    return nnx.merge(graphdef, _nested(params))
 
 
 def subset(params: Mapping, prefix: str) -> Params:
@@ -53,8 +47,7 @@ def prefixed(params: Mapping, prefix: str) -> Params:
 
 def _abstract(build: Build) -> tuple[nnx.GraphDef, nnx.State]:
     module = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
-    graphdef, params, *_ = nnx.split(module, nnx.Param, nnx.BatchStat)
-    return graphdef, params
+    return nnx.split(module, nnx.Param)
 
 
 def _flat(state: nnx.State) -> Params:

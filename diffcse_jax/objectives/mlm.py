@@ -46,7 +46,7 @@ class AuxiliaryMaskedLM(Objective):
         sizes, tied = starts.encoder.config, self.options.tied
         head = starts.encoder.mlm_head
         if head is None:
-            head, _ = parameters.initial(partial(MaskedLMHead, sizes), jax.random.key(self.config.train.seed))
+            head = parameters.initial(partial(MaskedLMHead, sizes), jax.random.key(self.config.train.seed))
         decoder = {} if tied else {"decoder": starts.encoder.transformer["embeddings.word.embedding"]}
         return {"mlm_head": Network(partial(MaskedLMHead, sizes, tied=tied), head | decoder)}
 

@@ -53,7 +53,6 @@ class TrainState(NamedTuple):
 
     step: jax.Array
     params: Params
-    batch_stats: Params
     opt_state: optax.OptState
     bad_steps: jax.Array  # steps that were not applied, their loss or gradient being no finite number
 
@@ -122,7 +121,7 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        items = {"params": state.params, "opt_state": state.opt_state, "batch_stats": _never_empty(state.batch_stats)}
+        items = {"params": state.params, "opt_state": state.opt_state}
         data = json.loads(json.dumps(data_state))
         record = Record(
             step,
@@ -166,9 +165,9 @@ class Checkpoints:
         """
         step = hosts.decided_by_first(self._newest_intact)
         self._manager.reload()
-        params, opt_state, batch_stats = jax.tree.map(
+        params, opt_state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (like.params, like.opt_state, like.batch_stats),
+            (like.params, like.opt_state),
         )
         with damage_reported(self._folder / str(step)):
             record = read_record(self._folder / str(step))
@@ -180,14 +179,12 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     params=ocp.args.StandardRestore(params),
                     opt_state=ocp.args.StandardRestore(opt_state),
-                    batch_stats=ocp.args.StandardRestore(_never_empty(batch_stats)),
                 ),
             )
         state = TrainState(
             step=jax.device_put(np.int32(step), like.step.sharding),
             params=restored.params,
             opt_state=restored.opt_state,
-            batch_stats={name: value for name, value in restored.batch_stats.items() if name},
             bad_steps=jax.device_put(np.int32(record.bad_steps), like.bad_steps.sharding),
         )
         return state, data
@@ -295,8 +292,3 @@ class _Best:
         present = {checkpoint.step: self.scores.get(checkpoint.step) for checkpoint in checkpoints}
         best = best_step(present)
         return [step == best or score == UNKNOWN for step, score in present.items()]
-
-
-def _never_empty(batch_stats: Params) -> dict[str, Any]:
-    """With one entry of nothing: Orbax refuses to save a dict without entries."""
-    return {"": {}} | batch_stats

@@ -1,8 +1,8 @@
 """The items of one checkpoint, read and compared with the digests in its record; and which checkpoints there are.
 
 A checkpoint is `checkpoints/STEP` with separate items, so that parameters can be read alone: `params`, `opt_state`,
-`batch_stats`, `data` (the state of the batches' iterator) and `record` (`Record` as JSON: the dev scores, and digests
-of all items, with which they are compared when they are read).
+`data` (the state of the batches' iterator) and `record` (`Record` as JSON: the dev scores, and digests of all items,
+with which they are compared when they are read).
 """
 
 import json
@@ -25,7 +25,7 @@ from diffcse_jax.storage.selection import Record
 # Orbax warns about what is as it should be, and prints every error that it raises as well, several times.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
-ARRAYS = ("params", "opt_state", "batch_stats")
+ARRAYS = ("params", "opt_state")
 UNKNOWN = math.inf  # the score in a record that cannot be read
 
 

@@ -150,7 +150,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     def initial() -> tuple[Params, optax.OptState]:
-        head, _ = parameters.initial(build_head, named_key(root, "initial weights"))
+        head = parameters.initial(build_head, named_key(root, "initial weights"))
         head = parameters.prefixed(head, "head")
         return head, optimizer.init(head)
 

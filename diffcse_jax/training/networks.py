@@ -35,7 +35,6 @@ class Built(NamedTuple):
 
     networks: Networks
     params: Params  # trained
-    batch_stats: Params
     frozen: Params
 
 
@@ -63,16 +62,13 @@ def build(
     starts = _starts(config, encoder, generator)._replace(teachers=teachers)
     dtype, key = jnp.dtype(config.precision), named_key(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
-    params, batch_stats, frozen = Params(), Params(), Params()
+    params, frozen = Params(), Params()
     for name, network in _asked_for(config, starts, projector).items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = parameters.definition(module)
-        start = network.start
-        if start is None:
-            start, statistics = parameters.initial(module, named_key(key, name))
-            batch_stats |= parameters.prefixed(statistics, name)
+        start = parameters.initial(module, named_key(key, name)) if network.start is None else network.start
         (frozen if network.frozen else params).update(parameters.prefixed(start, name))
-    return Built(Networks(vocabulary, definitions), params, batch_stats, frozen)
+    return Built(Networks(vocabulary, definitions), params, frozen)
 
 
 def _starts(config: Config, encoder: Pretrained, generator: Pretrained | None) -> Starts:

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
-from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives import Metrics
 
@@ -27,25 +26,23 @@ def corrupt(config: Config, frozen: Computation, views: Batch, key: PRNGKeyArray
 def total_loss(
     config: Config,
     trained: Computation,
-    batch_stats: Params,
     views: Batch,
     corruptions: Corruptions,
     key: PRNGKeyArray,
-) -> tuple[Float[Array, ""], tuple[Metrics, Params]]:
+) -> tuple[Float[Array, ""], Metrics]:
     """The weighted sum of losses of one batch.
 
     Args:
         config: the objectives.
         trained: the trained networks.
-        batch_stats: running statistics of the projector's BatchNorm.
         views: the batch.
         corruptions: from `corrupt`.
         key: dropout key.
 
     Returns:
-        The loss, and (named metrics, new batch statistics).
+        The loss and named metrics, the loss among them.
     """
-    forward = Forward(config, trained, batch_stats, views, key)
+    forward = Forward(config, trained, views, key)
     loss, metrics = jnp.zeros([]), Metrics()
     for name, objective in config.objectives.items():
         value, own_metrics = objective.loss(forward, corruptions[name], named_key(key, name))
@@ -57,7 +54,7 @@ def total_loss(
         loss += objective.weight * value
     if forward.embedded and views.labels is None:  # the sentences of labelled pairs are no positives
         metrics |= _similarity_metrics(forward)
-    return loss, (metrics | {"loss": loss}, forward.batch_stats)
+    return loss, metrics | {"loss": loss}
 
 
 def _prefixes(config: Config) -> Iterable[tuple[int, float]]:

@@ -34,7 +34,7 @@ RULES = (
     (r"\.(query|key|value|intermediate)\.bias", ("model",)),
     (r"\.output\.kernel", ("model", "data")),
     (r"\.kernel", ("data", None)),
-    (r"(bias|scale|mean|var)", (None,)),
+    (r"(bias|scale)", (None,)),
 )
 
 

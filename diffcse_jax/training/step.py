@@ -22,19 +22,16 @@ from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, repl
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 
-def abstract_state(
-    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
-) -> TrainState:
+def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """The state before the first step as `jax.ShapeDtypeStruct`, with the sharding that each array will have.
 
     Args:
         params: initial parameters, or their shapes.
-        batch_stats: likewise.
         optimizer: makes its own part of the state.
         config: says how the state is split.
         mesh: the devices, which may be those of a topology that is only compiled for.
     """
-    state = jax.eval_shape(partial(_initialise, optimizer), params, batch_stats)
+    state = jax.eval_shape(partial(_initialise, optimizer), params)
     return jax.tree.map(
         lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding),
         state,
@@ -42,19 +39,17 @@ def abstract_state(
     )
 
 
-def initial_state(
-    params: Params, batch_stats: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
-) -> TrainState:
+def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """The state before the first step, placed on the mesh by the rules of `sharding`."""
     # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
     # their NumPy arrays.
-    like = abstract_state(params, batch_stats, optimizer, config, mesh)
+    like = abstract_state(params, optimizer, config, mesh)
     shardings = jax.tree.map(lambda array: array.sharding, like)
-    return jax.jit(partial(_initialise, optimizer), out_shardings=shardings)(params, batch_stats)
+    return jax.jit(partial(_initialise, optimizer), out_shardings=shardings)(params)
 
 
-def _initialise(optimizer: optax.GradientTransformation, params: Params, batch_stats: Params) -> TrainState:
-    return TrainState(jnp.zeros([], jnp.int32), params, batch_stats, optimizer.init(params), jnp.zeros([], jnp.int32))
+def _initialise(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
+    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32))
 
 
 def make_train_step(
@@ -77,11 +72,11 @@ def make_train_step(
         views = generated_second_views(config, frozen_networks, views, named_key(corruption_key, "second views"))
         corruptions = corrupt(config, frozen_networks, views, corruption_key)
 
-        def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Params]]:
+        def loss(params: Params) -> tuple[jax.Array, Metrics]:
             trained = Computation(networks, gathered(params, mesh), chunks, devices)
-            return total_loss(config, trained, state.batch_stats, views, corruptions, dropout_key)
+            return total_loss(config, trained, views, corruptions, dropout_key)
 
-        grads, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(state.params)
+        grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         # Summed as whole arrays and then split: asked for parts of an embedding table's gradient, XLA would move the
         # tokens and the gradients at them instead.
         grads = gathered(grads, mesh)
@@ -91,8 +86,8 @@ def make_train_step(
         good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
-            applied = (optax.apply_updates(state.params, updates), batch_stats)
-            params, batch_stats = jax.tree.map(partial(jnp.where, good), applied, (state.params, state.batch_stats))
+            params = optax.apply_updates(state.params, updates)
+            params = jax.tree.map(partial(jnp.where, good), params, state.params)
             # The moments are chosen where they are computed; this is about counters.
             opt_state = jax.tree.map(
                 lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
@@ -100,7 +95,7 @@ def make_train_step(
         params = jax.lax.with_sharding_constraint(params, of_gradients(params, mesh))
 
         metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)
-        state = TrainState(state.step + 1, params, batch_stats, opt_state, metrics["bad_steps"])
+        state = TrainState(state.step + 1, params, opt_state, metrics["bad_steps"])
         state = jax.lax.with_sharding_constraint(state, by_rules(state, mesh, config))
         return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 

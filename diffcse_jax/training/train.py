@@ -165,7 +165,7 @@ def carry_out(
         UserError: as `train`.
     """
     batches, total_steps = make_batches(source), len(source)
-    state = initial_state(built.params, built.batch_stats, optimizer, config, mesh)
+    state = initial_state(built.params, optimizer, config, mesh)
     frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
 
     # 4. From where an earlier run of this workdir stopped, if there was one.
