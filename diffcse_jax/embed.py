@@ -49,8 +49,7 @@ from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, SETTINGS_FILE, sta
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, InUseError, NoSentencesError, reported_to_user
 from diffcse_jax.hosts import Progress
-from diffcse_jax.io import read_json_object, sha256, why_unreadable
-from diffcse_jax.storage.workdir import lock
+from diffcse_jax.io import lock, read_json_object, sha256, why_unreadable
 
 CHARACTERS_PER_FILE = 1 << 28  # of an output file, which is held in memory until it is written
 ROWS_PER_FILE = 5_000  # a minute of work or two on a slow machine, which is what a crash can cost

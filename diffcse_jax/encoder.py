@@ -26,7 +26,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_token
 from diffcse_jax.data.vector_folder import TEXT
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.groups import POOLERS
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
@@ -36,7 +36,6 @@ from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, with
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.encoder_record import EncoderRecord
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 
 SHORTEST_BUCKET = 16
@@ -126,7 +125,7 @@ class SentenceEncoder:
             ConfigError: vectors do not have so many numbers.
         """
         path = expand_path(path_or_id)
-        if workdir_of(path):
+        if find_run(path):
             saved = read_encoder(path)
             return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
         model = pretrained.load(str(path_or_id))

@@ -34,6 +34,7 @@ from diffcse_jax.io import (
     EXPORT_CHECK,
     disk_errors,
     file_digests,
+    find_run,
     read_json_object,
     replace_dir,
     write_json,
@@ -43,7 +44,6 @@ from diffcse_jax.io import (
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage import base_model, sentence_transformers_folder
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.storage.selection import origin
 
@@ -123,7 +123,7 @@ def export(
         check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
         write_json(folder / EXPORT_CHECK, check)
         exported = Exported(
-            name=about.hub_id or (workdir_of(source) or source).resolve().name,
+            name=about.hub_id or (find_run(source) or source).resolve().name,
             on_hub=about.hub_id is not None,
             truncate_dim=truncate_dim,
             recorded=recorded,
@@ -328,7 +328,7 @@ def main() -> None:
     with reported_to_user():
         if options.push_to_hub:
             hub.check(options.push_to_hub)
-        output = options.output or (workdir_of(options.workdir) or options.workdir) / "export"
+        output = options.output or (find_run(options.workdir) or options.workdir) / "export"
         about = About(options.push_to_hub, options.license, tuple(options.language), tuple(options.results))
         export(options.workdir, output, options.truncate_dim, onnx=options.onnx, about=about)
         if options.push_to_hub:

@@ -380,6 +380,12 @@ class Progress:
         self._bar.write(message, file=sys.stderr)
 
 
+def log_line(message: str) -> None:
+    """Print a line to standard error, above any progress bar, on the first process only."""
+    if jax.process_index() == 0:
+        tqdm.tqdm.write(message, file=sys.stderr)
+
+
 # Libraries
 
 

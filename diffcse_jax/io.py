@@ -4,6 +4,7 @@ A reader never sees half of a file or folder that this module writes.
 """
 
 import contextlib
+import datetime
 import errno
 import functools
 import glob
@@ -20,17 +21,20 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import filelock
 import huggingface_hub
 import numpy as np
 from safetensors.numpy import save_file
 
-from diffcse_jax.errors import CheckpointError, DataError, DiskError, UserError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
 LONGEST_JSON = 1 << 24  # characters
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
+CONFIG = "config.json"  # in a run's folder: its configuration
+CHECKPOINTS = "checkpoints"  # in a run's folder
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,7 +45,16 @@ _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def expand_path(path: str | Path) -> Path:
-    """Replace a leading `~` or `~user`; keep it if there is no such user."""
+    """Replace a leading `~` or `~user`; keep it if there is no such user.
+
+    Raises:
+        ConfigError: The path is the address of a bucket or a web page, such as `gs://bucket/run`.
+    """
+    if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
+        raise ConfigError(
+            f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To use a bucket, mount it "
+            "first, for example with gcsfuse"
+        )
     return Path(os.path.expanduser(path))
 
 
@@ -104,6 +117,11 @@ def sha256(paths: Sequence[Path]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def json_digest(content: Any) -> str:
+    """Return the SHA-256 of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
@@ -280,6 +298,76 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
     return content
+
+
+# Runs
+
+
+def find_run(path: Path) -> Path | None:
+    """Return the folder of the training run that `path` is, or that holds it as `checkpoints/STEP`; otherwise None."""
+    if _is_run(path):
+        return path
+    is_step = path.parent.name == CHECKPOINTS and path.name.isdecimal()
+    return path.parent.parent if is_step and _is_run(path.parent.parent) else None
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell whether `config.json` is that of a run: folders of Hugging Face models have a file of this name as well."""
+    try:
+        config = read_json(folder / CONFIG)
+    except CheckpointError:
+        return False
+    model = config.get("model") if isinstance(config, dict) else None
+    return isinstance(model, dict) and "name_or_path" in model
+
+
+# Locks
+
+
+def lock(path: Path, *, wait: bool = False) -> TextIO:
+    """Open and lock a file. Closing it frees the lock, and so does the end of the processes that have it open.
+
+    On a file system without locks, nothing is locked.
+
+    Args:
+        path: The file. It is created with its folder, and it stays after the lock is freed.
+        wait: Wait until the lock is free instead of raising `InUseError`.
+
+    Raises:
+        InUseError: Another process holds the lock; the message names the folder and the process.
+        DiskError: The file cannot be written.
+    """
+    safe, instead = "What is complete there stays as it is.", "give another folder"
+    file = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+        with _without_lock_support():
+            if not filelock.lock_descriptor(file.fileno(), blocking=wait):
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                raise InUseError(f"{path.parent} is in use by {holder}")
+        now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # closing tries once more to write
+            if file:
+                file.close()
+        raise disk_error(path.parent, error, safe=safe, instead=instead) from error
+    return file
+
+
+@contextlib.contextmanager
+def _without_lock_support() -> Iterator[None]:
+    """Ignore the errors of file systems that have no locks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+            raise
 
 
 # Folders

@@ -21,7 +21,7 @@ from tiny_model import write_tiny_model
 from diffcse_jax import SentenceEncoder, embed
 from diffcse_jax.data.vector_folder import find_store
 from diffcse_jax.errors import DataError, InUseError
-from diffcse_jax.storage.workdir import lock
+from diffcse_jax.io import lock
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
+from diffcse_jax.io import find_run
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 
 SENTENCES = [
@@ -319,8 +319,8 @@ def test_a_model_beside_checkpoints_is_no_workdir(tmp_path, minilm_dir):
 
 def test_only_numbers_are_checkpoints(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
-    assert workdir_of(tmp_path) == workdir_of(tmp_path / "checkpoints/7") == tmp_path
-    assert workdir_of(tmp_path / "checkpoints/best") is None
+    assert find_run(tmp_path) == find_run(tmp_path / "checkpoints/7") == tmp_path
+    assert find_run(tmp_path / "checkpoints/best") is None
 
 
 def test_a_diverged_model_gives_no_vectors(tiny):

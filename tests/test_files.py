@@ -1,4 +1,4 @@
-"""Folders that are replaced as a whole or not at all."""
+"""Paths, atomic writes and locks."""
 
 import errno
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax import io as files
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError
 
 
 @pytest.fixture
@@ -70,3 +71,42 @@ def test_what_fails_while_a_folder_is_replaced_leaves_the_earlier_one(fails, the
         replace(target, "new")
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert (folder / "content").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", Path("gs://bucket/run"), "s3://bucket", "https://host/file"])
+def test_addresses_are_refused_with_advice(path):
+    with pytest.raises(ConfigError, match=r"addresses with \w+:// are not supported.*mount it first"):
+        files.expand_path(path)
+
+
+@pytest.mark.parametrize("path", ["runs/a:b", "C:/runs", "org/name"])
+def test_other_paths_are_kept(path):
+    assert files.expand_path(path) == Path(path)
+
+
+def test_text_is_written_only_to_regular_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path(os.devnull)):
+        with pytest.raises(CheckpointError, match="it is not a regular file"):
+            files.write_text(path, "text")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_lock_names_its_holder_and_is_freed_when_closed(tmp_path):
+    path = tmp_path / "new/lock"
+    with files.lock(path):
+        holder = rf"new is in use by process {os.getpid()} on host {socket.gethostname()} since 20\d\d-"
+        with pytest.raises(InUseError, match=holder):
+            files.lock(path)
+    files.lock(path).close()
+    assert path.is_file()
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def unsupported(descriptor: int, *, blocking: bool) -> bool:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.filelock, "lock_descriptor", unsupported)
+    with files.lock(tmp_path / "lock"), files.lock(tmp_path / "lock"):
+        pass

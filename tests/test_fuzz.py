@@ -32,12 +32,11 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import TASKS, geometry, sts, transfer, transfer_data
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.io import write_tensors
+from diffcse_jax.io import find_run, write_tensors
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.workdir import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
@@ -273,7 +272,7 @@ def test_workdirs(tmp_path, data):
     (workdir / "checkpoints").mkdir(parents=True, exist_ok=True)
     document = data.draw(changed(Config().to_dict()))
     write(workdir / "config.json", data.draw(st.just(document) | spoiled(json.dumps(document).encode())))
-    result_or_user_error(workdir_of, workdir)
+    result_or_user_error(find_run, workdir)
     result_or_user_error(read_config, workdir)
 
 

@@ -27,7 +27,7 @@ from diffcse_jax.commands import study as command
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import ConfigError, DiskError, InUseError
 from diffcse_jax.evaluation import comparison
-from diffcse_jax.storage.workdir import lock
+from diffcse_jax.io import lock
 from diffcse_jax.study import Study, devices, runs, score, settings_of, table
 from diffcse_jax.study.plan import SHIPPED_STUDIES, Plan, differences, make_plan, parse_overrides, read_study
 

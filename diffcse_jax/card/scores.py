@@ -10,8 +10,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.comparison import Row, formatted, scores_by_column
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.io import expand_path, read_json_object
-from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import SELECTION
 
@@ -50,7 +49,7 @@ def recorded_results(source: Path, saved: SavedEncoder, truncate_dim: int | None
     Raises:
         ConfigError: the files that are named have no results of this model.
     """
-    workdir = workdir_of(source) or source
+    workdir = find_run(source) or source
     rows = [row for path in files or _recorded_in(workdir) for row in _rows(path)]
     model = next((row for row in rows if _is_of(row, source, workdir, saved, truncate_dim)), None)
     if model is None:

@@ -12,10 +12,9 @@ from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pool
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import pretrained
 from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.run_folder import workdir_of
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
@@ -29,7 +28,7 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
     path = expand_path(model)
-    workdir = workdir_of(path)
+    workdir = find_run(path)
     if workdir is None:
         return TorchEncoder(model, pooler, truncate_dim)
     export = path / "export"

@@ -11,8 +11,7 @@ from typing import Any
 
 from diffcse_jax.evaluation import GROUPS, own_pairs, published, report
 from diffcse_jax.evaluation.report import Results
-from diffcse_jax.io import expand_path, read_json
-from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.io import expand_path, find_run, read_json
 
 FORMATS = ("text", "markdown", "latex")
 # A task's column shows the first of these that it has.
@@ -208,7 +207,7 @@ def _decimals(column: str) -> int:
 
 def _configuration_and_seed(path: Path) -> tuple[str, str] | None:
     """The configuration and the seed of the run that the path belongs to, as text; None if it belongs to none."""
-    workdir = workdir_of(path) or workdir_of(path.parent)
+    workdir = find_run(path) or find_run(path.parent)
     if workdir is None:
         return None
     config = read_json(workdir / "config.json")

@@ -19,8 +19,7 @@ from mteb.types import BatchedInput, PromptType
 from torch.utils.data import DataLoader
 
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.io import expand_path
-from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.io import expand_path, find_run
 
 
 class MtebEncoder(AbsEncoder):
@@ -62,4 +61,4 @@ class MtebEncoder(AbsEncoder):
 def _folder_name(model_name: str) -> str:
     """The name of a model's folder; of a run's checkpoint or export, that of the run."""
     path = expand_path(model_name).resolve()
-    return (workdir_of(path) or workdir_of(path.parent) or path).name
+    return (find_run(path) or find_run(path.parent) or path).name

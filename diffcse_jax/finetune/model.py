@@ -12,11 +12,10 @@ from jaxtyping import Float32, Int
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.protocols import Encoder
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task, build_head, features, head_of
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
 
 
@@ -40,7 +39,7 @@ class TaskModel:
             CheckpointError: nothing there to read, or no fine-tuning.
         """
         path = expand_path(path)
-        workdir = workdir_of(path) or path
+        workdir = find_run(path) or path
         saved = read_encoder(path)
         tasks = saved.config.finetune.tasks
         if not tasks:

@@ -20,14 +20,13 @@ import numpy as np
 from safetensors import safe_open
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.io import check_export, expand_path, read_json_object
+from diffcse_jax.io import check_export, expand_path, find_run, read_json_object
 from diffcse_jax.models import families, parameters, training_code
 from diffcse_jax.models.families import HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.storage.run_folder import workdir_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # of a checkpoint that an error tells
@@ -149,7 +148,7 @@ def find_folder(name_or_path: str) -> Path:
 
 def _model_folder(folder: Path) -> Path:
     """The folder; of a run's workdir its export."""
-    workdir = workdir_of(folder)
+    workdir = find_run(folder)
     if workdir is None:
         return folder
     if folder == workdir and os.path.isdir(folder / "export"):

@@ -8,9 +8,8 @@ from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.io import expand_path, read_json, read_json_object
+from diffcse_jax.io import expand_path, find_run, read_json, read_json_object
 from diffcse_jax.storage.environment import STARTS
-from diffcse_jax.storage.run_folder import workdir_of
 from diffcse_jax.storage.selection import Record, Selection, read_baseline, read_selection
 from diffcse_jax.training.metrics import read_metrics
 
@@ -116,13 +115,13 @@ def labels(workdirs: Sequence[Path]) -> list[str]:
 
 
 def _workdir(path: Path) -> Path:
-    found = workdir_of(path) or workdir_of(path.parent)  # an export lies in its workdir
+    found = find_run(path) or find_run(path.parent)  # an export lies in its workdir
     if found:
         return found
     within = sorted(
         {file.parent for file in path.glob("*/config.json")} | {f.parent for f in path.glob("*/*/config.json")}
     )
-    runs = [str(folder) for folder in within if workdir_of(folder)]
+    runs = [str(folder) for folder in within if find_run(folder)]
     advice = (
         f"; it holds runs, name some of them: {' '.join(runs[:3])}{' ...' if len(runs) > 3 else ''}" if runs else ""
     )

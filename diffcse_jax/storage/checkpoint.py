@@ -24,7 +24,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
-from diffcse_jax.io import disk_error, disk_errors, system_error
+from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, system_error
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.storage import digests
 from diffcse_jax.storage.checkpoint_items import (
@@ -41,7 +41,6 @@ from diffcse_jax.storage.checkpoint_items import (
     scores_in,
     steps_in,
 )
-from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.selection import Measured, Record
 from diffcse_jax.storage.workdir import METRICS, set_aside
 

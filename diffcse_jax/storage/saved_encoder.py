@@ -7,11 +7,11 @@ from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import CHECKPOINTS, find_run
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.storage.checkpoint_items import best_step, listed, read_arrays, read_record, steps_in
-from diffcse_jax.storage.run_folder import CHECKPOINTS, workdir_of
 from diffcse_jax.storage.selection import Outcomes, Record, read_baseline, read_selection, read_weights
 from diffcse_jax.storage.workdir import encoder_folder, read_config, read_pooler
 
@@ -48,7 +48,7 @@ def read_encoder(path: Path) -> SavedEncoder:
     Raises:
         CheckpointError: nothing there to read.
     """
-    workdir = workdir_of(path) or path
+    workdir = find_run(path) or path
     config = read_config(workdir)
     selection = read_selection(workdir) if path == workdir else None
     if selection and selection.share < 1:

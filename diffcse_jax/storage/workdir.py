@@ -8,16 +8,13 @@ the last to do so), `metrics.jsonl`, `checkpoints/STEP` (`storage/checkpoint.py`
 """
 
 import contextlib
-import datetime
 import json
-import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,10 +26,12 @@ from diffcse_jax import hosts
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.io import (
-    disk_error,
+    CHECKPOINTS,
+    CONFIG,
     disk_errors,
     file_digests,
     first_changed,
+    lock,
     read_json_object,
     write_json,
     write_tensors,
@@ -41,10 +40,6 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.storage import base_model
 from diffcse_jax.storage.digests import of_json
-from diffcse_jax.storage.run_folder import CHECKPOINTS, CONFIG
-
-if sys.platform != "win32":
-    import fcntl
 
 START = "start.json"
 METRICS = "metrics.jsonl"
@@ -104,46 +99,6 @@ def held(workdir: Path) -> Iterator[None]:
 
         hosts.decided_by_first(hold)
         yield
-
-
-def lock(path: Path, *, wait: bool = False) -> TextIO:
-    """A lock file, open and held: closing it frees the lock, and so does the end of all processes that hold it.
-
-    Where the platform or the file system knows no locks, nobody is kept out.
-
-    Args:
-        path: the file; it and its folder are made if there are none.
-        wait: until the lock is free, instead of the first error.
-
-    Raises:
-        InUseError: another process holds it; the message names the folder and the process.
-        CheckpointError: the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise disk_error(path.parent, error, safe=_SAFE, instead=_INSTEAD) from error
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError as error:
-        with file:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-        raise InUseError(f"{path.parent} is in use by {holder}") from error
-    except OSError:
-        pass  # a file system without locks
-    now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    try:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
-        file.flush()
-    except OSError as error:
-        with contextlib.suppress(OSError):  # what is not written yet is tried again
-            file.close()
-        raise disk_error(path.parent, error, safe=_SAFE, instead=_INSTEAD) from error
-    return file
 
 
 def start_workdir(

@@ -13,8 +13,7 @@ import scipy.stats
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import comparison
-from diffcse_jax.io import expand_path
-from diffcse_jax.storage.run_folder import workdir_of
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.storage.workdir import METRICS
 from diffcse_jax.training.metrics import read_metrics
 
@@ -63,7 +62,7 @@ def read_models(paths: Iterable[Path]) -> dict[Path, Models]:
 
 def _is_of_run(metrics: Path) -> bool:
     """True unless it lies in a run's folder: set aside as damaged, or of the heads' stage of a fine-tuning."""
-    return workdir_of(metrics.resolve().parent.parent) is None
+    return find_run(metrics.resolve().parent.parent) is None
 
 
 def models_of(rows: Iterable[Scores]) -> Models:

@@ -25,9 +25,9 @@ from typing import Any, TextIO
 
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
-from diffcse_jax.io import disk_errors, read_json, write_json, write_text
-from diffcse_jax.storage.run_folder import CHECKPOINTS, HEADS
-from diffcse_jax.storage.workdir import FREE_ON_RESUME, lock
+from diffcse_jax.io import CHECKPOINTS, disk_errors, lock, read_json, write_json, write_text
+from diffcse_jax.storage.run_folder import HEADS
+from diffcse_jax.storage.workdir import FREE_ON_RESUME
 from diffcse_jax.study.plan import Plan, Run
 
 RUN = "run.json"

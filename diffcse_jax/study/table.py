@@ -12,8 +12,7 @@ import scipy.stats
 
 from diffcse_jax.config import Config
 from diffcse_jax.evaluation import comparison
-from diffcse_jax.io import disk_errors, read_json, write_json, write_text
-from diffcse_jax.storage.workdir import lock
+from diffcse_jax.io import disk_errors, lock, read_json, write_json, write_text
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
 from diffcse_jax.study.plan import Plan, Run, differences, of_any_seed

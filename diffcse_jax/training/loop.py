@@ -19,11 +19,11 @@ from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.hosts import StopRequest, stop_requested
+from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.selection import NOTHING, Measured, Record
 from diffcse_jax.training.bad_steps import BadSteps
 from diffcse_jax.training.callbacks import Callback, MetricsFile, Progress, TensorBoard, Training, started

@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.run_folder import CHECKPOINTS
 from diffcse_jax.storage.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.storage.selection import (
     FEWEST,
