@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
+import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -310,14 +312,22 @@ class SentenceEncoder:
         )
 
     def fingerprint(self) -> str:
-        """A hash of all that determines a sentence's vector: sizes, weights, pooler, computation type, tokenizer."""
-        cut = (self.dimension,) if self.dimension < self.config.hidden_size else ()
-        digest = hashlib.sha256(repr((self.config, self.pooler, jnp.dtype(self.dtype).name, *cut)).encode())
+        """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
+
+        It contains values only, no names of classes or modules, so it stays the same when code moves.
+        """
+        settings = {
+            "transformer": _plain_values(self.config),
+            "pooler": self.pooler,
+            "precision": jnp.dtype(self.dtype).name,
+            "dimension": self.dimension,
+        }
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
             digest.update(self._backend.to_str().encode())
         for name, array in sorted(self._params.items()):
-            digest.update(name.encode())
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()[:32]
 
@@ -387,6 +397,18 @@ class SentenceEncoder:
         """The array with its rows spread over the mesh; every host gives the same one."""
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _plain_values(config: TransformerConfig) -> dict[str, Any]:
+    """Return the settings that change embeddings; a default is left out, so that new options change no fingerprint."""
+    return {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if isinstance(value := getattr(config, field.name), str | int | float)
+        and value != field.default
+        and field.repr  # otherwise it changes how embeddings are computed, not what they are
+        and "dropout" not in field.name
+    }
 
 
 def _check_pooler_head(head: Mapping[str, Any] | None, size: int) -> None:

@@ -338,3 +338,10 @@ def test_the_tokenizers_own_settings_stay(tiny_dir):
     base = pretrained.load(str(tiny_dir))
     SentenceEncoder(base.config, base.transformer, tokenizer, pooler="avg").encode(SENTENCES, max_length=5)
     assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_fingerprint_does_not_depend_on_names_in_the_code(tiny, monkeypatch):
+    before = tiny.fingerprint()
+    monkeypatch.setattr(type(tiny.config), "__qualname__", "Renamed")
+    monkeypatch.setattr(type(tiny.config), "__module__", "moved")
+    assert tiny.fingerprint() == before
