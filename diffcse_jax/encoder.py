@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 SHORTEST_BUCKET = 16
 CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer
 
-Sentences = str | Sequence[str]
+Sentences = str | Iterable[str]
 
 # Programs for several devices wait for one another on all of them: two that threads start at once may never end.
 _all_devices = threading.RLock()
@@ -204,6 +204,7 @@ class SentenceEncoder:
             raise ConfigError(f"batch_size={batch_size}: expected at least 1")
         if isinstance(sentences, str):
             return self.encode([sentences], batch_size, normalize, show_progress, max_length, on_progress)[0]
+        sentences = list(sentences)  # an iterator can be read once only
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
         turn: contextlib.AbstractContextManager[Any] = _all_devices if self._mesh.size > 1 else contextlib.nullcontext()
         with (
@@ -227,7 +228,7 @@ class SentenceEncoder:
 
     def build_index(
         self,
-        sentences: Sequence[str] | str | Path,
+        sentences: Iterable[str] | str | Path,
         batch_size: int = 64,
         show_progress: bool = False,
         *,
@@ -249,7 +250,7 @@ class SentenceEncoder:
         if isinstance(sentences, (str, Path)):
             texts = table_of([*read_entries(sentences, "build_index")])
         else:
-            texts = pa.table({TEXT: pa.array(sentences, pa.large_string())})
+            texts = pa.table({TEXT: pa.array(list(sentences), pa.large_string())})
         vectors = self.encode(texts[TEXT].to_pylist(), batch_size, normalize=True, show_progress=show_progress)
         index = SentenceIndex(ArrayStore(vectors, with_long_texts(texts)), self.record())
         self._index = index.with_faiss(faiss) if faiss else index

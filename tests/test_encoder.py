@@ -345,3 +345,12 @@ def test_fingerprint_does_not_depend_on_names_in_the_code(tiny, monkeypatch):
     monkeypatch.setattr(type(tiny.config), "__qualname__", "Renamed")
     monkeypatch.setattr(type(tiny.config), "__module__", "moved")
     assert tiny.fingerprint() == before
+
+
+@pytest.mark.parametrize("make", [iter, lambda texts: (text for text in texts), lambda texts: map(str, texts), tuple])
+def test_iterators_are_read_once(tiny, make):
+    expected = tiny.encode(SENTENCES)
+    np.testing.assert_array_equal(tiny.encode(make(SENTENCES)), expected)
+    assert tiny.similarity(make(SENTENCES), make(["no"])).shape == (5, 1)
+    tiny.build_index(make(SENTENCES))
+    assert [hits[0][0] for hits in tiny.search(make(SENTENCES), top_k=1)] == SENTENCES

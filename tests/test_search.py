@@ -133,9 +133,6 @@ def test_what_is_no_index_is_refused(tmp_path):
     assert (tmp_path / "notes.txt").exists()
     folder = tmp_path / "index"
     index.save(folder)
-    np.save(folder / "vectors.npy", random_vectors(4))
-    with pytest.raises(CheckpointError, match="4 vectors of 4 numbers do not fit 5 sentences"):
-        find_index(folder)
     for name, content in (("vectors.npy", b"x"), ("sentences.arrow", b"ARROW1"), ("index.json", b'{"model": 3}')):
         index.save(folder)
         (folder / name).write_bytes(content)
@@ -197,3 +194,41 @@ def test_threads_search_at_once():
     for thread in threads:
         thread.join()
     assert [found[number] for number in range(len(queries))] == expected
+
+
+def nan_row(content: bytearray) -> None:
+    content[-16:-12] = np.float32(np.nan).tobytes()
+
+
+def scaled_rows(content: bytearray) -> None:
+    content[128:] = (np.frombuffer(content[128:], np.float32) * 100).tobytes()
+
+
+def reversed_rows(content: bytearray) -> None:
+    content[128:] = np.frombuffer(content[128:], np.float32).reshape(-1, DIMENSION)[::-1].tobytes()
+
+
+def flipped_byte(content: bytearray) -> None:
+    content[-1] ^= 0x40
+
+
+def flipped_header_byte(content: bytearray) -> None:
+    content[20] ^= 0x40
+
+
+@pytest.mark.parametrize("damage", [nan_row, scaled_rows, reversed_rows, flipped_byte, flipped_header_byte])
+def test_a_damaged_index_is_refused(damage, tmp_path):
+    SentenceIndex(store_of(random_vectors(5)), RECORD).save(tmp_path / "index")
+    file = tmp_path / "index/vectors.npy"
+    content = bytearray(file.read_bytes())
+    damage(content)
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"index/vectors\.npy is missing or damaged.* Build the index again"):
+        find_index(tmp_path / "index")
+
+
+def test_a_missing_parquet_part_is_reported(tmp_path):
+    write_parts(tmp_path / "vectors", random_vectors(9), 3)
+    (tmp_path / "vectors/a.txt.000001.parquet").unlink()
+    with pytest.raises(DataError, match=r"a\.txt\.000001\.parquet is missing\. Run `diffcse embed` again"):
+        find_index(tmp_path / "vectors")

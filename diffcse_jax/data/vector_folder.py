@@ -5,6 +5,7 @@ folder. What `embed` needs to go on after a crash is beside it, in a folder of i
 in its metadata which encoder wrote it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -174,6 +175,8 @@ def find_store(name: str) -> VectorStore | None:
         raise DataError(f"{folder} holds no vectors yet; let `diffcse embed` write them first")
     if not parts:
         return None
+    if missing := _missing_part(folder, parts):
+        raise DataError(f"{folder / missing} is missing. Run `diffcse embed` again to restore it")
     files = [_metadata(part) for part in parts]
     kinds = [_kind_of_vectors(part, file.schema.to_arrow_schema()) for part, file in zip(parts, files, strict=True)]
     for part, kind in zip(parts, kinds, strict=True):
@@ -187,6 +190,22 @@ def find_store(name: str) -> VectorStore | None:
         tuple(file.num_rows for file in files),
         tuple(_settings_of(part, file) for part, file in zip(parts, files, strict=True)),
     )
+
+
+def _missing_part(folder: Path, parts: Sequence[Path]) -> str:
+    """Return the name of a file that `embed` has written and that is gone, or an empty string."""
+    names = {part.name for part in parts}
+    for name in names:
+        if match := _PART.fullmatch(name):
+            earlier = (f"{match[1]}.{index:06d}.parquet" for index in range(int(name.split(".")[-2])))
+            if gone := next((each for each in earlier if each not in names), ""):
+                return gone
+    if folder.is_dir():
+        for record in sorted((state_of(folder) / "inputs").glob("*.done")):
+            with contextlib.suppress(OSError, ValueError, TypeError):  # `embed` writes a damaged record again
+                if gone := next((each for each in json.loads(record.read_bytes()) if each not in names), ""):
+                    return str(gone)
+    return ""
 
 
 def vector_table(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.data.vector_folder import TEXT, find_store
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.io import disk_errors, read_json_object, replace_dir, write_json
+from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
 from diffcse_jax.search.approximate import FaissSearch
 from diffcse_jax.search.nearest import BLOCK_ROWS, nearest, normalized
 from diffcse_jax.storage.encoder_record import EncoderRecord
@@ -20,6 +20,8 @@ from diffcse_jax.storage.vector_files import NpyWriter, read_npy
 
 INDEX_FILE = "index.json"
 _VECTORS, _TEXTS, _FAISS = "vectors.npy", "sentences.arrow", "vectors.faiss"
+_DIGESTS = "sha256"  # of every other file, by name
+_REMEDY = "Build the index again"
 
 
 class Hit(NamedTuple):
@@ -112,9 +114,16 @@ class SentenceIndex:
         """
         settings = read_json_object(folder / INDEX_FILE)
         encoder = EncoderRecord.read(settings, folder / INDEX_FILE)
+        digests = settings.get(_DIGESTS)
+        if not isinstance(digests, dict) or not {_VECTORS, _TEXTS} <= digests.keys():
+            raise CheckpointError(f"{folder / INDEX_FILE} has no checksums of the index's files. {_REMEDY}")
+        if name := first_changed(folder, digests):
+            raise CheckpointError(
+                f"{folder / name} is missing or damaged: it differs from the checksum in {INDEX_FILE}. {_REMEDY}"
+            )
         vectors = read_npy(folder / _VECTORS, CheckpointError)
         table = _read_table(folder / _TEXTS)
-        faiss = FaissSearch.load(folder / _FAISS) if (folder / _FAISS).is_file() else None
+        faiss = FaissSearch.load(folder / _FAISS) if _FAISS in digests else None
         if vectors.shape != (len(table), encoder.dimension) or (faiss and len(faiss) != len(table)):
             raise CheckpointError(
                 f"{folder}: {len(vectors):,} vectors of {vectors.shape[1]} numbers do not fit {len(table):,} sentences "
@@ -147,11 +156,13 @@ class SentenceIndex:
         with _replacing(folder) as new:
             with _Writer(new, self.encoder) as writer:
                 for block in self.store.vector_blocks():
-                    writer.add_vectors(normalized(block.astype(np.float32, copy=False)))
+                    block = block.astype(np.float32, copy=False)
+                    writer.add_vectors(block if self.store.unit else normalized(block))
                 for texts in self.store.texts():
                     writer.add_texts(texts)
             if self._faiss:
                 self._faiss.save(new / _FAISS)
+            _write_settings(new, self.encoder)
 
     def search(
         self, queries: Float32[np.ndarray, "queries dimension"], top_k: int, threshold: float | None = None
@@ -209,10 +220,12 @@ def write_index(folder: Path, chunks: Chunks, encoder: EncoderRecord) -> Sentenc
         CheckpointError: there is something else in the folder.
         DiskError: it cannot be written.
     """
-    with _replacing(folder) as new, _Writer(new, encoder) as writer:
-        for texts, vectors in chunks:
-            writer.add_texts(texts)
-            writer.add_vectors(vectors)
+    with _replacing(folder) as new:
+        with _Writer(new, encoder) as writer:
+            for texts, vectors in chunks:
+                writer.add_texts(texts)
+                writer.add_vectors(vectors)
+        _write_settings(new, encoder)
     return SentenceIndex.load(folder)
 
 
@@ -245,7 +258,12 @@ class _Writer:
         self._vectors.__exit__(*exception)
         if self._texts is not None:
             self._texts.close()
-        write_json(self._folder / INDEX_FILE, dataclasses.asdict(self._encoder))
+
+
+def _write_settings(folder: Path, encoder: EncoderRecord) -> None:
+    """Write `index.json`: the encoder and the checksums of the other files."""
+    digests = file_digests(folder, [path for path in folder.iterdir() if path.name != INDEX_FILE])
+    write_json(folder / INDEX_FILE, dataclasses.asdict(encoder) | {_DIGESTS: digests})
 
 
 def with_long_texts(table: pa.Table) -> pa.Table:
