@@ -1,22 +1,52 @@
-"""Model FLOPs of a train step, as `diffcse_jax.models.flops` counts them.
+"""Count the matrix products of a train step: a product of (m, k) with (k, n) is 2 m k n.
 
-What is trained counts three times (forward, and the gradients of inputs and weights), what is frozen once.
+Transformers count at all positions of the padded batch, also for a side that leaves padding out. The vocabulary
+projection counts where its output is used. Trained networks count three times: the forward pass, and the gradients of
+inputs and weights. Norms, softmax, dropout, look-ups and the optimizer do not count, as is customary.
 """
 
-from diffcse_jax.config import Config
-from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
+from typing import NamedTuple
 
-TRAINED = 3  # forward, gradient of the inputs, gradient of the weights
+from diffcse_jax.config import Config
+from diffcse_jax.models.transformer import TransformerConfig
+
+TRAINED = 3  # the forward pass, the gradient of the inputs, the gradient of the weights
+
+
+class BatchSize(NamedTuple):
+    """The size of a batch, and the networks that compute it."""
+
+    encoder: TransformerConfig
+    generator: TransformerConfig
+    examples: int
+    views: int  # per example
+    length: int  # positions per sentence, padding included
+    mean_tokens: float  # real tokens per sentence, [CLS] and [SEP] included
+
+
+def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
+    """Count the forward pass of `rows` sentences of `length` positions."""
+    hidden = sizes.hidden_size
+    projections = 4 * 2 * hidden * hidden  # query, key, value, output
+    attention = 2 * 2 * length * hidden  # logits and weighted values, over all heads
+    feed_forward = 2 * 2 * hidden * sizes.intermediate_size
+    return rows * length * sizes.num_blocks * (projections + attention + feed_forward)
 
 
 def step_flops(config: Config, batch: BatchSize) -> float:
-    """Model FLOPs of one train step on such a batch: of the sentence vectors, and what each objective adds."""
-    trained = frozen = 0.0
-    if config.needs("vectors"):
-        trained += transformer_flops(batch.encoder, batch.rows, batch.length)
-        trained += projector_flops(config.model.projector, batch.encoder.hidden_size, batch.rows)
-    for objective in config.objectives.values():
-        of_trained, of_frozen = objective.flops(batch)
-        trained += of_trained
-        frozen += of_frozen
+    """Count one train step of SimCSE, SimCSE++ or DiffCSE (`benchmarks.train_step.OBJECTIVES`)."""
+    rows, hidden = batch.examples * batch.views, batch.encoder.hidden_size
+    one_pass = transformer_flops(batch.encoder, rows, batch.length)
+    projector = {"none": 0, "mlp": 2 * hidden**2, "batchnorm": 2 * 2 * hidden * 2 * hidden}[config.model.projector]
+    trained = one_pass + rows * projector + 2 * batch.examples**2 * hidden * (batch.views - 1)
+    frozen = 0.0
+    if config.contrast.negatives == "off_dropout":  # the anchors, once more
+        trained += one_pass / batch.views + batch.examples * projector
+    if config.dcl.weight:
+        trained += 2 * batch.examples * hidden**2
+    if config.difference.weight:
+        trained += one_pass + rows * batch.length * 2 * hidden * 2  # discriminator and its head
+        masked = rows * (batch.mean_tokens - 1)
+        vocabulary = 2 * batch.generator.hidden_size * (batch.generator.hidden_size + batch.generator.vocab_size)
+        frozen = transformer_flops(batch.generator, rows, batch.length) + masked * vocabulary
     return TRAINED * trained + frozen

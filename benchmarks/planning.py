@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
-from benchmarks.flops import step_flops
+from benchmarks.flops import BatchSize, step_flops, transformer_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
 from diffcse_jax.models import parameters
-from diffcse_jax.models.flops import BatchSize, transformer_flops
 from diffcse_jax.models.pretrained import Pretrained, transformer_config
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives import Network, Starts

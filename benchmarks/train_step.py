@@ -20,13 +20,12 @@ import jax
 import numpy as np
 
 from benchmarks import measure, workload
-from benchmarks.flops import step_flops
+from benchmarks.flops import BatchSize, step_flops
 from benchmarks.measure import Implementation
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.pretrained import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer

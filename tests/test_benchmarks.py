@@ -38,7 +38,6 @@ from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.computation import Computation
-from diffcse_jax.models.flops import BatchSize, transformer_flops
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.objective import total_loss
@@ -188,10 +187,10 @@ def test_flops_by_hand():
     block = 4 * 2 * 16 * 16 + 2 * 2 * 12 * 16 + 2 * 2 * 16 * 64
     passed = 16 * 12 * block
     contrast = 2 * 8 * 8 * 16
-    batch = BatchSize(SIZES, SIZES, examples=8, views=2, length=12, mean_tokens=9.0)
+    batch = flops.BatchSize(SIZES, SIZES, examples=8, views=2, length=12, mean_tokens=9.0)
 
-    def count(name: str, **groups: Any) -> float:
-        return flops.step_flops(Config.from_dict(train_step.OBJECTIVES[name] | groups), batch)
+    def count(name: str) -> float:
+        return flops.step_flops(Config.from_dict(train_step.OBJECTIVES[name]), batch)
 
     mlp, batchnorm = 2 * 16 * 16, 2 * (2 * 16 * 32)
     assert count("simcse") == 3 * (passed + 16 * mlp + contrast)
@@ -200,9 +199,6 @@ def test_flops_by_hand():
     classifier = 16 * 12 * 2 * 16 * 2
     generator = passed + 16 * 8 * vocabulary
     assert count("diffcse") == 3 * (2 * passed + 16 * batchnorm + contrast + classifier) + generator
-    masked = 16 * 7 * 0.15 * vocabulary  # [CLS] and [SEP] are spared
-    alone = count("simcse", contrast={"weight": 0.0}, mlm={"weight": 1.0})
-    assert alone == pytest.approx(3 * (passed + masked), abs=3)
 
 
 def test_flops_of_a_transformer_are_nearly_those_xla_counts():
@@ -216,7 +212,7 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     ids = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]
     # XLA counts norms, softmax and activations too.
-    assert 1.0 < counted / transformer_flops(sizes, rows=4, length=32) < 1.05
+    assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
 
 
 def test_the_plan_of_a_run(capsys):

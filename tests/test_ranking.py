@@ -1,6 +1,5 @@
 """Ranking consistency, ranking distillation and the anchor: formulas, and what they read."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -14,7 +13,6 @@ from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, ran
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
-from diffcse_jax.models.flops import BatchSize, transformer_flops
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.teachers import Teacher, TeacherNetwork
 from diffcse_jax.models.vectors import similarity_lists
@@ -137,15 +135,6 @@ def test_teachers_are_mixed_and_have_no_dropout(form, columns):
     assert np.isfinite(metrics["loss_distillation"])
     assert metrics["loss_consistency"] > 0
     assert metrics["loss"] == pytest.approx(float(metrics["loss_distillation"] + metrics["loss_consistency"]))
-
-
-def test_flops_of_a_teacher_are_its_own():
-    small = dataclasses.replace(SIZES, num_blocks=1)
-    batch = BatchSize(SIZES, None, examples=8, views=2, length=12, mean_tokens=9.0, teachers={"other": small})
-    config = config_of(OFF, {"distillation": {"weight": 1.0, "teachers": ("other", "start")}})
-    similarities = 2 * 8 * 8 * 16
-    passes = transformer_flops(SIZES, 16, 12) + transformer_flops(small, 16, 12)
-    assert config.objectives["distillation"].flops(batch) == (similarities, 2 * similarities + passes)
 
 
 @pytest.mark.parametrize(

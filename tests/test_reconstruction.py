@@ -11,7 +11,6 @@ from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, ran
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import Computation
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
 from diffcse_jax.training import networks
@@ -65,13 +64,6 @@ def test_the_encoder_learns_through_the_vector_alone(condition, reaches_projecto
     # Of the word embeddings, only those of the sentences as they are: masked tokens are read by the generator.
     of_words = np.abs(grads["encoder.embeddings.word.embedding"]).max(axis=1) > 0
     assert set(np.flatnonzero(of_words)) <= set(np.unique(views.input_ids))
-
-
-def test_flops_count_what_is_computed():
-    batch = BatchSize(SIZES, SIZES, examples=8, views=2, length=12, mean_tokens=9.0)
-    one = transformer_flops(dataclasses.replace(SIZES, num_blocks=1), 16, 12)
-    masked = vocabulary_flops(SIZES, 16 * 7 * 0.4)
-    assert config_of(HALF).objectives["reconstruction"].flops(batch) == (one + masked, one)
 
 
 @pytest.mark.parametrize(

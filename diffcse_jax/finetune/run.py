@@ -155,7 +155,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     built = build(tuning, config)
     definitions = {name: each for name, each in built.networks.definitions.items() if name in _heads(tuning)}
     heads = {name: value for name, value in built.params.items() if name.partition(".")[0] in definitions}
-    built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params(), Params())
+    built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params())
     verdict = _carry_out(
         tuning, config, workdir, built, stored, lambda params: _model(tuning, looking, params), heads_alone=True
     )

@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward
-from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.parameters import Build, Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.teachers import Teacher
@@ -136,11 +135,6 @@ class Objective(abc.ABC):
             corrupted: what `corrupt` returned.
             key: dropout key, for this objective alone.
         """
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        """Model FLOPs of its forward pass, without those of the sentence vectors: of trained and of frozen networks."""
-        del batch
-        return 0.0, 0.0
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.groups import START
 from diffcse_jax.models.computation import Computation, Forward
-from diffcse_jax.models.flops import BatchSize, similarity_flops, transformer_flops
 from diffcse_jax.models.teachers import start_as_teacher, teacher_lists
 from diffcse_jax.models.vectors import similarity_lists
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
@@ -42,10 +41,6 @@ class Anchor(Objective):
         del key
         scores, temperature = similarity_lists(forward.encoded_views), self.options.temperature
         return divergence(corrupted / temperature, scores / temperature).mean(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        similarities = similarity_flops(batch, batch.encoder.hidden_size)
-        return similarities, similarities + transformer_flops(batch.encoder, batch.rows, batch.length)
 
 
 def divergence(start: Float[Array, "rows candidates"], now: Float[Array, "rows candidates"]) -> Float[Array, " rows"]:

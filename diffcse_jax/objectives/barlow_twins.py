@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.vectors import dot_product, standardised
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
@@ -42,9 +41,6 @@ class BarlowTwins(Objective):
         if options.artificial_rows:
             z1, z2 = with_artificial_rows(z1, z2, options.artificial_rows, key)
         return decorrelation(z1, z2, off_diagonal_weight=options.off_diagonal_weight).sum(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        return 2 * (batch.examples + self.options.artificial_rows) * batch.encoder.hidden_size**2, 0.0
 
 
 def decorrelation(

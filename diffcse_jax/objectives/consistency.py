@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.vectors import cosine_similarity
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
@@ -33,9 +32,6 @@ class RankingConsistency(Objective):
         del corrupted, key
         z1, z2, *_ = forward.projected_views
         return ranking_consistency(z1, z2, temperature=self.options.temperature).mean(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        return 2 * batch.examples**2 * batch.encoder.hidden_size, 0.0
 
 
 def ranking_consistency(

@@ -16,7 +16,6 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, named_key
 from diffcse_jax.models.duplicates import equal_texts, guide_vectors, near_duplicates, share
-from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.models.vectors import cosine_similarity, dot_product, unit
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
@@ -202,17 +201,6 @@ class Contrast(Objective):
             noise = jax.random.normal(named_key(key, "noise"), (2, *z1.shape)) * self.options.noise_variance**0.5
             z1, z2 = z1 + noise[0], z2 + noise[1]
         return z1, z2
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        hidden = batch.encoder.hidden_size
-        trained = 2 * batch.examples**2 * hidden * (batch.views - 1)  # the similarity matrix
-        further_rows = batch.examples if "anchors" in self.needs else 0
-        if "mean" in (self.options.positives, self.options.negatives):
-            further_rows += (self.options.samples - 1) * batch.rows
-        trained += transformer_flops(batch.encoder, further_rows, batch.length)
-        trained += projector_flops(self.config.model.projector, hidden, further_rows)
-        guided = self.options.mask_duplicates == "similarity"
-        return trained, transformer_flops(batch.encoder, batch.rows, batch.length) if guided else 0.0
 
 
 def info_nce(

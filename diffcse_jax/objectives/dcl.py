@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.flops import BatchSize
 from diffcse_jax.models.vectors import standardised
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
@@ -38,9 +37,6 @@ class DimensionContrast(Objective):
         options = self.options
         per_dimension = dimension_contrast(z1, z2, temperature=options.temperature, form=options.form)
         return (per_dimension.mean() if options.form == "code" else per_dimension.sum()), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        return 2 * batch.examples * batch.encoder.hidden_size**2, 0.0
 
 
 def dimension_contrast(

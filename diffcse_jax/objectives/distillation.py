@@ -10,7 +10,6 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import POOLERS, START, RunConfig
 from diffcse_jax.models.computation import Computation, Forward
-from diffcse_jax.models.flops import BatchSize, similarity_flops, transformer_flops
 from diffcse_jax.models.teachers import start_as_teacher, teacher_lists
 from diffcse_jax.models.vectors import similarity_lists
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
@@ -77,14 +76,6 @@ class RankingDistillation(Objective):
         if options.form == "listmle":
             return list_mle(scores / options.temperature, corrupted).mean(), {}
         return list_net(scores / options.temperature, corrupted / options.teacher_temperature).mean(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        sizes = [batch.encoder if name == START else batch.teachers[name] for name in self.options.teachers]
-        frozen = [
-            transformer_flops(each, batch.rows, batch.length) + similarity_flops(batch, each.hidden_size)
-            for each in sizes
-        ]
-        return similarity_flops(batch, batch.encoder.hidden_size), sum(frozen)
 
     @property
     def _names(self) -> dict[str, str]:

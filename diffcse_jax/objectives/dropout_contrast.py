@@ -13,7 +13,6 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Forward
 from diffcse_jax.models.duplicates import equal_texts
-from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.options import option
@@ -47,12 +46,6 @@ class DropoutContrast(Objective):
         equal = equal_texts(jnp.repeat(forward.views.input_ids[:, :1], 2, axis=1))
         per_example = info_nce(anchors, forward.anchors_again, temperature=self.options.temperature, left_out=equal)
         return per_example.mean(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        hidden, examples = batch.encoder.hidden_size, batch.examples
-        encoded = transformer_flops(batch.encoder, examples, batch.length)
-        projected = projector_flops(self.config.model.projector, hidden, examples)
-        return encoded + projected + 2 * examples**2 * hidden, 0.0
 
 
 def objective(options: Options, config: RunConfig) -> DropoutContrast:

@@ -15,7 +15,6 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.edits import Edited
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.models.computation import Computation, Forward, row_keys
-from diffcse_jax.models.flops import BatchSize, projector_flops, transformer_flops, vocabulary_flops
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.objectives.difference.rtd import edit_sentences
@@ -62,16 +61,6 @@ class EditedContrast(Objective):
         if self.options.role == "positive":
             return info_nce(z1, vectors, temperature=temperature).mean(), {}
         return info_nce(z1, z2, temperature=temperature, hard_negatives=[vectors]).mean(), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        hidden, examples, length = batch.encoder.hidden_size, batch.examples, batch.length
-        trained = transformer_flops(batch.encoder, examples, length)
-        trained += projector_flops(self.config.model.projector, hidden, examples)
-        trained += 2 * examples**2 * hidden * (1 if self.options.role == "positive" else 2)
-        if batch.generator is None or "generator" not in self.needs:
-            return trained, 0.0
-        frozen = transformer_flops(batch.generator, examples, length)
-        return trained, frozen + vocabulary_flops(batch.generator, examples * (batch.mean_tokens - 1))
 
 
 objective = EditedContrast

@@ -11,7 +11,6 @@ from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
@@ -71,11 +70,6 @@ class AuxiliaryMaskedLM(Objective):
         keys = row_keys(key, len(original))
         losses = computation.in_chunks(losses_of, masked.rows, keys, original, masked.selected)
         return mean_where(losses, masked.selected), {}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        masked_tokens = batch.rows * (batch.mean_tokens - 2) * self.options.mask_ratio
-        encoder = transformer_flops(batch.encoder, batch.rows, batch.length)
-        return encoder + vocabulary_flops(batch.encoder, masked_tokens), 0.0
 
 
 def masked_language_model(

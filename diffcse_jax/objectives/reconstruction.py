@@ -11,9 +11,7 @@ from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
-from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.options import option
@@ -114,18 +112,6 @@ class Reconstruction(Objective):
         keys = row_keys(key, len(original))
         losses = computation.in_chunks(losses_of, masked.rows, given.states, vectors, keys, original, masked.selected)
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        sizes, count = batch.generator, self.options.blocks
-        assert sizes is not None  # among its `needs`
-        masked_tokens = batch.rows * (batch.mean_tokens - 2) * self.options.mask_ratio
-        trained = _of_blocks(sizes, count, batch) + vocabulary_flops(sizes, masked_tokens)
-        return trained, _of_blocks(sizes, self.options.layer or sizes.num_blocks - count, batch)
-
-
-def _of_blocks(sizes: TransformerConfig, count: int, batch: BatchSize) -> int:
-    """FLOPs of so many blocks."""
-    return transformer_flops(dataclasses.replace(sizes, num_blocks=count), batch.rows, batch.length)
 
 
 objective = Reconstruction

@@ -11,7 +11,6 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, named_key
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.objectives import Metrics, Network, Starts
 from diffcse_jax.objectives.difference import Difference, Options
@@ -68,12 +67,6 @@ class ConditionalMaskedLM(Difference):
         losses, right = self.discriminate(forward, gaps.rows, key, at_gaps, gaps.selected, gaps.original)
         accuracy = mean_where(right, gaps.selected)
         return mean_where(losses, gaps.selected), {"conditional_mlm_accuracy": accuracy}
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        sentences = 2 if self.options.sentence == "both" else 1
-        masked_tokens = batch.rows * (batch.mean_tokens - 2) * self.options.mask_ratio
-        trained = transformer_flops(batch.encoder, batch.rows, batch.length)
-        return sentences * (trained + vocabulary_flops(batch.encoder, masked_tokens)), 0.0
 
 
 def objective(options: Options, config: RunConfig) -> ConditionalMaskedLM:

@@ -25,7 +25,6 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import Edited, generate, mask_tokens
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import MOST, Computation, Forward, mean_where, named_key
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import TransformerConfig
@@ -93,16 +92,6 @@ class CorrectiveLM(Difference):
             "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
             "corrective_lm_accuracy_replaced": mean_where(right, where & replaced),
         }
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        assert batch.generator is not None  # among its `needs`
-        sentences = 2 if self.options.sentence == "both" else 1
-        used = batch.rows * (batch.mean_tokens - 1)
-        trained, frozen = (
-            transformer_flops(sizes, batch.rows, batch.length) + vocabulary_flops(sizes, used)
-            for sizes in (batch.encoder, batch.generator)
-        )
-        return sentences * trained, sentences * frozen
 
 
 def corrective_language_model(

@@ -16,7 +16,6 @@ from diffcse_jax.edits.lengths import change_lengths, fill
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
-from diffcse_jax.models.flops import BatchSize, transformer_flops, vocabulary_flops
 from diffcse_jax.models.heads import token_classifier
 from diffcse_jax.objectives import Metrics, Network, Starts
 from diffcse_jax.objectives.difference import Difference
@@ -52,16 +51,6 @@ class ReplacedTokenDetection(Difference):
             "rtd_accuracy_kept": mean_where(right, real & ~edited.replaced),
             "rtd_share_kept": mean_where(~edited.replaced, real),
         }
-
-    def flops(self, batch: BatchSize) -> tuple[float, float]:
-        sentences = 2 if self.options.sentence == "both" else 1
-        trained = transformer_flops(batch.encoder, batch.rows, batch.length)
-        trained += batch.rows * batch.length * 2 * batch.encoder.hidden_size * 2
-        if batch.generator is None or "generator" not in self.needs:
-            return sentences * trained, 0.0
-        frozen = transformer_flops(batch.generator, batch.rows, batch.length)
-        frozen += vocabulary_flops(batch.generator, batch.rows * (batch.mean_tokens - 1))
-        return sentences * trained, sentences * frozen
 
 
 def edit_sentences(
