@@ -185,7 +185,7 @@ class TrainConfig:
     epochs: int = option(2, "passes over the data; the rest of an epoch smaller than a batch is left out", low=1)
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(42, "seed of initial heads, data order, masks and dropout", low=0, high=2**63 - 1)
-    log_every: int = option(10, "steps between two rows of metrics.jsonl", low=1)
+    log_every: int = option(10, "steps between two rows of metrics.jsonl; runs of up to 100 steps log all", low=1)
     max_bad_steps: int = option(
         5,
         "steps whose loss or gradient is no finite number, and which are not applied, that a run bears: one more stops "

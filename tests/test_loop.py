@@ -29,8 +29,9 @@ from diffcse_jax.training.train import _sentences
 
 @pytest.fixture
 def events(monkeypatch) -> list[str]:
-    """The events, in order."""
+    """The events, in order. Runs are as short as can be, and log as long ones do."""
     events = []
+    monkeypatch.setattr(loop_module, "SHORT_RUN", 0)
     monkeypatch.setattr(loop_module, "show_baseline", lambda run, state, tell: events.append(f"evaluated {state.step}"))
     monkeypatch.setattr(
         loop_module, "_encoder", lambda run, state: events.append(f"evaluated {state.step}") or int(state.step)
@@ -72,6 +73,13 @@ def test_a_row_is_read_when_the_next_step_is_on_its_way(events, tmp_path):
     assert events == expected.split(", ")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
+
+
+def test_a_short_run_logs_every_step(events, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_module, "SHORT_RUN", 100)
+    start(events, tmp_path, [5.0, 4.0, 3.0], log_every=10)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

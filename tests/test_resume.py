@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[s
     process = start([*command, *endless], tmp_path)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2
-    assert f"at step {EVERY}; the last checkpoint, of step None, is kept" in output
+    assert re.search(r"at step [2-5]; the last checkpoint, of step None, is kept", output)
     assert not any(row["step"] for row in read_metrics(tmp_path) if "dev/halves_retrieval" in row)
 
 

@@ -33,6 +33,8 @@ from diffcse_jax.training.selection import Evaluation
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 
+SHORT_RUN = 100  # a run of at most this many steps logs each of them, whatever train.log_every
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -50,8 +52,9 @@ class Run:
     model: Callable[[Params], Any] | None = None  # makes what is evaluated of the parameters; None: the encoder
 
     def logs_at(self, step: int) -> bool:
-        """True if a row of metrics is written after this step."""
-        return step in (1, self.total_steps) or step % self.config.train.log_every == 0
+        """True if a row of metrics is written after this step: in a short run after every step."""
+        every = self.config.train.log_every if self.total_steps > SHORT_RUN else 1
+        return step in (1, self.total_steps) or step % every == 0
 
     def evaluates_at(self, step: int) -> bool:
         """True if the encoder is evaluated and saved after this step."""
