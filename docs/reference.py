@@ -32,7 +32,7 @@ MODULES = {
     "Evaluation": {
         "diffcse_jax.evaluation.runner": ("Settings", "evaluate"),
         "diffcse_jax.evaluation.retrieval": ("retrieval_scores",),
-        "diffcse_jax.models.vectors": (),
+        "diffcse_jax.models.pooling": (),
     },
     "Export": {"diffcse_jax.export": ("export",)},
     "Studies": {"diffcse_jax.study": ("Study", "settings_of")},

@@ -37,7 +37,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.models import parameters, pretrained
-from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.objective import total_loss
@@ -330,8 +330,8 @@ train_step.main(sys.argv[1:])
     )
     assert finished.returncode == 0, finished.stderr
     records = json.loads(output.read_text()), train_step_record
-    in_chunks, whole = (record["implementations"]["ours"]["planned_memory_bytes"] for record in records)
-    assert in_chunks < whole / 2
+    map_chunks, whole = (record["implementations"]["ours"]["planned_memory_bytes"] for record in records)
+    assert map_chunks < whole / 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tiny_networks import (
 )
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tiny_networks import config_of
+from tiny_networks import config_of, forward_of
 
-from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Forward, Vectors
-from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
+from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 
 finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
@@ -45,15 +43,6 @@ def random_vectors(count: int, rows: int = 7, dim: int = 5, seed: int = 0) -> li
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = np.float64(a), np.float64(b)
     return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)[None]
-
-
-def forward_of(*views: np.ndarray) -> Forward:
-    """A forward pass whose projected vectors are these, view by view."""
-    forward = object.__new__(Forward)
-    vectors = jnp.stack(views, axis=1)
-    forward.views = Batch(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
-    forward.__dict__["vectors"] = Vectors(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
-    return forward
 
 
 def contrast_of(**options):

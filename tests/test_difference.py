@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import expit, log_softmax, softmax
-from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation, SharedForward
 from diffcse_jax.objectives.difference.corrective_lm import copy_mechanism, corrective_language_model
 from diffcse_jax.objectives.difference.rtd import replaced_token_detection
 from diffcse_jax.objectives.mlm import masked_language_model
@@ -110,9 +110,9 @@ def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
         corrupted = objective.corrupt(frozen, views, jax.random.key(1))
 
         def loss(params):
-            forward = Forward(config, Computation(built.networks, params), views, jax.random.key(0))
-            cut_off = jax.lax.stop_gradient(forward.vectors)
-            forward.__dict__["vectors"] = jax.tree.map(partial(jnp.where, cut), cut_off, forward.vectors)
+            forward = shared_forward(config, Computation(built.networks, params), views, jax.random.key(0))
+            cut_off = jax.lax.stop_gradient(forward.embeddings)
+            forward._results["embeddings"] = jax.tree.map(partial(jnp.where, cut), cut_off, forward.embeddings)
             return objective.loss(forward, corrupted, jax.random.key(2))[0]
 
         return jax.grad(loss)(params)
@@ -137,7 +137,8 @@ def test_both_sentences_are_the_mean_of_the_two():
     predicted = {name: (value, {"metric": 2 * value}) for name, value in values.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(objective), "predict", lambda self, forward, edited, key: predicted[edited])
-        loss, metrics = objective.loss(mock.Mock(spec=Forward), {"same": "same", "next": "next"}, jax.random.key(0))
+        forward = mock.Mock(spec=SharedForward)
+        loss, metrics = objective.loss(forward, {"same": "same", "next": "next"}, jax.random.key(0))
     mean = sum(values.values()) / 2
     np.testing.assert_allclose([loss, metrics["metric"]], [mean, 2 * mean], rtol=1e-6)
 

@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation, Forward, named_key, row_keys
+from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.training import networks
 
@@ -21,9 +21,9 @@ def test_anchors_find_themselves_under_other_dropout_masks_and_equal_ones_are_no
     for values in batch.values():
         values[4, 0] = values[1, 0]
     views = jax.tree.map(jnp.asarray, views_of(batch))
-    forward = Forward(config, trained, {}, views, KEY)
+    forward = shared_forward(config, trained, views, KEY)
 
-    again = forward.projected(views.anchors, row_keys(named_key(KEY, "anchors again"), 6))
+    again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
     anchors, _ = forward.projected_views
     assert not np.allclose(again, anchors, atol=1e-2)
     assert not np.allclose(again, forward.off_dropout, atol=1e-2)

@@ -5,8 +5,8 @@ import pytest
 from tiny_networks import ENCODER, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation
 from diffcse_jax.models.duplicates import equal_texts, near_duplicates, share
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt
 

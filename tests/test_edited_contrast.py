@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.training import networks
 
@@ -23,7 +23,7 @@ def test_edits_are_positives_of_their_originals_or_negatives_of_all(role):
     def loss_and_vectors(params, views):
         trained = Computation(built.networks, params)
         edited = objective.corrupt(Computation(built.networks, {}), views, KEY)
-        loss, _ = objective.loss(Forward(config, trained, {}, views, KEY), edited, KEY)
+        loss, _ = objective.loss(shared_forward(config, trained, views, KEY), edited, KEY)
         encoder, projector = trained.network("encoder"), trained.network("projector")
         positives = TokenRows(views.input_ids[:, 1], views.attention_mask[:, 1])
         return (

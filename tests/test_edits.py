@@ -19,7 +19,7 @@ from diffcse_jax.edits.augmentation import generated_second_views
 from diffcse_jax.edits.lengths import Changed, change_lengths
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import GeneratorConfig
-from diffcse_jax.models.computation import Computation, Networks, named_key
+from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -199,7 +199,7 @@ def test_a_generator_of_another_family_and_size(encoder, generator):
     frozen = Computation(built.networks, jax.tree.map(jnp.asarray, built.frozen))
     views, key = jax.tree.map(jnp.asarray, views_of(random_batch())), jax.random.key(0)
     edited = config.objectives["difference"].corrupt(frozen, views, key)
-    given = mask_tokens(named_key(key, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
+    given = mask_tokens(fold_in_name(key, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
     states = frozen.network("generator")(given.rows)["last_hidden_state"]
     logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
     expected = np.where(given.selected, logits.argmax(axis=-1), views.rows.input_ids)

@@ -1,24 +1,157 @@
-"""The vectors of a batch: dropout masks, means over dropout samples."""
+"""Networks over a batch: chunks, positions, and the passes that losses share."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from tiny_networks import (
+    ENCODER,
+    GENERATOR,
+    NO_DROPOUT,
+    SIMCSE,
+    SIZES,
+    VOCABULARY,
+    config_of,
+    first_column,
+    random_batch,
+    shared_forward,
+    views_of,
+)
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation, gather_positions, map_chunks, mean_where, row_keys
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
+
+VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
+WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+
+def encoder() -> Transformer:
+    return parameters.bind(parameters.definition(lambda rngs: Transformer(SIZES, rngs=rngs)), ENCODER.transformer)
+
+
+@jax.jit
+def run(rows, keys, condition=None):
+    return encoder()(rows, keys=keys, condition=condition)["hidden_states"]
+
+
+def rows_at(rows: TokenRows, which) -> TokenRows:
+    return jax.tree.map(lambda values: values[which], rows)
+
+
+def test_rows_do_not_depend_on_one_another():
+    rows = first_column(random_batch(size=2))
+    condition = jnp.asarray(np.random.default_rng(0).normal(size=(2, SIZES.hidden_size)).astype(np.float32))
+    keys = row_keys(jax.random.key(0), 2)
+    together = run(rows, keys, condition)
+    for row in range(2):
+        one = slice(row, row + 1)
+        expected = run(rows_at(rows, one), keys[one], condition[one])
+        for layer, expected_layer in zip(together, expected, strict=True):
+            np.testing.assert_allclose(layer[one], expected_layer, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_rows_get_different_dropout_if_they_have_keys():
+    rows = rows_at(first_column(random_batch()), np.array([0, 0]))
+    first, second = run(rows, row_keys(jax.random.key(0), 2))[-1]
+    assert (first != second).any()
+    np.testing.assert_array_equal(*run(rows, None)[-1])
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+def test_chunks_change_neither_values_nor_gradients(chunks):
+    keys = row_keys(jax.random.key(0), 8)
+
+    def loss(weights, chunks):
+        def of_rows(values, keys):
+            noise = jax.vmap(lambda key: jax.random.normal(key, (6, 4)))(keys)
+            return {"outputs": jnp.tanh(values @ weights) + noise}
+
+        outputs = map_chunks(of_rows, chunks, jnp.asarray(VALUES), keys)["outputs"]
+        return (outputs * outputs[::-1]).sum(), outputs
+
+    (_, outputs), grad = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(WEIGHTS), chunks)
+    (_, expected), expected_grad = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(WEIGHTS), 1)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(grad, expected_grad, rtol=1e-5, atol=1e-5)  # entries are sums that cancel
+
+
+def test_chunks_need_the_memory_of_one_chunk():
+    def temporary_bytes(chunks: int) -> int:
+        def loss(weights, values):
+            def of_rows(values):
+                for _ in range(8):
+                    values = jnp.tanh(values @ weights)
+                return values.sum(axis=-1)
+
+            return (map_chunks(of_rows, chunks, values) ** 2).sum()
+
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (4096, 8))]
+        return jax.jit(jax.grad(loss)).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(16) < temporary_bytes(1) / 4
+
+
+def test_every_device_works_in_every_chunk():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    values = jax.device_put(np.zeros((32, 6, 3), np.float32), sharding)
+    function = jax.jit(lambda values: map_chunks(lambda part: jnp.tanh(part @ WEIGHTS), 2, values))
+    program = function.lower(values).compile()
+    assert not [name for name in ("all-gather", "all-to-all", "collective-permute") if name in program.as_text()]
+    assert program.output_shardings.shard_shape((32, 6, 4)) == (4, 6, 4)
+
+
+@functools.partial(jax.jit, static_argnames="shares")
+def product_and_sum(where, shares):
+    row_numbers = jnp.broadcast_to(jnp.arange(8.0)[:, None], where.shape)
+    function = lambda values, row: (values @ WEIGHTS, values.sum(axis=-1) + row)  # noqa: E731
+    return gather_positions(function, where, jnp.asarray(VALUES), row_numbers, shares=shares)
+
+
+@given(arrays.arrays(np.bool_, (8, 6)), st.sampled_from([(0.25, 0.5, 1.0), (1.0,)]))
+def test_gathered_positions_get_the_function_and_others_zero(where, shares):
+    products, sums = product_and_sum(where, shares)
+    np.testing.assert_allclose(products, np.where(where[..., None], VALUES @ WEIGHTS, 0.0), rtol=1e-5, atol=1e-6)
+    expected = np.where(where, VALUES.sum(axis=-1) + np.arange(8.0)[:, None], 0.0)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_gathered_positions_have_the_gradient_of_the_function(share):
+    where = jnp.asarray(np.random.default_rng(2).random((8, 6)) < share)
+
+    def loss(weights, values, gathered):
+        function = lambda values: jnp.tanh(values @ weights).sum(axis=-1)  # noqa: E731
+        outputs = gather_positions(function, where, values, shares=(0.25, 0.5, 1.0)) if gathered else function(values)
+        return (jnp.where(where, outputs, 0.0) ** 2).sum()
+
+    grads, expected = (jax.grad(loss, argnums=(0, 1))(WEIGHTS, VALUES, gathered) for gathered in (True, False))
+    for ours, plain in zip(grads, expected, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_the_mean_of_no_positions_is_0():
+    values = jnp.array([1.0, 2.0, 4.0])
+    assert mean_where(values, jnp.array([True, False, True])) == 2.5
+    assert mean_where(values, jnp.zeros(3, bool)) == 0.0
 
 
 def forward_passes(*parts, read, keys: int, batch=None):
-    """What `read` takes from the forward passes with so many keys."""
+    """Return what `read` gives for the forward pass of each of `keys` keys."""
     config = config_of(SIMCSE, *parts)
     built = networks.build(config, ENCODER, None, VOCABULARY)
     views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
 
     def one_pass(key):
-        return read(Forward(config, Computation(built.networks, built.params), views, key))
+        return read(shared_forward(config, Computation(built.networks, built.params), views, key))
 
     compiled = jax.jit(one_pass, compiler_options={"xla_backend_optimization_level": 0})
     return [compiled(jax.random.key(seed)) for seed in range(keys)]
@@ -35,14 +168,14 @@ def test_views_of_the_same_text_are_equal_without_dropout_or_with_the_same_masks
         assert (np.ptp(z1, axis=0) > 1e-3).all()  # examples do not share their masks
 
 
-def test_a_mean_over_dropout_samples_has_a_part_of_their_variance():
+def test_a_mean_over_dropout_samples_has_less_variance():
     samples = 9
     passes = forward_passes(read=lambda forward: (forward.projected_views, forward.projected_means(samples)), keys=2)
     one, mean = (np.square(np.subtract(first, second)).mean() for first, second in zip(*passes, strict=True))
     np.testing.assert_allclose(one / mean, samples, rtol=0.35)
 
 
-def test_a_second_encoder_embeds_all_views_but_the_first_and_learns_from_them():
+def test_a_second_encoder_embeds_all_views_but_the_first():
     config = config_of(SIMCSE, NO_DROPOUT, {"contrast": {"second_encoder": True}})
     built = networks.build(config, ENCODER, None, VOCABULARY)
     for name, array in ENCODER.transformer.items():
@@ -52,7 +185,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first_and_learns_from_them():
 
     def second_views(params):
         computation = Computation(built.networks, params)
-        by_view = Forward(config, computation, views, jax.random.key(0)).projected_views
+        by_view = shared_forward(config, computation, views, jax.random.key(0)).projected_views
         projector, expected = computation.network("projector"), []
         for view, name in enumerate(("encoder", "second_encoder", "second_encoder")):
             rows = TokenRows(views.input_ids[:, view], views.attention_mask[:, view])
@@ -66,3 +199,24 @@ def test_a_second_encoder_embeds_all_views_but_the_first_and_learns_from_them():
     of_networks = {name: parameters.subset(grads, name) for name in ("encoder", "second_encoder")}
     size = {name: sum(np.abs(grad).sum() for grad in of.values()) for name, of in of_networks.items()}
     assert size["encoder"] == 0 < size["second_encoder"]
+
+
+def test_prefixes_cut_the_results_of_the_same_passes(monkeypatch):
+    """Matryoshka losses of several sizes must not run the encoder again."""
+    passes = []
+    call = Transformer.__call__
+    monkeypatch.setattr(Transformer, "__call__", lambda *args, **options: passes.append(1) or call(*args, **options))
+
+    def read(forward):
+        keys = row_keys(jax.random.key(1), 8)
+        of_rows = forward.projected(forward.batch.anchors, keys, name="again")
+        return forward.projected_views, forward.projected_means(3), forward.off_dropout, forward.anchors_again, of_rows
+
+    def whole_and_prefixes(forward):
+        prefixes = [read(forward.prefix(size)) for size in (4, 8)]
+        return read(forward), *prefixes
+
+    ((whole, *prefixes),) = forward_passes(read=whole_and_prefixes, keys=1)
+    assert len(passes) == 5  # the views, the further samples in one loop, off dropout, anchors again, rows
+    for size, prefix in zip((4, 8), prefixes, strict=True):
+        jax.tree.map(lambda cut, full: np.testing.assert_array_equal(cut, full[..., :size]), prefix, whole)  # noqa: B023

@@ -18,7 +18,7 @@ from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import Networks
+from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives.mlm import masked_language_model

@@ -8,8 +8,8 @@ from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, co
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation
-from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
+from diffcse_jax.models.forward import Computation
+from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 from diffcse_jax.objectives.dcl import dimension_contrast
 from diffcse_jax.training import networks

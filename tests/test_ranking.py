@@ -12,10 +12,10 @@ from tiny_model import random_params
 from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, random_vectors, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.parameters import bind, definition
+from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.models.teachers import Teacher, TeacherNetwork
-from diffcse_jax.models.vectors import similarity_lists
 from diffcse_jax.objectives.anchor import divergence
 from diffcse_jax.objectives.consistency import jensen_shannon, ranking_consistency
 from diffcse_jax.objectives.distillation import list_mle, list_net

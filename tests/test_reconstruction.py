@@ -10,7 +10,7 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
 from diffcse_jax.training import networks

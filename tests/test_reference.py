@@ -22,7 +22,7 @@ from reference_networks import (
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Edited, generate
-from diffcse_jax.models.computation import Computation, Networks
+from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.difference import rtd
 from diffcse_jax.training.objective import Corruptions, total_loss

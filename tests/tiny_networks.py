@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from tiny_model import random_params
@@ -12,6 +13,7 @@ from tiny_model import random_params
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.data.shapes import BatchShape
+from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -95,6 +97,21 @@ def views_of(
     if not shape.packed:
         return Batch(ids, mask)
     return Batch(ids, mask, *(lay_out(part, length, shape.capacity(part.shape[1] * length)) for part in blocks))
+
+
+def shared_forward(config: Config, computation: Computation, batch: Batch, key: jax.Array) -> SharedForward:
+    """Return the forward pass of a batch as training makes it."""
+    options = {"pooler": config.model.pooler, "dropout_masks": config.model.dropout_masks}
+    return SharedForward(computation, batch, key, keeps_projector=config.keeps_projector, **options)
+
+
+def forward_of(*views: np.ndarray) -> SharedForward:
+    """Return a forward pass whose embeddings are these, view by view."""
+    vectors = jnp.stack(views, axis=1)
+    batch = Batch(*np.zeros((2, *vectors.shape[:2], 4), np.int32))
+    forward = SharedForward(Computation(Networks(VOCABULARY, {}), {}), batch, jax.random.key(0), pooler="cls")
+    forward._results["embeddings"] = Embeddings(*[vectors.reshape(-1, vectors.shape[-1])] * 2)
+    return forward
 
 
 def first_column(batch: Mapping[str, np.ndarray]) -> TokenRows:

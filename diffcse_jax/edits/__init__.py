@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.groups import GeneratorConfig
-from diffcse_jax.models.computation import FEW, MOST, Computation, row_keys
+from diffcse_jax.models.forward import FEW, MOST, Computation, row_keys
 from diffcse_jax.models.packing import token_keys
 
 TOKENS_AT_ONCE = 1024  # whose logits over the vocabulary the generator holds
@@ -85,14 +85,14 @@ def generate(
         rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, decode_keys: jax.Array | None
     ) -> jax.Array:
         states = generator(rows, keys=dropout_keys)["last_hidden_state"]
-        return frozen.at_positions(choose, filled, states, decode_keys, shares=shares)
+        return frozen.gather_positions(choose, filled, states, decode_keys, shares=shares)
 
     dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
     by_token: Key[Array, "rows length"] | None = None
     if options.decode == "sample":
         by_token = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
     filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
-    tokens = frozen.in_chunks(tokens_of, masked.rows, filled, dropout_keys, by_token)
+    tokens = frozen.map_chunks(tokens_of, masked.rows, filled, dropout_keys, by_token)
     return replace_tokens(tokens, rows, filled)
 
 

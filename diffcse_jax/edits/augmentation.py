@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import generate, mask_tokens
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Computation, named_key
+from diffcse_jax.models.forward import Computation, fold_in_name
 
 
 def generated_second_views(config: RunConfig, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Batch:
@@ -26,13 +26,13 @@ def generated_second_views(config: RunConfig, frozen: Computation, views: Batch,
     ids = views.input_ids[:, 1]
     rows = TokenRows(ids, views.attention_mask[:, 1])
     masked = mask_tokens(
-        named_key(key, "mask"),
+        fold_in_name(key, "mask"),
         rows,
         vocabulary=frozen.networks.vocabulary,
         ratio=data.augmentation_ratio,
         style="mask",
     )
     generator = dataclasses.replace(config.generator, positions="masked")
-    edited = generate(frozen, rows, masked, generator, named_key(key, "generator"))
+    edited = generate(frozen, rows, masked, generator, fold_in_name(key, "generator"))
     second = jnp.where(rows.attention_mask > 0, edited.rows.input_ids, ids)
     return views._replace(input_ids=views.input_ids.at[:, 1].set(second))

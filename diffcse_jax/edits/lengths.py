@@ -15,7 +15,7 @@ from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.edits import Edited, Masked, generate
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import GeneratorConfig
-from diffcse_jax.models.computation import Computation, row_keys
+from diffcse_jax.models.forward import Computation, row_keys
 
 
 class Changed(NamedTuple):

@@ -29,7 +29,7 @@ from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters, pretrained
-from diffcse_jax.models.computation import Networks
+from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.objectives.finetune import ENCODER, Options, head_of

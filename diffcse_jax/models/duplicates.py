@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from diffcse_jax.batch import Batch, TokenRows
-from diffcse_jax.models.computation import Computation
-from diffcse_jax.models.pooling import pool, positions_read
-from diffcse_jax.models.vectors import cosine_similarity
+from diffcse_jax.models.forward import Computation
+from diffcse_jax.models.pooling import cosine_similarity, pool, positions_read
 
 
 def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
@@ -56,7 +55,7 @@ def guide_vectors(frozen: Computation, views: Batch, pooler: str) -> Float[Array
         states = guide(rows, last_positions=positions_read(pooler))["hidden_states"]
         return pool(states, rows.attention_mask, pooler)
 
-    vectors = frozen.in_chunks(pooled, views.rows).astype(jnp.float32)
+    vectors = frozen.map_chunks(pooled, views.rows).astype(jnp.float32)
     return vectors.reshape(-1, views.per_example, vectors.shape[-1])
 
 

@@ -1,37 +1,95 @@
-"""From hidden states to one vector per sentence."""
+"""From hidden states to one embedding per sentence, and the comparison of embeddings."""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# The poolers that are a mean over real tokens, and over which hidden states: 0 is the embedding output.
+# Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
+POOLERS = ("cls", "cls_before_pooler", *AVERAGED_LAYERS)
 
 
 def positions_read(pooler: str) -> int | None:
-    """The number of positions of the last layer that the pooler reads, from the first one on; None: all."""
+    """Return how many of the first positions of the last layer the pooler reads, or None if it reads all."""
     return None if pooler in AVERAGED_LAYERS else 1
 
 
 def pool(
     hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch hidden"]:
-    """Pools the hidden states of an encoder, before any head.
+    """Pool the hidden states of an encoder, before any head.
 
     Args:
-        hidden_states: embedding output and each block's output, (batch, length, hidden).
+        hidden_states: The output of the embedding layer and of each block, shapes (batch, length, hidden).
         attention_mask: 1 for real tokens.
         pooler: `cls` or `cls_before_pooler` (position 0 of the last layer), `avg` (mean of the last layer over real
-            tokens), `avg_top2` (of the last two layers), `avg_first_last` (of the embedding output and the last layer,
-            as in DiffCSE's code and SimCSE's paper) or `avg_first_block_last` (of the first block's output and the last
-            layer, as in SimCSE's code since 2022).
+            tokens), `avg_top2` (of the last two layers), `avg_first_last` (of the embedding layer and the last layer,
+            as in DiffCSE's code and SimCSE's paper) or `avg_first_block_last` (of the first block and the last layer,
+            as in SimCSE's code since 2022).
     """
-    if pooler in ("cls", "cls_before_pooler"):
+    if pooler not in AVERAGED_LAYERS:
         return hidden_states[-1][:, 0]
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS[pooler]]
-    return _masked_mean(sum(layers[1:], start=layers[0]) / len(layers), attention_mask)
-
-
-def _masked_mean(states: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
     return (states * weights).sum(axis=1) / jnp.maximum(weights.sum(axis=1), 1.0)
+
+
+def normalize(embeddings: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:
+    """Scale rows to length 1. Norms are clipped at 1e-8, as in PyTorch's cosine similarity."""
+    squared = jnp.sum(embeddings * embeddings, axis=-1, keepdims=True)
+    return embeddings / jnp.sqrt(jnp.maximum(squared, 1e-16))
+
+
+def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:
+    """Scale columns to mean 0 and variance 1 over the rows.
+
+    Args:
+        embeddings: Embeddings of a batch.
+        ddof: 0 for the biased variance, 1 for the unbiased variance.
+        epsilon: Added to the variance.
+    """
+    deviation = embeddings - embeddings.mean(axis=0, keepdims=True)
+    return deviation * jax.lax.rsqrt(embeddings.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
+
+
+def dot_product(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+    """Return the dot product of every row of `a` with every row of `b`."""
+    # In full float32: accelerators multiply in less by default, and a small temperature magnifies the error.
+    return jnp.matmul(a, b.T, precision="highest")
+
+
+def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"]) -> Float[Array, "rows columns"]:
+    """Return the cosine similarity of every row of `a` with every row of `b`. Zero rows have similarity 0."""
+    return dot_product(normalize(a), normalize(b))
+
+
+def similarity_lists(views: Sequence[Float[Array, "batch dim"]]) -> Float[Array, "batch candidates"]:
+    """Return the cosine similarity of every first view with all other views of the batch.
+
+    Args:
+        views: The embeddings of the first views of all examples, of the second views, and so on.
+
+    Returns:
+        One row per example. The columns are the second views of all examples, then the third views, and so on.
+    """
+    anchors, *others = views
+    return cosine_similarity(anchors, jnp.concatenate(others))
+
+
+def alignment(a: Float[Array, "batch dim"], b: Float[Array, "batch dim"]) -> Float[Array, " batch"]:
+    """Return the squared distance of each pair after normalisation (Wang and Isola 2020). 0 is best."""
+    return jnp.sum((normalize(a) - normalize(b)) ** 2, axis=1)
+
+
+def uniformity(embeddings: Float[Array, "batch dim"]) -> Float[Array, ""]:
+    """Return the log of the mean of exp(-2 d^2) over pairs of different rows, normalised (Wang and Isola 2020).
+
+    Lower is better.
+    """
+    squared_distance = 2.0 - 2.0 * cosine_similarity(embeddings, embeddings)
+    count = len(embeddings)
+    pairs = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, -2.0 * squared_distance)
+    return jax.nn.logsumexp(pairs) - jnp.log(jnp.float32(count * (count - 1)))

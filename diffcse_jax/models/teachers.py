@@ -10,13 +10,14 @@ from jaxtyping import Array, Float
 
 from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import Computation
+from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Build, Params
-from diffcse_jax.models.pooling import pool, positions_read
+from diffcse_jax.models.pooling import pool, positions_read, similarity_lists
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.models.vectors import similarity_lists
+
+START = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
 
 
 class Teacher(NamedTuple):
@@ -72,4 +73,4 @@ def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
 
 def teacher_lists(frozen: Computation, name: str, views: Batch) -> Float[Array, "batch candidates"]:
     """The similarity lists of a batch (`vectors.similarity_lists`) as the teacher of this name sees them."""
-    return similarity_lists(views.by_view(frozen.in_chunks(frozen.network(name), views.rows)))
+    return similarity_lists(views.by_view(frozen.map_chunks(frozen.network(name), views.rows)))

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation, SharedForward
 from diffcse_jax.models.parameters import Build, Params
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.teachers import Teacher
@@ -127,7 +127,7 @@ class Objective(abc.ABC):
         del frozen, views, key
 
     @abc.abstractmethod
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """The loss of a batch, without the weight, and named metrics.
 
         Args:

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.groups import START
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.models.teachers import start_as_teacher, teacher_lists
-from diffcse_jax.models.vectors import similarity_lists
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
 
@@ -37,7 +37,7 @@ class Anchor(Objective):
         del key
         return teacher_lists(frozen, START, views)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del key
         scores, temperature = similarity_lists(forward.encoded_views), self.options.temperature
         return divergence(corrupted / temperature, scores / temperature).mean(), {}

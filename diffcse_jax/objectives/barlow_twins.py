@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.vectors import dot_product, standardised
+from diffcse_jax.models.forward import SharedForward
+from diffcse_jax.models.pooling import dot_product, standardize
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
 
@@ -34,7 +34,7 @@ class BarlowTwins(Objective):
     def papers(self) -> tuple[str, ...]:
         return ("barlow_twins", "simcsepp") if self.options.artificial_rows else ("barlow_twins",)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted
         z1, z2, *_ = forward.projected_views
         options = self.options
@@ -48,13 +48,13 @@ def decorrelation(
 ) -> Float[Array, " dim"]:
     """The Barlow Twins loss, one value per dimension; the loss is their sum (Zbontar et al. 2021, Eq. 1).
 
-    l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z~1^T z~2 / rows, columns standardised over the rows (biased
+    l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z~1^T z~2 / rows, columns standardize over the rows (biased
     variance + 1e-5, as BatchNorm does).
 
     Args:
         off_diagonal_weight: lambda.
     """
-    z1, z2 = (standardised(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
+    z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     correlation = dot_product(z1.T, z2.T) / len(z1)
     off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
     return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.vectors import cosine_similarity
+from diffcse_jax.models.forward import SharedForward
+from diffcse_jax.models.pooling import cosine_similarity
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
 
@@ -28,7 +28,7 @@ class RankingConsistency(Objective):
     def papers(self) -> tuple[str, ...]:
         return ("rankcse",)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key
         z1, z2, *_ = forward.projected_views
         return ranking_consistency(z1, z2, temperature=self.options.temperature).mean(), {}

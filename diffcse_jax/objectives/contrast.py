@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Computation, Forward, named_key
 from diffcse_jax.models.duplicates import equal_texts, guide_vectors, near_duplicates, share
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
+from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.models.vectors import cosine_similarity, dot_product, unit
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
 
@@ -144,7 +144,7 @@ class Contrast(Objective):
             duplicates |= near_duplicates(vectors, threshold=options.duplicate_similarity)
         return duplicates
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         options = self.options
         duplicates: Bool[Array, "batch negatives"] | None = corrupted
         if self._both_are_views:
@@ -183,7 +183,7 @@ class Contrast(Objective):
     def _both_are_views(self) -> bool:
         return self.options.positives == self.options.negatives == "dropout"
 
-    def _pairs(self, forward: Forward, key: PRNGKeyArray) -> tuple[Pair, Pair]:
+    def _pairs(self, forward: SharedForward, key: PRNGKeyArray) -> tuple[Pair, Pair]:
         """The vectors of positive and of negative pairs."""
         of_positives, of_negatives = self.options.positives, self.options.negatives
         # What both need is computed once.
@@ -193,12 +193,12 @@ class Contrast(Objective):
             n1 = n2 = (n1 + n2) / 2
         return pairs[of_positives], (n1, n2)
 
-    def _pair(self, kind: str, forward: Forward, key: PRNGKeyArray) -> Pair:
+    def _pair(self, kind: str, forward: SharedForward, key: PRNGKeyArray) -> Pair:
         if kind == "off_dropout":
             return forward.off_dropout, forward.off_dropout
         z1, z2 = forward.projected_means(self.options.samples if kind == "mean" else 1)
         if kind == "noise":
-            noise = jax.random.normal(named_key(key, "noise"), (2, *z1.shape)) * self.options.noise_variance**0.5
+            noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.options.noise_variance**0.5
             z1, z2 = z1 + noise[0], z2 + noise[1]
         return z1, z2
 
@@ -261,7 +261,7 @@ def separate_info_nce(
         similarity: `cosine` or `dot`.
         left_out: the pairs i != j that leave the sum.
     """
-    z1, z2 = (unit(z) if similarity == "cosine" else z for z in positives)
+    z1, z2 = (normalize(z) if similarity == "cosine" else z for z in positives)
     positive = jnp.sum(z1 * z2, axis=1) / temperature
     if form == "code":
         positive *= ratio

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from diffcse_jax.models.computation import Forward
-from diffcse_jax.models.vectors import standardised
+from diffcse_jax.models.forward import SharedForward
+from diffcse_jax.models.pooling import standardize
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.options import option
 
@@ -31,7 +31,7 @@ class DimensionContrast(Objective):
     def papers(self) -> tuple[str, ...]:
         return ("simcsepp",)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key
         z1, z2, *_ = forward.projected_views
         options = self.options
@@ -44,7 +44,7 @@ def dimension_contrast(
 ) -> Float[Array, " dim"]:
     """Dimension-wise contrastive learning, DCL: one value per dimension (SimCSE++ Eq. 5).
 
-    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z~1^T z~2, columns standardised over the batch.
+    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z~1^T z~2, columns standardize over the batch.
 
     The code divides C by the batch size, takes the biased variance + 1e-5, and the MEAN of l_c is the loss; the paper
     has neither the division nor the epsilon, an unbiased variance, and the loss is the SUM of l_c. tau = 5 and weight
@@ -54,9 +54,9 @@ def dimension_contrast(
         form: `code` or `paper`.
     """
     if form == "code":
-        z1, z2 = (standardised(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
+        z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     else:
-        z1, z2 = (standardised(z, ddof=1, epsilon=0.0) for z in (z1, z2))
+        z1, z2 = (standardize(z, ddof=1, epsilon=0.0) for z in (z1, z2))
     correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
     logits = correlation / temperature
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import POOLERS, START, RunConfig
-from diffcse_jax.models.computation import Computation, Forward
+from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.models.teachers import start_as_teacher, teacher_lists
-from diffcse_jax.models.vectors import similarity_lists
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
 
@@ -70,7 +70,7 @@ class RankingDistillation(Objective):
         shares = jnp.array(self.options.shares or (1.0,) * len(lists))
         return jnp.tensordot(shares / shares.sum(), lists, axes=1, precision="highest")
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del key
         scores, options = similarity_lists(forward.projected_views), self.options
         if options.form == "listmle":

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Forward
 from diffcse_jax.models.duplicates import equal_texts
+from diffcse_jax.models.forward import SharedForward
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.options import option
@@ -40,10 +40,10 @@ class DropoutContrast(Objective):
     def needs(self) -> frozenset[str]:
         return frozenset({"vectors", "anchors", "dropout"})
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted, key
         anchors, *_ = forward.projected_views
-        equal = equal_texts(jnp.repeat(forward.views.input_ids[:, :1], 2, axis=1))
+        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
         per_example = info_nce(anchors, forward.anchors_again, temperature=self.options.temperature, left_out=equal)
         return per_example.mean(), {}
 

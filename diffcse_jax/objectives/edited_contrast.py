@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.edits import Edited
 from diffcse_jax.edits.options import EditOptions
-from diffcse_jax.models.computation import Computation, Forward, row_keys
+from diffcse_jax.models.forward import Computation, SharedForward, row_keys
 from diffcse_jax.objectives import Metrics, Objective
 from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.objectives.difference.rtd import edit_sentences
@@ -53,10 +53,10 @@ class EditedContrast(Objective):
         """Edits every anchor anew."""
         return edit_sentences(frozen, views.anchors, self.options, self.config, key)
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         edited: Edited = corrupted
         z1, z2, *_ = forward.projected_views
-        vectors = forward.projected(edited.rows, row_keys(key, len(z1)))
+        vectors = forward.projected(edited.rows, row_keys(key, len(z1)), name="edited_contrast")
         temperature = self.options.temperature
         if self.options.role == "positive":
             return info_nce(z1, vectors, temperature=temperature).mean(), {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Forward, row_keys
+from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import Table, option, table
@@ -134,9 +134,9 @@ class Finetune(Objective):
         size = starts.encoder.config.hidden_size
         return {head_of(name): Network(build_head(task, size)) for name, task in self.options.tasks.items()}
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         del corrupted
-        views = forward.views
+        views = forward.batch
         ((name, labels),) = views.labels.items()
         task: Task = self.options.tasks[name]
         kept = (views.vectors or {}).get(ENCODER)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
+from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.options import option
@@ -53,11 +53,11 @@ class AuxiliaryMaskedLM(Objective):
         vocabulary = frozen.networks.vocabulary
         return mask_tokens(key, views.rows, vocabulary=vocabulary, ratio=self.options.mask_ratio, style="bert")
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         masked: Masked = corrupted
         computation = forward.computation
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
-        original = forward.views.rows.input_ids
+        original = forward.batch.rows.input_ids
         word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.options.tied else None
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
@@ -65,10 +65,10 @@ class AuxiliaryMaskedLM(Objective):
 
         def losses_of(rows: TokenRows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
             states = encoder(rows, keys=keys)["last_hidden_state"]
-            return computation.at_positions(token_losses, selected, states, targets, shares=FEW)
+            return computation.gather_positions(token_losses, selected, states, targets, shares=FEW)
 
         keys = row_keys(key, len(original))
-        losses = computation.in_chunks(losses_of, masked.rows, keys, original, masked.selected)
+        losses = computation.map_chunks(losses_of, masked.rows, keys, original, masked.selected)
         return mean_where(losses, masked.selected), {}
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, row_keys
+from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.objectives.mlm import masked_language_model
@@ -85,14 +85,14 @@ class Reconstruction(Objective):
         masked = mask_tokens(key, views.rows, vocabulary=vocabulary, ratio=self.options.mask_ratio, style="bert")
         # The blocks above the layer that is read are not computed: XLA leaves out what has no use.
         layer = self.options.layer or len(generator.blocks) - self.options.blocks
-        states = frozen.in_chunks(lambda rows: generator(rows)["hidden_states"][layer], masked.rows)
+        states = frozen.map_chunks(lambda rows: generator(rows)["hidden_states"][layer], masked.rows)
         return Given(masked, states, frozen.params["generator.embeddings.word.embedding"])
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         given: Given = corrupted
         computation, masked = forward.computation, given.masked
         head = computation.network("reconstruction_head")
-        vectors = forward.vectors.projected if self.options.condition == "projected" else forward.vectors.pooled
+        vectors = forward.embeddings.projected if self.options.condition == "projected" else forward.embeddings.pooled
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
             return masked_language_model(head.vocabulary(states, given.word_embeddings), targets)
@@ -106,11 +106,11 @@ class Reconstruction(Objective):
             selected: jax.Array,
         ) -> jax.Array:
             outputs = head(rows, states, condition, keys=keys)
-            return computation.at_positions(token_losses, selected, outputs, targets, shares=FEW)
+            return computation.gather_positions(token_losses, selected, outputs, targets, shares=FEW)
 
-        original = forward.views.rows.input_ids
+        original = forward.batch.rows.input_ids
         keys = row_keys(key, len(original))
-        losses = computation.in_chunks(losses_of, masked.rows, given.states, vectors, keys, original, masked.selected)
+        losses = computation.map_chunks(losses_of, masked.rows, given.states, vectors, keys, original, masked.selected)
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}
 
 

@@ -30,7 +30,7 @@ from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import FEW, Computation, Networks, mean_where, named_key
+from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained
@@ -90,7 +90,7 @@ def train_head(
         Its parameters, and accuracy (%) and perplexity on masked tokens of batches it was not trained on (as far as
         the corpus has more of them), with the number of steps.
     """
-    options, root = config.generator, named_key(jax.random.key(config.train.seed), "generator head")
+    options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
     training = make_head_training(config, encoder.config, vocabulary, mesh)
     source = BatchSource(
         store,
@@ -113,7 +113,7 @@ def train_head(
                 progress.set_postfix(loss=f"{float(value):.2f}")
     loss = jax.jit(training.loss)
     held_out = [
-        loss(head, frozen, shard_batch(views, mesh), jax.random.fold_in(named_key(root, "held out"), index))
+        loss(head, frozen, shard_batch(views, mesh), jax.random.fold_in(fold_in_name(root, "held out"), index))
         for index, views in enumerate(batches)
     ]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
@@ -142,7 +142,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
         vocabulary: the tokenizer's.
         mesh: the devices.
     """
-    options, root = config.generator, named_key(jax.random.key(config.train.seed), "generator head")
+    options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
     build_head = partial(MaskedLMHead, sizes)
     modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
     networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
@@ -150,13 +150,13 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     def initial() -> tuple[Params, optax.OptState]:
-        head = parameters.initial(build_head, named_key(root, "initial weights"))
+        head = parameters.initial(build_head, fold_in_name(root, "initial weights"))
         head = parameters.prefixed(head, "head")
         return head, optimizer.init(head)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Batch, index: Int[Array, ""]) -> tuple:
-        key = jax.random.fold_in(named_key(root, "train step"), index)
+        key = jax.random.fold_in(fold_in_name(root, "train step"), index)
         (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)
         return optax.apply_updates(head, updates), opt_state, value
@@ -178,7 +178,7 @@ def _head_loss(
         logits = head_network(states, word_embeddings)
         return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
 
-    losses, right = computation.at_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
+    losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
     return mean_where(losses, masked.selected), mean_where(right, masked.selected)
 
 

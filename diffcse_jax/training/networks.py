@@ -20,8 +20,8 @@ from diffcse_jax.data.vector_folder import VectorStore, find_store
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
-from diffcse_jax.models.computation import Networks, named_key
 from diffcse_jax.models.dropout_schedules import scheduled
+from diffcse_jax.models.forward import Networks, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pretrained import Pretrained, load
@@ -60,13 +60,13 @@ def build(
         ConfigError: dropout rates that do not fit the number of blocks.
     """
     starts = _starts(config, encoder, generator)._replace(teachers=teachers)
-    dtype, key = jnp.dtype(config.precision), named_key(jax.random.key(config.train.seed), "initial weights")
+    dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
     for name, network in _asked_for(config, starts, projector).items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = parameters.definition(module)
-        start = parameters.initial(module, named_key(key, name)) if network.start is None else network.start
+        start = parameters.initial(module, fold_in_name(key, name)) if network.start is None else network.start
         (frozen if network.frozen else params).update(parameters.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
-from diffcse_jax.models.vectors import alignment, cosine_similarity, uniformity
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, mean_where
+from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.objectives import Metrics
 
 Corruptions = dict[str, Any]  # by objective
@@ -19,7 +19,7 @@ Corruptions = dict[str, Any]  # by objective
 def corrupt(config: Config, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Corruptions:
     """The edited inputs of every objective, without gradients."""
     return {
-        name: objective.corrupt(frozen, views, named_key(key, name)) for name, objective in config.objectives.items()
+        name: objective.corrupt(frozen, views, fold_in_name(key, name)) for name, objective in config.objectives.items()
     }
 
 
@@ -42,12 +42,19 @@ def total_loss(
     Returns:
         The loss and named metrics, the loss among them.
     """
-    forward = Forward(config, trained, views, key)
+    forward = SharedForward(
+        trained,
+        views,
+        key,
+        pooler=config.model.pooler,
+        dropout_masks=config.model.dropout_masks,
+        keeps_projector=config.keeps_projector,
+    )
     loss, metrics = jnp.zeros([]), Metrics()
     for name, objective in config.objectives.items():
-        value, own_metrics = objective.loss(forward, corruptions[name], named_key(key, name))
+        value, own_metrics = objective.loss(forward, corruptions[name], fold_in_name(key, name))
         for size, weight in _prefixes(config) if objective.prefixes else ():
-            of_prefix, _ = objective.loss(forward.prefix(size), corruptions[name], named_key(key, name))
+            of_prefix, _ = objective.loss(forward.prefix(size), corruptions[name], fold_in_name(key, name))
             metrics[f"loss_{name}_{size}"] = of_prefix
             value += weight * of_prefix
         metrics |= {f"loss_{name}": value} | own_metrics
@@ -63,7 +70,7 @@ def _prefixes(config: Config) -> Iterable[tuple[int, float]]:
     return zip(sizes, weights or (1.0,) * len(sizes), strict=True)
 
 
-def _similarity_metrics(forward: Forward) -> Metrics:
+def _similarity_metrics(forward: SharedForward) -> Metrics:
     z1, z2 = jax.lax.stop_gradient(forward.projected_views[:2])
     similarity = cosine_similarity(z1, z2)
     return {

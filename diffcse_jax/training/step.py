@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.edits.augmentation import generated_second_views
-from diffcse_jax.models.computation import Computation, Networks, named_key
+from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
 from diffcse_jax.storage.checkpoint import TrainState
@@ -65,11 +65,11 @@ def make_train_step(
     devices = mesh.shape["data"]
 
     def train_step(state: TrainState, frozen: Params, views: Batch) -> tuple[TrainState, Metrics]:
-        root = named_key(jax.random.key(config.train.seed), "train step")
+        root = fold_in_name(jax.random.key(config.train.seed), "train step")
         corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
-        views = generated_second_views(config, frozen_networks, views, named_key(corruption_key, "second views"))
+        views = generated_second_views(config, frozen_networks, views, fold_in_name(corruption_key, "second views"))
         corruptions = corrupt(config, frozen_networks, views, corruption_key)
 
         def loss(params: Params) -> tuple[jax.Array, Metrics]:

@@ -17,7 +17,7 @@ from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Computation, Forward, named_key, row_keys
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, row_keys
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts, names_in
 from diffcse_jax.options import option
@@ -86,13 +86,13 @@ class Difference(Objective):
         if self.options.sentence == "next":
             return self.edited(frozen, views.next.rows, key)
         both = {"same": views, "next": views.next}
-        return {name: self.edited(frozen, each.rows, named_key(key, name)) for name, each in both.items()}
+        return {name: self.edited(frozen, each.rows, fold_in_name(key, name)) for name, each in both.items()}
 
-    def loss(self, forward: Forward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, forward: SharedForward, corrupted: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """The prediction's loss; of both sentences, the mean of the two."""
         if self.options.sentence != "both":
             return self.predict(forward, corrupted, key)
-        results = [self.predict(forward, edited, named_key(key, name)) for name, edited in corrupted.items()]
+        results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in corrupted.items()]
         return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class Difference(Objective):
         """
 
     @abc.abstractmethod
-    def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """The loss of a prediction about edited sentences, and named metrics.
 
         Args:
@@ -116,20 +116,20 @@ class Difference(Objective):
         """
 
     def discriminate(
-        self, forward: Forward, rows: TokenRows, key: PRNGKeyArray, head: Callable[..., PyTree], *values: PyTree
+        self, forward: SharedForward, rows: TokenRows, key: PRNGKeyArray, head: Callable[..., PyTree], *values: PyTree
     ) -> PyTree:
         """`head` of the discriminator's hidden states and of `values`, arrays with rows in front, each row for itself.
 
         The discriminator learns about a sentence from its vector alone, and so the encoder from the discriminator.
         """
-        computation, vectors = forward.computation, forward.vectors
+        computation, vectors = forward.computation, forward.embeddings
         discriminator = computation.network("discriminator")
         condition = vectors.projected if self.options.condition == "projected" else vectors.pooled
 
         def of_rows(rows: TokenRows, keys: jax.Array, condition: jax.Array, *values: PyTree) -> PyTree:
             return head(discriminator(rows, condition=condition, keys=keys)["last_hidden_state"], *values)
 
-        return computation.in_chunks(of_rows, rows, row_keys(key, len(rows.input_ids)), condition, *values)
+        return computation.map_chunks(of_rows, rows, row_keys(key, len(rows.input_ids)), condition, *values)
 
     def only_replaces(self) -> None:
         """Refuses the edits under which a token has no original.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import FEW, Computation, Forward, mean_where, named_key
+from diffcse_jax.models.forward import FEW, Computation, SharedForward, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.objectives import Metrics, Network, Starts
 from diffcse_jax.objectives.difference import Difference, Options
@@ -47,11 +47,11 @@ class ConditionalMaskedLM(Difference):
         """Masks every row anew."""
         options, vocabulary = self.options, frozen.networks.vocabulary
         masked = mask_tokens(
-            named_key(key, "mask"), rows, vocabulary=vocabulary, ratio=options.mask_ratio, style=options.mask_style
+            fold_in_name(key, "mask"), rows, vocabulary=vocabulary, ratio=options.mask_ratio, style=options.mask_style
         )
         return Gaps(masked.rows, masked.selected, rows.input_ids)
 
-    def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         gaps: Gaps = edited
         computation = forward.computation
         head = computation.network("discriminator_lm_head")
@@ -62,7 +62,7 @@ class ConditionalMaskedLM(Difference):
             return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
 
         def at_gaps(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return computation.at_positions(at_token, selected, states, targets, shares=FEW)
+            return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
         losses, right = self.discriminate(forward, gaps.rows, key, at_gaps, gaps.selected, gaps.original)
         accuracy = mean_where(right, gaps.selected)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.edits import Edited, generate, mask_tokens
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import MOST, Computation, Forward, mean_where, named_key
+from diffcse_jax.models.forward import MOST, Computation, SharedForward, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import TransformerConfig
@@ -62,12 +62,12 @@ class CorrectiveLM(Difference):
         """Masks every row anew and lets the generator fill the gaps."""
         options, vocabulary = self.options, frozen.networks.vocabulary
         masked = mask_tokens(
-            named_key(key, "mask"), rows, vocabulary=vocabulary, ratio=options.mask_ratio, style=options.mask_style
+            fold_in_name(key, "mask"), rows, vocabulary=vocabulary, ratio=options.mask_ratio, style=options.mask_style
         )
-        edited = generate(frozen, rows, masked, self.config.generator, named_key(key, "generator"))
+        edited = generate(frozen, rows, masked, self.config.generator, fold_in_name(key, "generator"))
         return Corrections(edited, rows.input_ids)
 
-    def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         (rows, replaced), original = edited
         computation = forward.computation
         language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
@@ -83,7 +83,7 @@ class CorrectiveLM(Difference):
 
         def of_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> tuple[PyTree, jax.Array]:
             copy_logits = copy(states)[..., 0].astype(jnp.float32)
-            return computation.at_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
+            return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
 
         (losses, right), copy_logits = self.discriminate(forward, rows, key, of_rows, where, replaced, original)
         copy_loss = mean_where(copy_mechanism(copy_logits, ~replaced), where)

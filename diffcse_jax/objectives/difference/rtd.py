@@ -15,7 +15,7 @@ from diffcse_jax.edits import Edited, mask_tokens
 from diffcse_jax.edits.lengths import change_lengths, fill
 from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import RunConfig
-from diffcse_jax.models.computation import Computation, Forward, mean_where, named_key
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, mean_where
 from diffcse_jax.models.heads import token_classifier
 from diffcse_jax.objectives import Metrics, Network, Starts
 from diffcse_jax.objectives.difference import Difference
@@ -35,7 +35,7 @@ class ReplacedTokenDetection(Difference):
         """Edits every row anew."""
         return edit_sentences(frozen, rows, self.options, self.config, key)
 
-    def predict(self, forward: Forward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         only_real = self.options.loss_positions == "real"
         rows = edited.rows if only_real else edited.rows.padded()
         classifier: Any = forward.computation.network("token_classifier")
@@ -67,16 +67,16 @@ def edit_sentences(
     """
     vocabulary = frozen.networks.vocabulary
     changed = change_lengths(
-        named_key(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=config.data.max_length
+        fold_in_name(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=config.data.max_length
     )
     masked = mask_tokens(
-        named_key(key, "mask"),
+        fold_in_name(key, "mask"),
         changed.rows,
         vocabulary=vocabulary,
         ratio=options.masked_share,
         style=options.mask_style,
     )
-    return fill(frozen, changed, masked, options, config.generator, named_key(key, "generator"))
+    return fill(frozen, changed, masked, options, config.generator, fold_in_name(key, "generator"))
 
 
 def replaced_token_detection(
