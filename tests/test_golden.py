@@ -38,11 +38,11 @@ from diffcse_jax import Callback, Config, SentenceEncoder, train
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_name("golden")
-# Relative and absolute tolerance. Summing float32 numbers in another order, as another CPU or JAX may do, moves metrics
-# and embeddings by about 1e-6. A change of behaviour moves them by 1e-2 or more.
+# Relative and absolute tolerance. Another CPU or JAX sums float32 numbers in another order, which changes metrics by
+# less than this: values recorded under the XLA flags of `conftest.py` also pass under XLA's defaults.
 TOLERANCE = (1e-4, 1e-6)
 # Adam divides each gradient by its own size, so it amplifies the rounding of small gradients.
-TOLERANCE_OF = {"change_norms": (1e-3, 0.0), "change_directions": (0.0, 1e-3)}
+TOLERANCE_OF = {"change_norms": (1e-3, 0.0), "change_directions": (0.0, 1e-3), "embedding": (1e-3, 1e-4)}
 
 
 def token_store(model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,8 +325,11 @@ def test_short_runs_and_their_exports(tmp_path, model, minilm_dir, preset):
     export = trained.workdir / "export"
     before = safetensors.numpy.load_file(model / "model.safetensors")
     after = safetensors.numpy.load_file(export / "model.safetensors")
-    # Attention ignores the bias of its keys: Adam makes steps of the rounding errors of a gradient that is zero.
-    names = [name for name in after if not name.endswith("key.bias")]
+    # Some gradients are zero but for rounding, which Adam turns into steps: attention ignores the bias of its keys, and
+    # the batch norm of DiffCSE's projector subtracts the last bias before it.
+    has_batch_norm = preset in ("diffcse_minilm", "infocse_base")
+    without = ("key.bias", *["encoder.layer.0.output.LayerNorm.bias"] * has_batch_norm)
+    names = [name for name in after if not name.endswith(without)]
     changes = {name: after[name] - before.get(f"bert.{name}", 0) for name in names}
     norms = {name: np.linalg.norm(change) for name, change in changes.items()}
     found = {
