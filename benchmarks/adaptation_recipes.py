@@ -96,8 +96,9 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
     watch = Stopwatch()
 
     def build_evaluation(*arguments: Any) -> Any:
-        evaluation = watch.without(build_dev_evaluation)(*arguments)
-        return dataclasses.replace(evaluation, score=watch.without(evaluation.score), guard=None)
+        evaluation = dataclasses.replace(watch.without(build_dev_evaluation)(*arguments), drift_check=None)
+        object.__setattr__(evaluation, "measure", watch.without(evaluation.measure))  # the dataclass is frozen
+        return evaluation
 
     verdict = train(config, folder, build_evaluation)
     return watch.read() | {"verdict": verdict, "learning_rate": config.optim.learning_rate}
@@ -181,13 +182,13 @@ def _loss(name: str, model: Any) -> Any:
 def scores(model: str, tasks: list[str]) -> dict[str, float]:
     """The scores of a folder on test splits, by this package's evaluation."""
     from diffcse_jax import SentenceEncoder
-    from diffcse_jax.evaluation import build_task, comparison, expand_groups, needs_folder
-    from diffcse_jax.evaluation.suite import senteval_folder
+    from diffcse_jax.evaluation.results import scores_by_column
+    from diffcse_jax.evaluation.tasks import expand_groups, find_task, needs_folder, senteval_folder
 
     encoder, names = SentenceEncoder.from_pretrained(model), expand_groups(tasks, "test")
     folder = senteval_folder("") if needs_folder(names) else Path()
-    found = {name: build_task(name, folder).run(encoder, "test") for name in names}
-    return comparison.scores_by_column({"tasks": found, "averages": {}})
+    found = {name: find_task(name).run(encoder, folder, "test") for name in names}
+    return scores_by_column({"tasks": found, "averages": {}})
 
 
 def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Path) -> dict[str, Any]:

@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation import build_task, sts, transfer
-from diffcse_jax.evaluation.regression import STSBenchmarkSentEval
-from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.evaluation import senteval, sts
+from diffcse_jax.evaluation.regression import REGRESSION_TASKS
+from diffcse_jax.evaluation.tasks import find_task, senteval_folder
 from diffcse_jax.models import pretrained
 
 TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3, 2, 5)}
@@ -41,26 +41,28 @@ class Stopwatch:
         return result
 
 
-def ours(task: Any, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
     """Scores and seconds of our evaluation."""
     watch = Stopwatch()
-    if not isinstance(task, transfer.TransferTask):
-        scores = watch("encoding", task.run, encoder, mode)
+    if not isinstance(task, senteval.TransferTask):
+        scores = watch("encoding", task.run, encoder, folder, mode)
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
-    splits = {split: task.load(split) for split in task.splits}
-    features = watch("encoding", transfer.embed, encoder, splits, task.classes)
-    scores = watch("classifiers", task.score, features, transfer.SETTINGS[mode])
+    splits = {split: task.load(folder, split) for split in task.splits}
+    features = watch("encoding", senteval.encode_examples, encoder, splits, task.classes)
+    scores = watch("classifiers", task.score, features, senteval.SETTINGS[mode])
     return {name: scores[name] for name in ("acc", "devacc", "f1") if name in scores}, watch.seconds
 
 
-def theirs(task: Any, encoder: torch_senteval.Encoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
+def theirs(
+    task: Any, folder: Path, encoder: torch_senteval.Encoder, mode: str
+) -> tuple[dict[str, float], dict[str, float]]:
     """Scores and seconds of the procedure in PyTorch."""
     watch = Stopwatch()
-    if isinstance(task, transfer.TransferTask):
-        features = watch("encoding", torch_features, task, encoder)
+    if isinstance(task, senteval.TransferTask):
+        features = watch("encoding", torch_features, task, folder, encoder)
         with torch_senteval.one_thread():
             return watch("classifiers", torch_accuracies, task, features, mode), watch.seconds
-    sets = torch_pairs(task)
+    sets = torch_pairs(task, folder)
     vectors = watch(
         "encoding", lambda: {name: (encoder(pairs.first), encoder(pairs.second)) for name, pairs in sets.items()}
     )
@@ -70,18 +72,19 @@ def theirs(task: Any, encoder: torch_senteval.Encoder, mode: str) -> tuple[dict[
     return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
 
 
-def torch_pairs(task: Any) -> dict[str, sts.ScoredPairs]:
+def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
     """All pairs that SentEval encodes for a task."""
     if isinstance(task, sts.StsYear):
-        return {subset: task.load(subset) for subset in task.subsets}
-    return {split: STSBenchmarkSentEval(task.folder).load(split) for split in ("train", "dev", "test")}
+        return {subset: task.load(folder, subset) for subset in task.subsets}
+    regression = next(each for each in REGRESSION_TASKS if each.data is task)
+    return {split: regression.load(folder, split) for split in ("train", "dev", "test")}
 
 
-def torch_features(task: transfer.TransferTask, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
+def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
     """Vectors and labels by split."""
     features = {}
     for split in task.splits:
-        examples = task.load(split)
+        examples = task.load(folder, split)
         first, *second = (
             encoder([example.sentences[side] for example in examples]) for side in range(len(examples[0].sentences))
         )
@@ -90,7 +93,7 @@ def torch_features(task: transfer.TransferTask, encoder: torch_senteval.Encoder)
     return features
 
 
-def torch_accuracies(task: transfer.TransferTask, features: dict[str, tuple], mode: str) -> dict[str, float]:
+def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mode: str) -> dict[str, float]:
     """`acc` and `devacc`, with `f1` for MRPC."""
     *recipe, folds = TORCH_SETTINGS[mode]
     dimension = features["train"][0].shape[1]
@@ -98,30 +101,30 @@ def torch_accuracies(task: transfer.TransferTask, features: dict[str, tuple], mo
     def build(regularization: float) -> torch_senteval.Classifier:
         return torch_senteval.Classifier(dimension, task.classes, regularization, *recipe)
 
-    if isinstance(task, transfer.NestedCrossValidation):
+    if task.score is senteval.nested_cross_validation:
         devacc, acc, *_ = torch_senteval.nested_cross_validation(*features["train"], folds, build)
         return {"acc": float(acc), "devacc": float(devacc)}
-    if isinstance(task, transfer.FixedSplits):
+    if task.score is senteval.fixed_splits:
         devacc, acc = torch_senteval.fixed_splits(*features["train"], features["dev"], features["test"], build)
         return {"acc": float(acc), "devacc": float(devacc)}
     devacc, acc, predicted = torch_senteval.cross_validation(*features["train"], *features["test"], folds, build)
     scores = {"acc": float(acc), "devacc": float(devacc)}
-    return scores | ({"f1": transfer.f1(predicted, features["test"][1])} if isinstance(task, transfer.MRPC) else {})
+    return scores | ({"f1": senteval.f1(predicted, features["test"][1])} if task.name == "MRPC" else {})
 
 
-def compare(task: Any, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
+def compare(task: Any, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
     """Both sides' scores and seconds for one task; ours compiles anew each time, as a fresh command would."""
     runs = []
     import jax
 
     def run_ours() -> dict[str, float]:
         jax.clear_caches()
-        scores, seconds = ours(task, SentenceEncoder.from_pretrained(model), mode)
+        scores, seconds = ours(task, folder, SentenceEncoder.from_pretrained(model), mode)
         runs.append(seconds)
         return scores
 
     our_scores = run_ours()
-    their_scores, their_seconds = theirs(task, theirs_encoder, mode)
+    their_scores, their_seconds = theirs(task, folder, theirs_encoder, mode)
     run_ours()
     parts = {
         part: {
@@ -148,7 +151,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     torch_encoder = torch_senteval.Encoder(pretrained.find_folder(options.model))
     record: dict[str, Any] = {"model": options.model, "mode": options.mode, "tasks": {}}
     for name in options.tasks.split(","):
-        record["tasks"][name] = compare(build_task(name, folder), options.mode, options.model, torch_encoder)
+        record["tasks"][name] = compare(find_task(name), folder, options.mode, options.model, torch_encoder)
         print(name, record["tasks"][name], file=sys.stderr)
         written = measure.write_record(options.output, "benchmarks.evaluation", argv, record)
     return written

@@ -11,7 +11,6 @@ COMMANDS = {
     "evaluate": ("diffcse_jax.commands.evaluate", "score encoders on SentEval's tasks"),
     "eval": ("diffcse_jax.commands.evaluate", "the same as evaluate"),
     "study": ("diffcse_jax.commands.study", "train variants with several seeds and compare them in a table"),
-    "choosing": ("diffcse_jax.commands.choosing", "say how well dev metrics choose among the models of runs"),
     "encode": ("diffcse_jax.commands.encode", "sentences to vectors: .npy, Parquet or JSONL"),
     "search": ("diffcse_jax.commands.search", "find the sentences of a corpus that are most similar to queries"),
     "embed": ("diffcse_jax.embed", "embed files of sentences into Parquet"),

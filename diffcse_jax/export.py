@@ -28,7 +28,7 @@ from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, checked_truncation
 from diffcse_jax.errors import CheckpointError, reported_to_user
-from diffcse_jax.evaluation.guard import AGREEMENT, STSB, build_guard, general_sentences
+from diffcse_jax.evaluation.dev import DRIFT_AGREEMENT, DRIFT_STSB, build_drift_check, general_sentences
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import (
     EXPORT_CHECK,
@@ -63,7 +63,7 @@ SAMPLES = (
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
-_GUARDS = {STSB: "Spearman on STS-B dev", AGREEMENT: "agreement of similarities (Spearman x 100)"}
+_GUARDS = {DRIFT_STSB: "Spearman on STS-B dev", DRIFT_AGREEMENT: "agreement of similarities (Spearman x 100)"}
 _PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -267,15 +267,15 @@ def _measured(saved: SavedEncoder, folder: Path, truncate_dim: int | None) -> di
             f"the ONNX graph does not give the model's embeddings: of unit length, they differ by {difference:.2e}, "
             f"more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
         )
-    guard = build_guard(saved.config.eval, lambda: encoder)
+    check = build_drift_check(saved.config.eval, lambda: encoder)
     return {
         "sentences": len(sentences),
         "maximal_absolute_difference": difference,
         "scale": scale,
         "tolerance": TOLERANCE,
-        "score": guard.name,
-        "float32": guard(encoder),
-        "int8": guard(int8),
+        "score": check.name,
+        "float32": check.score(encoder),
+        "int8": check.score(int8),
         "mean_cosine_of_int8": float((small * expected).sum(axis=1).mean()),
     }
 

@@ -745,7 +745,6 @@ def _import_everything() -> None:
     import diffcse_jax.commands.evaluate
     import diffcse_jax.commands.train
     import diffcse_jax.embed
-    import diffcse_jax.evaluation.comparison
     import diffcse_jax.evaluation.dev
     import diffcse_jax.evaluation.geometry
     import diffcse_jax.evaluation.runner

@@ -3,12 +3,24 @@ import re
 
 import numpy as np
 import pytest
+import scipy.stats
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config
 from diffcse_jax.data import docstrings, held_out
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation import CachedEncoder, dev, tasks
+from diffcse_jax.evaluation.dev import (
+    DRIFT_AGREEMENT,
+    DRIFT_STSB,
+    CorrelationMetric,
+    RetrievalMetric,
+    build_dev_evaluation,
+    build_drift_check,
+    general_sentences,
+    paired_interval,
+)
+from diffcse_jax.evaluation.sts import ScoredPairs
 from diffcse_jax.groups import DataConfig, EvalConfig
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
@@ -35,7 +47,7 @@ def test_stsb_chooses_by_spearman_of_the_dev_split(tmp_path):
     write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
     evaluation = build(data_dir=str(tmp_path))
     assert evaluation.metric == "stsb_spearman"
-    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5))
+    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5)).scores
     assert scores["stsb_spearman"] == pytest.approx(100)
 
 
@@ -45,13 +57,13 @@ def test_the_average_is_over_tasks(tmp_path):
     sick = ["id\ta\tb\tscore", "1\ta\tb\t1", "2\ta\tc\t5", "3\ta\td\t3"]
     (tmp_path / "SICK/SICK_trial.txt").write_text("\n".join(sick))
     evaluation = build(data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness"))
-    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5))
+    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5)).scores
     assert evaluation.metric == "average_spearman"
     assert scores == pytest.approx({"stsb_spearman": 100, "sickr_spearman": -100, "average_spearman": 0})
 
 
 @pytest.mark.parametrize("data_dir", ["", "nowhere", "."])
-def test_without_sts_data_halves_of_sentences_take_its_place(data_dir, tmp_path, monkeypatch, capsys):
+def test_without_sts_data_halves_of_sentences_replace_it(data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     evaluation = build(data_dir=data_dir)
     notice = capsys.readouterr().err
@@ -60,13 +72,14 @@ def test_without_sts_data_halves_of_sentences_take_its_place(data_dir, tmp_path,
     assert expected[data_dir] in notice
     assert evaluation.metric == "halves_retrieval"
     halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
-    assert evaluation(angles(**halves))["halves_retrieval"] == pytest.approx(100)
+    assert evaluation.measure(angles(**halves)).scores["halves_retrieval"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize("metric", ["halves_retrieval", "stsb_spearman"])
-def test_short_sentences_are_halved_where_there_are_no_others(metric):
+def test_short_sentences_are_halved_if_there_are_no_others(metric):
     evaluation = build(["a b", "c", "c d", "one two three four five six"], metric=metric)
-    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1, **{"one two three": 2.0, "four five six": 2.1}))
+    encoder = angles(a=0.0, b=0.1, c=1.0, d=1.1, **{"one two three": 2.0, "four five six": 2.1})
+    scores = evaluation.measure(encoder).scores
     assert scores["halves_retrieval"] == pytest.approx(100)
 
 
@@ -80,14 +93,14 @@ def test_pairs_spearman(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
     evaluation = build(metric="pairs_spearman", pairs_file=str(path))
-    assert evaluation(angles(a=0.0, b=0.1, c=0.5, d=1.0)) == pytest.approx({"pairs_spearman": -100})
+    assert evaluation.measure(angles(a=0.0, b=0.1, c=0.5, d=1.0)).scores == pytest.approx({"pairs_spearman": -100})
 
 
 def test_pairs_retrieval(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("a\tb\nc\td\n")
     evaluation = build(metric="pairs_retrieval", pairs_file=str(path))
-    scores = evaluation(angles(a=0.0, b=0.9, c=1.0, d=0.1))
+    scores = evaluation.measure(angles(a=0.0, b=0.9, c=1.0, d=0.1)).scores
     assert evaluation.metric == "pairs_retrieval"
     assert scores["pairs_retrieval"] == pytest.approx(50)
     assert scores["pairs_retrieval_recall@1"] == 0
@@ -97,22 +110,22 @@ def test_pairs_retrieval(tmp_path):
     ("metric", "content"),
     [("pairs_spearman", "1\ta\tb\n2\ta\tc\n"), ("pairs_retrieval", "a\tb\nc\td\n")],
 )
-def test_what_editors_add_to_pairs_changes_nothing(metric, content, tmp_path):
+def test_byte_order_marks_and_blank_lines_change_nothing(metric, content, tmp_path):
     path, encoder = tmp_path / "pairs.tsv", angles(a=0.0, b=0.3, c=0.2, d=0.9)
     scores = []
     for text in (content, "\ufeff" + content + "\n \n"):
         path.write_text(text, encoding="utf-8")
-        scores.append(build(metric=metric, pairs_file=str(path))(encoder))
+        scores.append(build(metric=metric, pairs_file=str(path)).measure(encoder).scores)
     assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize(
     ("metric", "content", "message"),
     [
-        ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated sentences, found 1"),
-        ("pairs_retrieval", "a\tb\n\nc\td\n", "pairs.tsv, line 2: expected two tab-separated sentences"),
-        ("pairs_retrieval", "", "pairs.tsv: pairs_retrieval needs at least two sentence pairs"),
-        ("pairs_retrieval", "a\tb\n", "pairs.tsv: .* needs at least two sentence pairs"),
+        ("pairs_retrieval", "a\tb\nc\n", "pairs.tsv, line 2: expected two tab-separated texts, found 1"),
+        ("pairs_retrieval", "a\tb\n\nc\td\n", "pairs.tsv, line 2: expected two tab-separated texts"),
+        ("pairs_retrieval", "", "pairs.tsv: pairs_retrieval needs at least two pairs"),
+        ("pairs_retrieval", "a\tb\n", "pairs.tsv: .* needs at least two pairs"),
         ("pairs_spearman", "", "pairs.tsv: no sentence pairs"),
         ("pairs_spearman", "1\ta\tb\n", "pairs.tsv: .* at least two pairs with different scores"),
         ("pairs_spearman", "1\ta\tb\n1.0\ta\tc\n", "pairs.tsv: .* at least two pairs with different scores"),
@@ -120,7 +133,7 @@ def test_what_editors_add_to_pairs_changes_nothing(metric, content, tmp_path):
         ("pairs_spearman", None, "cannot read .*pairs.tsv"),
     ],
 )
-def test_bad_pairs_are_named(metric, content, message, tmp_path):
+def test_invalid_pairs_are_named(metric, content, message, tmp_path):
     path = tmp_path / "pairs.tsv"
     if content is not None:
         path.write_text(content)
@@ -131,10 +144,10 @@ def test_bad_pairs_are_named(metric, content, message, tmp_path):
 def test_docstrings_are_pairs(monkeypatch):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     evaluation = build(metric="pairs_retrieval", pairs_file="docstrings")
-    assert evaluation(angles(a=0.0, b=0.1, c=1.0, d=1.1))["pairs_retrieval"] == pytest.approx(100)
+    assert evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=1.1)).scores["pairs_retrieval"] == pytest.approx(100)
 
 
-def test_metrics_beside_the_one_that_chooses(tmp_path, capsys):
+def test_also_reported_metrics(tmp_path, capsys):
     chosen_by, others, labelled = (tmp_path / name for name in ("dev.tsv", "others.tsv", "labelled.tsv"))
     chosen_by.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
     others.write_text("a\tb\nc\td\n")
@@ -150,11 +163,11 @@ def test_metrics_beside_the_one_that_chooses(tmp_path, capsys):
     write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
     evaluation = build(data_dir=str(tmp_path), metric="halves_retrieval", beside=("stsb_spearman",))
     halves = {"one two three": 0.0, "four five six": 0.1, "seven eight nine": 1.0, "ten eleven twelve thirteen": 1.2}
-    scores = evaluation(angles(a=0.0, b=0.1, c=1.0, d=0.5, **halves))
+    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5, **halves)).scores
     assert (scores["halves_retrieval"], scores["stsb_spearman"]) == pytest.approx((100, 100))
 
 
-def test_what_falls_by_more_than_chance(monkeypatch, capsys):
+def test_regressions_beyond_chance(monkeypatch, capsys):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     options = {"metric": "pairs_retrieval", "pairs_file": "docstrings", "hold": ("halves_retrieval",)}
     halves = [(f"{n} is the one half", f"and {n} the other one") for n in range(20)]
@@ -165,17 +178,17 @@ def test_what_falls_by_more_than_chance(monkeypatch, capsys):
 
     evaluation = build(sentences, **options)
     good, bad = (evaluation.held(TableEncoder(vectors)) for vectors in (found, lost))
-    assert evaluation.falls(good, good) == evaluation.falls(bad, good) == []
-    (told,) = evaluation.falls(good, bad)
-    expected = r"halves_retrieval \d\d\.\d\d against 100\.00 \(95 % interval -\S+ to -\S+, bootstrap over 20 queries\)"
-    assert re.fullmatch(expected, told)
+    assert evaluation.regressions(good, good) == evaluation.regressions(bad, good) == []
+    (regression,) = evaluation.regressions(good, bad)
+    expected = r"halves_retrieval \d\d\.\d\d, was 100\.00 \(95% interval -\S+ to -\S+ over 20 queries\)"
+    assert re.fullmatch(expected, regression)
     assert not capsys.readouterr().err
 
     assert build(sentences[1:], **options).held(TableEncoder(found)) == {}
-    notice = "notice: eval.hold: halves_retrieval is left out: it has 19 pairs, and tells nothing with fewer than 20\n"
+    notice = "notice: eval.hold: halves_retrieval is left out: it has 19 pairs and needs at least 20\n"
     assert capsys.readouterr().err == notice
     many = [f"the {n} of them are as many as these" for n in range(4100)]
-    assert build(many, **options).hold["halves_retrieval"].describe() == "4,000 queries"
+    assert build(many, **options).hold[0].units == "4,000 queries"
     build(["one", "two"], **options)
     assert "halves_retrieval is left out: data.train_file=wiki1m has too few sentences" in capsys.readouterr().err
 
@@ -212,7 +225,7 @@ def test_pairs_of_held_out_documents(tmp_path, monkeypatch, metric, expected):
         encoder = TableEncoder({text: np.eye(len(pairs))[row] for row, pair in enumerate(pairs) for text in pair})
         evaluation = build(data=data, metric=metric)
         assert evaluation.metric == metric
-        scores = evaluation(encoder)  # which knows no other text
+        scores = evaluation.measure(encoder).scores  # which knows no other text
         assert scores[metric] == pytest.approx(100)
         names = {metric, *(f"{metric}_recall@{k}" for k in (1, 5, 10)), "uniformity"}
         assert scores.keys() == names
@@ -229,18 +242,95 @@ def test_too_few_held_out_documents(tmp_path, monkeypatch):
         build(data=data, metric="lead_retrieval")
 
 
-def test_a_metric_of_few_documents_has_a_reservation(tmp_path, monkeypatch, capsys):
+def test_a_metric_of_few_documents_has_a_caveat(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
     documents = [f"Document {n} begins with this. It goes on, in sentence {n} of them." for n in range(4)]
     single = [f"Document {n} has nothing but a sentence." for n in range(17)]
-    for alone, told in [
-        (single[:-1], ""),
-        (single, "lead_retrieval has pairs of 4 of 21 held-out documents, too few to speak for all"),
-    ]:
+    few = "only 4 of 21 held-out documents have pairs for lead_retrieval, too few to judge all"
+    for alone, caveat in [(single[:-1], ""), (single, few)]:
         (tmp_path / "a.txt").write_text("\n".join([*documents, *alone]))
         data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
-        assert build(data=data, metric="lead_retrieval", keep_start=True).reservation == told
+        assert build(data=data, metric="lead_retrieval", keep_start=True).caveat == caveat
         notice = capsys.readouterr().err
-        assert (
-            notice.startswith(f"notice: {told}; with eval.keep_start the start is exported; ") if told else not notice
-        )
+        assert notice.startswith(f"notice: {few}. With eval.keep_start the starting ") if caveat else not notice
+
+
+def test_the_interval_of_a_constant_difference_is_a_point():
+    first = np.random.default_rng(0).random(50)
+    assert paired_interval([first.tolist()], [first.tolist()], [None]) == (0.0, 0.0)
+    assert paired_interval([first.tolist()], [(first + 3).tolist()], [None]) == pytest.approx((3.0, 3.0))
+
+
+def test_the_interval_of_a_mean_is_that_of_normal_theory():
+    rng = np.random.default_rng(1)
+    first, gain = rng.normal(0, 5, 400), rng.normal(1.0, 2.0, 400)
+    low, high = paired_interval([first.tolist()], [(first + gain).tolist()], [None])
+    error = 1.96 * gain.std() / np.sqrt(400)  # unpaired, it would be three times as wide
+    assert low == pytest.approx(gain.mean() - error, abs=0.05)
+    assert high == pytest.approx(gain.mean() + error, abs=0.05)
+
+
+def test_correlations_are_resampled_with_their_ratings(monkeypatch):
+    monkeypatch.setattr(dev, "RESAMPLES", 40)
+    rng = np.random.default_rng(2)
+    golds = [rng.integers(0, 6, count).astype(float) for count in (30, 20)]
+    first, second = ([(gold + rng.normal(0, noise, len(gold))).tolist() for gold in golds] for noise in (3.0, 1.0))
+    draws, differences = np.random.default_rng(0), np.zeros(40)
+    for a, b, gold in zip(map(np.array, first), map(np.array, second), golds, strict=True):
+        rows = draws.integers(len(gold), size=(40, len(gold)))
+        for i in range(40):
+            after, before = (scipy.stats.spearmanr(x[rows[i]], gold[rows[i]]).statistic for x in (b, a))
+            differences[i] += 100 * (after - before) / 2
+    assert paired_interval(first, second, golds) == pytest.approx(np.percentile(differences, (2.5, 97.5)))
+
+
+def test_per_item_scores():
+    encoder = CachedEncoder(angles(a=0.0, b=0.9, c=1.0, d=0.1))
+    queries = RetrievalMetric("", 8, ["a", "c"], ["b", "d"])
+    assert queries.per_item_scores(encoder) == [[50.0, 50.0]]
+    assert queries.units == "2 queries"
+    pairs = CorrelationMetric("x", 8, {"x": ScoredPairs(["a", "a"], ["b", "d"], np.array([1.0, 2.0]))})
+    (similarities,) = pairs.per_item_scores(encoder)
+    assert similarities == pytest.approx([np.cos(0.9), np.cos(0.1)])
+
+
+def test_a_cached_encoder_computes_each_sentence_once():
+    encoder = angles(a=0.0, b=0.9, c=1.0)
+    cached = CachedEncoder(encoder)
+    first, second = cached.encode(["b", "a", "b"]), cached.encode(["c", "a"])
+    assert encoder.asked == ["b", "a", "c"]
+    np.testing.assert_array_equal(first, encoder.encode(["b", "a", "b"]))
+    np.testing.assert_array_equal(second, encoder.encode(["c", "a"]))
+
+
+def encoder_of(vectors) -> TableEncoder:
+    return TableEncoder(dict(zip(general_sentences(), vectors, strict=True)))
+
+
+def test_general_sentences_are_distinct():
+    sentences = general_sentences()
+    assert 100 <= len(set(sentences)) == len(sentences) <= 400
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+
+
+def test_the_drift_check_compares_similarities(monkeypatch):
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+    monkeypatch.setattr(tasks, "_hub_folder", lambda: pytest.fail("a drift check downloads nothing"))
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(len(general_sentences()), 8))
+    rotation, _ = np.linalg.qr(rng.normal(size=(8, 8)))
+    check = build_drift_check(EvalConfig(), lambda: encoder_of(vectors))
+    assert check.name == DRIFT_AGREEMENT
+    assert check.score(encoder_of(vectors @ rotation * 3)) == pytest.approx(100, abs=0.01)
+    near, far = (check.score(encoder_of(vectors + rng.normal(0, noise, vectors.shape))) for noise in (0.1, 1.0))
+    assert 99 > near > far > 20
+    assert abs(check.score(encoder_of(rng.normal(size=vectors.shape)))) < 5
+
+
+def test_the_drift_check_uses_stsb_if_it_is_found(tmp_path):
+    rows = [f"-\t-\t-\t-\t{score}\ta\t{other}\n" for score, other in ((5, "b"), (1, "c"), (3, "d"))]
+    write_stsb(tmp_path, "dev", rows)
+    encoder = angles(a=0.0, b=0.1, c=1.0, d=0.5)
+    check = build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
+    assert check.name == DRIFT_STSB
+    assert check.score(encoder) == pytest.approx(100)

@@ -182,8 +182,8 @@ def test_held_out_text_that_is_none_is_left_out(tmp_path):
          "eval": {"metric": "lead_retrieval"}, "difference": {"weight": 0.0}}
     )  # fmt: skip
     evaluation = build_dev_evaluation(config, lambda: ())
-    assert len(evaluation.evidence.targets) > 5
-    assert not any("\udcff" in text for text in evaluation.evidence.targets)
+    assert len(evaluation.chosen.targets) > 5
+    assert not any("\udcff" in text for text in evaluation.chosen.targets)
 
 
 def test_a_bad_file_of_a_folder_is_named(tmp_path):

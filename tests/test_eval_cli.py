@@ -56,7 +56,7 @@ def test_results_hold_what_scripts_rely_on(run):
     assert results["tasks"]["STSBenchmark"]["dev"]["n"] == 3
     assert results["averages"] == {"sts": None, "transfer": None}
     assert results["missing"] == {}
-    reason = "test 4 instead of 1,379, dev 3 instead of 1,500"
+    reason = "test has 4 instead of 1,379 examples, dev has 3 instead of 1,500 examples"
     assert results["not_official"] == {"STSBenchmark": reason}
     assert f"not the official data: {reason}" in printed.out
     assert f"{results['tasks']['STSBenchmark']['spearman']:.2f}" in printed.out
@@ -79,7 +79,7 @@ def test_several_models_are_compared(run, tmp_path, minilm_dir):
     assert f"{other} (not the official data: STS-B, geometry)" in printed.out
 
 
-def test_a_similarity_other_than_cosine_is_told(run):
+def test_a_similarity_other_than_cosine_is_shown(run):
     cosine, dot = (
         run("--tasks", "STSBenchmark", "--pooler", "avg", "--similarity", name) for name in ("cosine", "dot")
     )
@@ -88,7 +88,7 @@ def test_a_similarity_other_than_cosine_is_told(run):
     assert dot[1]["tasks"]["STSBenchmark"]["pearson"] != cosine[1]["tasks"]["STSBenchmark"]["pearson"]
 
 
-def test_a_pooler_against_the_record_is_obeyed_warned_of_and_noted(run, tmp_path):
+def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path):
     model = tmp_path / "model"
     sentence_transformers_folder.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
@@ -101,7 +101,7 @@ def test_a_pooler_against_the_record_is_obeyed_warned_of_and_noted(run, tmp_path
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_sentences_beyond_the_last_position_are_noted(backend, run, senteval):
+def test_cut_sentences_are_recorded(backend, run, senteval):
     write_stsb(senteval, "dev", [*ROWS, f"-\t-\t-\t-\t5\t{'long ' * 60}\ta dog\n"])
     _, results, _ = run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", backend)
     assert results["warnings"] == [f"1 of 8 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
@@ -131,7 +131,7 @@ def test_queries_are_answered_from_the_split(run, tmp_path):
     assert "  markets" in printed.out
 
 
-def test_what_was_scored_before_an_error_is_kept(run, senteval):
+def test_scores_before_an_error_are_kept(run, senteval):
     path = senteval / "SICK/SICK_trial.txt"
     path.parent.mkdir()
     path.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\thigh\n")
@@ -171,7 +171,7 @@ def test_the_average_is_of_rounded_scores(run, senteval):
     assert "average sts" in printed.out
 
 
-def test_geometry_and_retrieval_are_told_and_drawn(run, tmp_path):
+def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
     code, results, printed = run("--tasks", "geometry,retrieval", "--pooler", "avg")
     assert code == 0
     assert results["tasks"]["geometry"]["n"] == 4
@@ -209,14 +209,14 @@ def test_dev_mode_needs_no_test_data(run, senteval):
     [
         (
             ["--tasks", "STS17", "--pooler", "avg"],
-            "unknown task 'STS17'; did you mean STS16? known: sts, transfer, full",
+            "unknown task 'STS17'. Did you mean STS16? Known tasks: sts, transfer, full",
         ),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
         (["--pooler", "max"], "invalid choice"),
         (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),
-        (["--published", "--mode", "dev"], "error: --published scores are those of test splits"),
+        (["--published", "--mode", "dev"], "error: --published scores are scores of test splits"),
         (["--post", "", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE, got ''"),
         (["--post", "dcl:/nowhere.txt", "--pooler", "avg"], "error: --post: cannot read /nowhere.txt: no such file"),
         (["--queries", "/dev/zero", "--tasks", "retrieval"], "error: --queries: cannot read /dev/zero: it is a pipe"),
@@ -241,7 +241,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(output, run
     assert f"error: --output: cannot write {tmp_path / output}" in printed.err
 
 
-def test_trying_the_output_leaves_it_as_it_was(run, tmp_path):
+def test_checking_the_output_changes_nothing(run, tmp_path):
     earlier = tmp_path / "earlier.json"
     earlier.write_text("{}")
     assert run("--model", "/nowhere", "--output", str(earlier))[0] == 2
@@ -257,7 +257,7 @@ def test_torch_asks_for_the_export_of_a_run(inside, run, tmp_path):
     (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
     code, _, printed = run("--model", str(model), "--tasks", "STSBenchmark", "--backend", "torch")
     assert code == 2
-    assert f"`python -m diffcse_jax.export --workdir {model} --output DIR` first" in printed.err
+    assert f"`diffcse export --model {model} --output DIR` first" in printed.err
 
 
 def test_torch_reads_the_export_of_a_run(run, tmp_path, minilm_dir):
@@ -280,7 +280,7 @@ def test_as_a_command():
     assert "--data_dir" in finished.stdout
 
 
-def test_files_of_ones_own_need_no_senteval(run, tmp_path):
+def test_own_files_need_no_senteval(run, tmp_path):
     pairs = tmp_path / "own/test.tsv"
     pairs.parent.mkdir()
     pairs.write_text("a dog runs\ta dog is running\na cat\tthe market fell\n")
@@ -288,4 +288,4 @@ def test_files_of_ones_own_need_no_senteval(run, tmp_path):
     code, results, printed = run("--tasks", tasks, "--pooler", "avg", "--data_dir", str(tmp_path / "none"))
     assert code == 0
     assert set(results["tasks"][tasks]) == {"mrr", "recall@1", "recall@5", "recall@10", "n"}
-    assert f"pairs_retrieval own/test   mrr {results['tasks'][tasks]['mrr']:.2f}" in printed.out
+    assert f"pairs_retrieval own/test: mrr {results['tasks'][tasks]['mrr']:.2f}" in printed.out

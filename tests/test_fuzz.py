@@ -30,7 +30,8 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
-from diffcse_jax.evaluation import TASKS, geometry, sts, transfer, transfer_data
+from diffcse_jax.evaluation import senteval, sts
+from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import find_run, write_tensors
 from diffcse_jax.models import pretrained
@@ -196,7 +197,7 @@ def test_documents(tmp_path, content):
 @given(content=spoiled(b"a dog\ta cat\t3.5\nb c\td\t0\n") | st.binary(max_size=100))
 def test_pairs(tmp_path, content):
     path = write(tmp_path / "pairs.tsv", content)
-    result_or_user_error(sts.pair_rows, path)
+    result_or_user_error(sts.read_table, path, 1)
     pairs = result_or_user_error(sts.read_pairs, path, (2, 0, 1))
     assert pairs is None or np.isfinite(pairs.gold).all()
 
@@ -219,8 +220,8 @@ class Constant(TableEncoder):
 def test_sts(tmp_path, data):
     content = data.draw(spoiled(STSB))
     write(tmp_path / "STS/STSBenchmark/sts-dev.csv", content)
-    for task in (sts.STSBenchmark, geometry.Geometry, geometry.Retrieval):
-        scores = result_or_user_error(task(tmp_path).run, Constant(), "dev")
+    for name in ("STSBenchmark", "geometry", "retrieval"):
+        scores = result_or_user_error(TASKS[name].run, Constant(), tmp_path, "dev")
         assert scores is None or "NaN" not in json.dumps(scores)
     sentences = write(tmp_path / "a.txt", data.draw(spoiled(b"a\tb\nc\td\n")))
     golds = write(tmp_path / "b.txt", data.draw(spoiled(b"1\n\n3.5\n")))
@@ -229,12 +230,12 @@ def test_sts(tmp_path, data):
 
 
 TRANSFER = {
-    "class": (lambda path: transfer_data.read_class(path, 1), b"good film\ncaf\xe9\n\n"),
-    "sst": (transfer_data.read_sst, b"a film\t1\nbad\t0\n"),
-    "sst_fine": (transfer_data.read_sst_fine, b"4 good\n0 bad\n"),
-    "trec": (transfer_data.read_trec, b"NUM:dist How far ?\nABBR:exp What ?\n"),
-    "mrpc": (transfer_data.read_mrpc, b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n"),
-    "sick": (transfer_data.read_sick_entailment, b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n"),
+    "class": (senteval.read_classes, b"good film\ncaf\xe9\n\n"),
+    "sst": (senteval.read_sentiment, b"a film\t1\nbad\t0\n"),
+    "sst_fine": (senteval.read_fine_sentiment, b"4 good\n0 bad\n"),
+    "trec": (senteval.read_questions, b"NUM:dist How far ?\nABBR:exp What ?\n"),
+    "mrpc": (senteval.read_paraphrases, b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n"),
+    "sick": (senteval.read_entailment, b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n"),
 }
 
 
@@ -244,8 +245,8 @@ TRANSFER = {
 def test_transfer(tmp_path, reader, data):
     read, content = TRANSFER[reader]
     path = write(tmp_path / "data", data.draw(spoiled(content) | st.binary(max_size=100)))
-    examples = result_or_user_error(read, path)
-    assert examples is None or len(transfer_data.in_order(examples)) == len(examples) > 0
+    examples = result_or_user_error(read, [path] * (1 + (reader == "class")))
+    assert examples is None or len(senteval.in_order(examples)) == len(examples) > 0
 
 
 @fuzzed
@@ -253,8 +254,7 @@ def test_transfer(tmp_path, reader, data):
 def test_a_transfer_task_counts_what_it_reads(tmp_path, data):
     for name in ("custrev.pos", "custrev.neg"):
         write(tmp_path / "CR" / name, data.draw(spoiled(b"good\nbad\n" * 12)))
-    task = transfer.CR(tmp_path)
-    examples = result_or_user_error(task.load, "train")
+    examples = result_or_user_error(TASKS["CR"].load, tmp_path, "train")
     assert examples is None or {example.label for example in examples} == {0, 1}
 
 

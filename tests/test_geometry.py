@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 from test_sts import TableEncoder, write_stsb
@@ -32,7 +34,7 @@ def unit(vector):
 
 def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
-    results = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")
+    results = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")
     units = {name: unit(vector) for name, vector in vectors.items()}
     positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
     alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
@@ -43,7 +45,7 @@ def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
 
 def test_similarities_are_grouped_by_rating(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
-    groups = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")["similarity_by_rating"]
+    groups = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")["similarity_by_rating"]
     assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
     similarity = unit(vectors["a"]) @ unit(vectors["f"])
     assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((similarity, 0))
@@ -55,31 +57,23 @@ def test_similarities_are_grouped_by_rating(tmp_path, vectors):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (stsb_row(4.0, "a", "b"), "sts-test.csv: no pair is rated above 4, so there is no alignment to tell"),
+        (stsb_row(4.0, "a", "b"), "sts-test.csv: no pair is rated above 4, which alignment needs"),
         (stsb_row(5.0, "a", "a"), "sts-test.csv: all sentences are the same"),
     ],
 )
 def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
     write_stsb(tmp_path, "test", [row])
     with pytest.raises(DataError, match=message):
-        geometry.Geometry(tmp_path).run(TableEncoder(vectors), "test")
+        geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")
 
 
-def test_similarities_that_are_rounded_beyond_1_count():
+def test_cosines_rounded_above_1_count():
     *_, group = geometry.similarity_by_rating(np.float32([1 + 2e-7, 0.0]), np.array([5.0, 5.0]))
     assert np.count_nonzero(group["density"]) == 2
 
 
 def test_uniformity_of_orthogonal_vectors_is_minus_four():
     assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
-
-
-def test_blocks_do_not_change_uniformity(monkeypatch):
-    vectors = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    whole = geometry.uniformity(vectors)
-    monkeypatch.setattr(geometry, "BLOCK", 3)
-    assert geometry.uniformity(vectors) == pytest.approx(whole)
 
 
 def test_singular_values_are_relative_to_the_largest():
@@ -91,7 +85,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["b"] = vectors["a"] * 3  # found at once
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
-    results = geometry.Retrieval(tmp_path).run(TableEncoder(vectors), "test")
+    results = geometry.Retrieval().run(TableEncoder(vectors), tmp_path, "test")
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
     hits = results["examples"][0]
@@ -99,8 +93,12 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     assert {text for text, _ in hits["hits"][:2]} <= {"a", "b"}
 
 
-def test_pictures_are_drawn(tmp_path, vectors):
+def test_pictures_are_drawn_if_matplotlib_is_installed(tmp_path, vectors, monkeypatch, capsys):
     write_stsb(tmp_path, "dev", ROWS)
-    results = geometry.Geometry(tmp_path).run(TableEncoder(vectors), "dev")
-    for path in geometry.draw([{"model": "a", "tasks": {"geometry": results}}] * 2, tmp_path / "report"):
+    results = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "dev")
+    models = [{"model": "a", "tasks": {"geometry": results}}] * 2
+    for path in geometry.draw(models, tmp_path / "report"):
         assert path.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert geometry.draw(models, tmp_path / "none") == []
+    assert "pip install 'diffcse_jax[report]'" in capsys.readouterr().err

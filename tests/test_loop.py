@@ -54,7 +54,7 @@ def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **
     config = config_of({"train": {"steps": len(losses), **train}, "eval": {"every": 0} | (options or {})})
     checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
     checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
-    evaluation = mock.Mock(metric="score", guard_metric="guard")
+    evaluation = mock.Mock(metric="score", drift_metric="guard")
     evaluation.measure.side_effect = lambda step: Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
     sentences_of = lambda step: [f"sentence of {step}"]  # noqa: E731
     baseline = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")

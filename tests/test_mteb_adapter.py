@@ -23,7 +23,7 @@ PAIRS = [
 
 
 class TinySTS(AbsTaskSTS):
-    """A task whose data is at hand."""
+    """A task that downloads nothing."""
 
     metadata = TaskMetadata(
         name="TinySTS",
@@ -52,7 +52,7 @@ def scores_of(encoder, cache):
     return scores
 
 
-def test_mteb_gives_the_correlations_of_our_own_evaluation(tmp_path, minilm_dir):
+def test_mteb_agrees_with_our_evaluation(tmp_path, minilm_dir):
     model = str(write_tiny_model(tmp_path / "model", minilm_dir))
     scores = scores_of(MtebEncoder(model, pooler="avg"), cache=None)
     first, second, gold = zip(*PAIRS, strict=True)
@@ -64,8 +64,8 @@ def test_mteb_gives_the_correlations_of_our_own_evaluation(tmp_path, minilm_dir)
     assert scores["main_score"] == scores["cosine_spearman"]
 
 
-def test_no_model_gets_the_scores_that_mteb_keeps_of_another(tmp_path, minilm_dir):
-    """Two exports have folders of one name; a cut and a pooler change the vectors of one folder."""
+def test_no_model_gets_the_cached_scores_of_another(tmp_path, minilm_dir):
+    """Two exports have folders of the same name; another pooler changes the embeddings of one folder."""
     models = [
         write_tiny_model(tmp_path / run / "export", minilm_dir, blocks=blocks) for run, blocks in (("a", 1), ("b", 2))
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from diffcse_jax.commands.evaluate import parse_arguments
 from diffcse_jax.config import Config, shipped_config
-from diffcse_jax.evaluation import expand_groups
+from diffcse_jax.evaluation.tasks import expand_groups
 from diffcse_jax.study.plan import parse_overrides
 
 ROOT = Path(__file__).parents[1]

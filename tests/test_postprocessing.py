@@ -31,8 +31,8 @@ def test_whitening_keeps_the_directions_of_largest_variance(vectors):
         assert abs(direction @ axis) / np.linalg.norm(direction) == pytest.approx(1, abs=1e-5)
 
 
-def test_decorrelated_dimensions_resemble_no_other(vectors):
-    """At temperature 0.05 the contrast minds what is nearly a copy; negative correlations it even rewards."""
+def test_decorrelated_dimensions_differ(vectors):
+    """At temperature 0.05 the loss separates near copies; it even rewards negative correlations."""
     vectors = np.c_[vectors, vectors[:, :3] + 0.3 * vectors[:, 3:]]
     mean, matrix = postprocessing.decorrelation(vectors)
     mapped = (vectors - mean) @ matrix
@@ -47,14 +47,14 @@ def test_decorrelated_dimensions_resemble_no_other(vectors):
 
 
 def test_too_little_text_is_refused(vectors):
-    with pytest.raises(ValueError, match="4 different sentences span 3 dimensions, not 6; give more text"):
+    with pytest.raises(ValueError, match=r"4 different sentences span 3 dimensions, not 6\. Give more text"):
         postprocessing.whitening(vectors[:4])
-    with pytest.raises(ValueError, match="0 dimensions asked for"):
+    with pytest.raises(ValueError, match="--post_dimension=0 is not between 1 and"):
         postprocessing.whitening(vectors, 0)
     assert postprocessing.whitening(vectors[:4], 3)[1].shape == (6, 3)
-    with pytest.raises(ValueError, match="7 dimensions asked for, the encoder has 6"):
+    with pytest.raises(ValueError, match="--post_dimension=7 is not between 1 and the embedding size, 6"):
         postprocessing.whitening(vectors, 7)
-    with pytest.raises(ValueError, match="give more text"):
+    with pytest.raises(ValueError, match="Give more text"):
         postprocessing.decorrelation(vectors[:1])
 
 
@@ -77,10 +77,10 @@ def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     [
         ("flow:text.txt", None, ConfigError, "expected whitening:FILE or dcl:FILE, got 'flow:text.txt'"),
         ("whitening", None, ConfigError, "expected whitening:FILE"),
-        ("dcl:text.txt", 3, ConfigError, "--post_dimension is a setting of whitening"),
+        ("dcl:text.txt", 3, ConfigError, "--post_dimension is an option of whitening"),
         ("whitening:/nowhere.txt", None, DataError, "--post: cannot read /nowhere.txt: no such file"),
     ],
 )
-def test_what_cannot_be_fitted_is_named(specification, dimension, error, message):
+def test_invalid_specifications_are_named(specification, dimension, error, message):
     with pytest.raises(error, match=message):
         postprocessing.post_process(TableEncoder({}), specification, dimension)

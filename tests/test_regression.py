@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from test_transfer import BagOfWords
+from test_senteval import BagOfWords
 
 from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation import TASKS, regression
+from diffcse_jax.evaluation import regression
 from diffcse_jax.evaluation.classifier import initial_weights
 from diffcse_jax.evaluation.sts import correlations
+from diffcse_jax.evaluation.tasks import TASKS
 
 LEVELS = np.arange(1, 6)
 COEFFICIENTS = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
@@ -58,8 +59,8 @@ def fitted_by_torch(x, y, dev_x, dev_y, coefficient):
 
 def test_scores_become_distributions_over_their_neighbours():
     scores = np.r_[np.linspace(0, 5, 51), 4.75]
-    np.testing.assert_allclose(regression.level_shares(scores), shares(scores), atol=1e-6)
-    np.testing.assert_allclose((regression.level_shares(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
+    np.testing.assert_allclose(regression.level_weights(scores), shares(scores), atol=1e-6)
+    np.testing.assert_allclose((regression.level_weights(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
 
 
 @pytest.mark.parametrize("stops_by", COEFFICIENTS)
@@ -76,23 +77,22 @@ def test_the_fit_is_sentevals(stops_by):
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "stops_by", "blocks"),
+    ("name", "blocks"),
     [
-        (regression.STSBenchmarkFinetune, "STSBenchmark-finetune", "spearman", 3),
-        (regression.STSBenchmarkSentEval, "STSBenchmark-senteval", "pearson", 2),
-        (regression.SICKRelatednessFinetune, "SICKRelatedness-finetune", "spearman", 3),
-        (regression.SICKRelatednessSentEval, "SICKRelatedness-senteval", "pearson", 2),
+        ("STSBenchmark-finetune", 3),
+        ("STSBenchmark-senteval", 2),
+        ("SICKRelatedness-finetune", 3),
+        ("SICKRelatedness-senteval", 2),
     ],
 )
-def test_each_copy_of_senteval_takes_the_weights_of_its_own_coefficient(task, name, stops_by, blocks, monkeypatch):
+def test_each_copy_of_senteval_stops_by_its_own_coefficient(name, blocks, monkeypatch):
     """SimCSE's tasks take the block that is best by Spearman, the original's the one that is best by Pearson."""
     dev_scores = iter([(70, 60), (80, 70), (75, 80), *[(60, 60)] * 4])  # Pearson, Spearman
     monkeypatch.setattr(regression, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
     monkeypatch.setattr(regression, "_train_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
     rows = np.ones((4, 3), np.float32)
-    weights = regression.fit(rows, np.ones(4), rows, np.ones(4), task.stops_by)
+    weights = regression.fit(rows, np.ones(4), rows, np.ones(4), TASKS[name].stops_by)
     np.testing.assert_allclose(weights - initial_weights(5, 3), blocks, atol=1e-6)
-    assert (TASKS[name], task.stops_by) == (task, stops_by)
 
 
 def write_split(folder, split, pairs):
@@ -123,23 +123,23 @@ def test_a_task_is_trained_and_scored_on_its_splits(tmp_path):
         )
     with torch.no_grad():
         predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS
-    task = regression.STSBenchmarkSentEval(tmp_path)
-    scores = task.run(BagOfWords(), "test")
+    task = TASKS["STSBenchmark-senteval"]
+    scores = task.run(BagOfWords(), tmp_path, "test")
     assert scores["n"] == 30
     assert scores["pearson"] == pytest.approx(100 * np.corrcoef(predicted, golds["test"])[0, 1], abs=0.05)
     assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
-    other = regression.STSBenchmarkFinetune(tmp_path).run(BagOfWords(), "test")
+    other = TASKS["STSBenchmark-finetune"].run(BagOfWords(), tmp_path, "test")
     assert other["dev"]["spearman"] > scores["dev"]["spearman"]
     assert other["dev"]["pearson"] < scores["dev"]["pearson"]
-    dev_only = task.run(BagOfWords(), "dev")
+    dev_only = task.run(BagOfWords(), tmp_path, "dev")
     assert dev_only["pearson"] == scores["dev"]["pearson"]
-    assert [path.name for path in task.files("dev")] == ["sts-train.csv", "sts-dev.csv"]
+    assert [path.name for path in task.files(tmp_path, "dev")] == ["sts-train.csv", "sts-dev.csv"]
 
 
 @pytest.mark.slow
 def test_minilm_on_sick_gains_from_training(data_dir):
     """SICK's relatedness is far better predicted with its training split than by cosine alone."""
     encoder = SentenceEncoder.from_pretrained("minilm")
-    scores = regression.SICKRelatednessSentEval(data_dir / "senteval").run(encoder, "dev")
+    scores = TASKS["SICKRelatedness-senteval"].run(encoder, data_dir / "senteval", "dev")
     assert scores["n"] == 500
     assert scores["pearson"] > 82

@@ -4,7 +4,11 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import retrieval
+from diffcse_jax.evaluation.results import task_title
+from diffcse_jax.evaluation.retrieval import average_precision, own_task
+from diffcse_jax.evaluation.tasks import expand_groups, missing_files, needs_folder
 
 
 def test_own_targets_first_is_perfect():
@@ -41,10 +45,10 @@ def test_ranks_in_blocks_match_scipy(monkeypatch):
     st.integers(2, 7),
 )
 def test_halves_hold_all_words(sentences, limit, fewest_words):
-    first, second = retrieval.halves(sentences, limit, fewest_words)
+    halves = retrieval.halves(sentences, limit, fewest_words)
     usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= fewest_words]
-    assert [f"{a} {b}" for a, b in zip(first, second, strict=True)] == usable[:limit]
-    assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in zip(first, second, strict=True))
+    assert [f"{a} {b}" for a, b in halves] == usable[:limit]
+    assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in halves)
 
 
 def test_halves_read_no_more_than_needed():
@@ -54,15 +58,58 @@ def test_halves_read_no_more_than_needed():
             number += 1
             yield f"{number} is a number in a long row"
 
-    assert len(retrieval.halves(endless(), 3, fewest_words=6)[0]) == 3
+    assert len(retrieval.halves(endless(), 3, fewest_words=6)) == 3
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())
-def test_chosen_pairs_know_no_order_and_share_no_text(pairs, limit, random):
+def test_chosen_pairs_depend_on_no_order_and_share_no_text(pairs, limit, random):
     order = {text: rank for rank, text in enumerate(f"{a} {b}" for a in "fedcbalkjihg" for b in "abcdefghijkl")}
-    chosen = retrieval.chosen_pairs(pairs, limit, order.__getitem__)
+    chosen = retrieval.choose_pairs(pairs, limit, order.__getitem__)
     candidates = sorted(set(pairs), key=lambda pair: order[" ".join(pair)])[: 2 * limit]
     texts = [text for pair in candidates for text in pair]
     assert chosen == [pair for pair in candidates if texts.count(pair[0]) == texts.count(pair[1]) == 1][:limit]
     random.shuffle(pairs)
-    assert retrieval.chosen_pairs(iter(pairs), limit, order.__getitem__) == chosen
+    assert retrieval.choose_pairs(iter(pairs), limit, order.__getitem__) == chosen
+
+
+class Angles:
+    """Words on a circle: the first letter decides on the direction."""
+
+    pooler, truncate_dim = "avg", None
+
+    def encode(self, sentences, batch_size=64):
+        angles = np.array([ord(sentence[0]) - ord("a") for sentence in sentences], np.float32) / 20
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1).filter(lambda pairs: any(p[1] for p in pairs)))
+def test_average_precision_is_the_mean_over_positives(pairs):
+    similarities, labels = (np.array(column) for column in zip(*pairs, strict=True))
+    expected = [labels[similarities >= similarity].mean() for similarity in similarities[labels]]
+    assert average_precision(similarities.astype(np.float32), labels.astype(int)) == pytest.approx(np.mean(expected))
+
+
+def test_tasks_on_own_files(tmp_path):
+    pairs, labelled = tmp_path / "a/test.tsv", tmp_path / "quora.tsv"
+    pairs.parent.mkdir()
+    pairs.write_text("a\tb\nd\tc\nk\tk\n")
+    labelled.write_text("a\tb\t1\na\tz\t0\nc\th\t1\nc\te\t0.0\n")
+    names = [f"pairs_retrieval:{pairs}", f"duplicates:{labelled}"]
+    assert expand_groups([*names, names[0]], "test") == names
+    assert not needs_folder(names)
+    assert needs_folder([*names, "STS12"])
+    assert [task_title(name) for name in names] == ["pairs_retrieval a/test", f"duplicates {tmp_path.name}/quora"]
+    assert task_title("STS12") == "STS12"
+    retrieval, duplicates = (own_task(name).run(Angles(), tmp_path, "test") for name in names)
+    assert retrieval == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
+    assert duplicates == pytest.approx({"average_precision": 100 * (1 + 2 / 3) / 2, "n": 4})  # a-b, c-e, c-h, a-z
+    gone = own_task(f"duplicates:{tmp_path}/gone.tsv")
+    assert missing_files(gone, tmp_path, "test") == [tmp_path / "gone.tsv"]
+    assert not missing_files(own_task("pairs_retrieval:docstrings"), tmp_path, "test")
+
+
+@pytest.mark.parametrize("content", ["a\tb\t1\n", "a\tb\t0.5\na\tb\t1\n"])
+def test_labels_are_checked(content, tmp_path):
+    (tmp_path / "pairs.tsv").write_text(content)
+    with pytest.raises(DataError, match=r"pairs\.tsv: duplicates needs pairs labelled 1"):
+        own_task(f"duplicates:{tmp_path}/pairs.tsv").run(Angles(), tmp_path, "test")

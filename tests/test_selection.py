@@ -50,7 +50,7 @@ def weight_of(encoder) -> float:
 class Evaluation:
     """Looks the scores of a mean weight up."""
 
-    metric, text, guard_metric, resampled, reservation = "mrr", "dev", "guard", "20 queries", ""
+    metric, text, drift_metric, units, caveat = "mrr", "dev", "guard", "20 queries", ""
 
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]
@@ -58,7 +58,7 @@ class Evaluation:
     def held(self, encoder):
         return {"halves": weight_of(encoder)}
 
-    def falls(self, start, model):
+    def regressions(self, start, model):
         assert start == {"halves": 0.0}
         return ["halves 1.00 against 2.00"] if model["halves"] > 2 else []
 
@@ -173,7 +173,7 @@ def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monke
 
 
 def test_a_gain_on_few_of_the_documents_keeps_the_start(chosen, monkeypatch):
-    monkeypatch.setattr(Evaluation, "reservation", "mrr has pairs of few")
+    monkeypatch.setattr(Evaluation, "caveat", "mrr has pairs of few")
     saved, verdict = chosen(2)
     assert weight_of(saved) == 2
     assert verdict.endswith("; but mrr has pairs of few; exported: step 2")

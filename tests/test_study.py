@@ -26,7 +26,7 @@ from tiny_run import environment, overrides, run_settings
 from diffcse_jax.commands import study as command
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import ConfigError, DiskError, InUseError
-from diffcse_jax.evaluation import comparison
+from diffcse_jax.evaluation.results import FORMATS
 from diffcse_jax.io import lock
 from diffcse_jax.study import Study, devices, runs, score, settings_of, table
 from diffcse_jax.study.plan import SHIPPED_STUDIES, Plan, differences, make_plan, parse_overrides, read_study
@@ -841,7 +841,7 @@ def test_nothing_done_is_a_table_too(tmp_path):
     assert text.endswith("\n\nnot begun: plain, seed 1; plain, seed 2; with DCL, seed 1; with DCL, seed 2\n")
 
 
-@pytest.mark.parametrize("style", comparison.FORMATS)
+@pytest.mark.parametrize("style", FORMATS)
 def test_the_report_is_written_and_printed_without_running(style, study, outcome, tmp_path):
     (tmp_path / "runs").mkdir()
     for folder in [*tmp_path.iterdir()]:

@@ -4,8 +4,7 @@ Command:   python -m diffcse_jax.study configs/studies/adaptation_seeds.py --con
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
 Sentences: text in no documents, one sentence a line, has no leads:
            --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
-Chosen by: `lead_retrieval` on a tenth of the documents; `diffcse choosing` says how well that and the metrics of
-           --config.eval.beside would have.
+Chosen by: `lead_retrieval` on a tenth of the documents.
 
 The papers' recipes are on single sentences, 48 a step, at the learning rate of `configs/base/sentence_encoder.py`; the
 generator is that of `configs/diffcse_minilm.py`.

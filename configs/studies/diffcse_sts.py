@@ -5,7 +5,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs; 1 epoch for 
 Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study, settings_of
 
 
@@ -20,7 +20,7 @@ def get_study() -> Study:
             "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base"),
         },
         start=("avg_first_last",),
-        published={name: scores_of(name) for name in trained}
-        | {"start (avg_first_last)": scores_of("BERT-base first-last average")},
+        published={name: published_scores(name) for name in trained}
+        | {"start (avg_first_last)": published_scores("BERT-base first-last average")},
         source="DiffCSE Table 1",
     )

@@ -4,7 +4,7 @@ Command:   python -m diffcse_jax.study configs/studies/diffcse_transfer.py
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; 2 epochs for DiffCSE.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study, settings_of
 
 
@@ -21,6 +21,6 @@ def get_study() -> Study:
             "DiffCSE-RoBERTa-base": settings_of("diffcse_roberta_base_transfer"),
         },
         tasks=("transfer",),
-        published={name: scores_of(name) for name in published},
+        published={name: published_scores(name) for name in published},
         source="DiffCSE Table 2",
     )

@@ -8,7 +8,7 @@ the other tables. Its transfer scores are of dev sets: `python eval.py --mode de
 run's folder.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study
 
 
@@ -17,6 +17,6 @@ def get_study() -> Study:
         base="supervised_simcse_base",
         grid={"mlm.weight": (0.0, 0.01, 0.1, 1.0)},
         tasks=("STSBenchmark", "transfer"),
-        published={"mlm.weight=0.0": scores_of("supervised SimCSE-BERT-base")},
+        published={"mlm.weight=0.0": published_scores("supervised SimCSE-BERT-base")},
         source="SimCSE Table 5",
     )

@@ -6,7 +6,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervise
 Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study, settings_of
 
 ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
@@ -28,11 +28,11 @@ def get_study() -> Study:
         },
         start=("avg_first_last",),
         published={
-            "start (avg_first_last)": scores_of("BERT-base first-last average"),
-            "SimCSE-BERT-base": scores_of("SimCSE-BERT-base"),
-            "SimCSE-BERT-large": scores_of("SimCSE-BERT-large"),
-            "SimCSE-RoBERTa-base": scores_of("SimCSE-RoBERTa-base"),
-            "supervised SimCSE-BERT-base": scores_of("supervised SimCSE-BERT-base"),
+            "start (avg_first_last)": published_scores("BERT-base first-last average"),
+            "SimCSE-BERT-base": published_scores("SimCSE-BERT-base"),
+            "SimCSE-BERT-large": published_scores("SimCSE-BERT-large"),
+            "SimCSE-RoBERTa-base": published_scores("SimCSE-RoBERTa-base"),
+            "supervised SimCSE-BERT-base": published_scores("supervised SimCSE-BERT-base"),
         },
         source="SimCSE Table 5, and SimCSE++ Table 3 for BERT-large",
     )

@@ -7,7 +7,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervise
 Batch sizes and learning rates are those of Table A.1.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study, settings_of
 
 ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
@@ -28,6 +28,6 @@ def get_study() -> Study:
         base="simcse_base",
         variants=models | {f"{name} with MLM": settings | {"mlm.weight": 0.1} for name, settings in models.items()},
         tasks=("transfer",),
-        published={name: scores_of(name) for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")},
+        published={name: published_scores(name) for name in ("SimCSE-BERT-base", "SimCSE-BERT-base with MLM")},
         source="SimCSE Table E.1",
     )

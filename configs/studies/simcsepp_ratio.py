@@ -8,7 +8,7 @@ dimension-wise contrast takes no part. m multiplies the positive logit, as in th
 `--config.contrast.negative_ratio_form=paper` puts it where the paper has it, on the sum of negatives.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study
 
 
@@ -17,6 +17,6 @@ def get_study() -> Study:
         base="simcse_base",
         variants={"off-dropout": {"contrast.negatives": "off_dropout"}},
         grid={"contrast.negative_ratio": (0.9, 0.5, 0.6, 0.7, 0.8, 1.0, 1.1)},
-        published={"off-dropout, contrast.negative_ratio=0.9": scores_of("off-dropout only, BERT-base")},
+        published={"off-dropout, contrast.negative_ratio=0.9": published_scores("off-dropout only, BERT-base")},
         source="SimCSE++ Table 3",
     )

@@ -5,7 +5,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 step
 Published: one seed each.
 """
 
-from diffcse_jax.evaluation.published import scores_of
+from diffcse_jax.evaluation.results import published_scores
 from diffcse_jax.study import Study, settings_of
 
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
@@ -26,14 +26,14 @@ def get_study() -> Study:
             "SimCSE++-BERT-large": settings_of("simcsepp_large"),
         },
         published={
-            "SimCSE": scores_of("SimCSE-BERT-base"),
-            "off-dropout": scores_of("off-dropout only, BERT-base"),
-            "DCL": scores_of("DCL only, BERT-base"),
-            "SimCSE++": scores_of("SimCSE++-BERT-base"),
-            "DiffCSE": scores_of("DiffCSE-BERT-base"),
-            "DiffCSE + SimCSE++": scores_of("DiffCSE + SimCSE++, BERT-base"),
-            "SimCSE-BERT-large": scores_of("SimCSE-BERT-large"),
-            "SimCSE++-BERT-large": scores_of("SimCSE++-BERT-large"),
+            "SimCSE": published_scores("SimCSE-BERT-base"),
+            "off-dropout": published_scores("off-dropout only, BERT-base"),
+            "DCL": published_scores("DCL only, BERT-base"),
+            "SimCSE++": published_scores("SimCSE++-BERT-base"),
+            "DiffCSE": published_scores("DiffCSE-BERT-base"),
+            "DiffCSE + SimCSE++": published_scores("DiffCSE + SimCSE++, BERT-base"),
+            "SimCSE-BERT-large": published_scores("SimCSE-BERT-large"),
+            "SimCSE++-BERT-large": published_scores("SimCSE++-BERT-large"),
         },
         source="SimCSE++ Table 3",
     )

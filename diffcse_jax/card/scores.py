@@ -8,8 +8,7 @@ from huggingface_hub import EvalResult
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation.comparison import Row, formatted, scores_by_column
-from diffcse_jax.evaluation.report import Results
+from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column
 from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.storage.saved_encoder import SavedEncoder
 from diffcse_jax.storage.selection import SELECTION
@@ -97,7 +96,7 @@ def _is_comparable(row: Results) -> bool:
 def rows_of(recorded: Recorded, start: str, model: str) -> list[Row]:
     """Table rows of test results; none where there are none."""
     both = {start: recorded.start, model: recorded.model}
-    return [Row(label, formatted(scores_by_column(results))) for label, results in both.items() if results]
+    return [Row(label, format_scores(scores_by_column(results))) for label, results in both.items() if results]
 
 
 def dev_results(saved: SavedEncoder) -> list[EvalResult]:

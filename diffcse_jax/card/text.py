@@ -8,7 +8,7 @@ from huggingface_hub import ModelCardData
 
 from diffcse_jax.card import recipe, scores
 from diffcse_jax.card.citations import BIBTEX, papers_of
-from diffcse_jax.evaluation.comparison import Row, formatted, table
+from diffcse_jax.evaluation.results import Row, format_scores, table
 from diffcse_jax.io import HUB_REPOSITORY
 from diffcse_jax.models import families
 from diffcse_jax.onnx_graph import GRAPH
@@ -140,9 +140,9 @@ def _scores(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
     start = base.name
     if saved.start is not None:
         start = f"{base.name}, the start ({saved.start.pooler})"
-        rows.append(Row(start, formatted(saved.start.dev)))
+        rows.append(Row(start, format_scores(saved.start.dev)))
     ours = f"this model ({saved.pooler})"
-    rows.append(Row(ours, formatted(saved.dev)))
+    rows.append(Row(ours, format_scores(saved.dev)))
     parts = []
     if saved.dev:
         columns = list(dict.fromkeys(column for row in rows for column in row.cells))

@@ -1,10 +1,9 @@
-"""SentEval's classifier, logistic regression with early stopping, for all fits of a task in one compiled program.
+"""SentEval's classifier: logistic regression with early stopping, for all fits of a task in one compiled program.
 
-SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. So fits on equally many rows
-start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here every fit
-is made for all regularizations at once, several fits side by side; initial weights, batches, updates and early stopping
-are those of the original (SentEval's `tools/classifier.py` with `nhid` 0), so that only the order of float32 sums
-differs.
+SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
+therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
+several fits train side by side, each with all regularizations. Initial weights, batches, updates and early stopping are
+those of the original (`tools/classifier.py` with `nhid` 0); only the order of float32 sums differs.
 """
 
 import dataclasses
@@ -20,16 +19,16 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 SEED = 1111
 REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
 DEV_FRACTION = 0.05
-LAST_PASS = 200  # No block starts after this many passes.
-FITS_AT_ONCE = 16  # More gain nothing on a CPU: their batches no longer fit into its caches.
+LAST_PASS = 200  # no block starts after this many passes
+FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
 
-Weights = Float32[Array | np.ndarray, "fits regularizations classes dimension_and_bias"]
+Weights = Float32[Array | np.ndarray, "fits regularizations classes dim_and_bias"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam as PyTorch computes it; RMSprop is the case without momentum and bias correction."""
+    """Adam as PyTorch computes it. RMSprop is the case without momentum and bias correction."""
 
     learning_rate: float
     mean_decay: float
@@ -44,13 +43,13 @@ RMSPROP = Optimizer(learning_rate=1e-2, mean_decay=0.0, square_decay=0.99, bias_
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The training of a classifier.
+    """How a classifier is trained.
 
     Attributes:
-        optimizer: the update rule.
-        batch_size: rows per update; the last batch of a pass may be smaller.
-        tenacity: so many blocks without improvement are forgiven, the next one ends the training.
-        passes_per_block: passes over the training rows between two looks at the dev rows (SentEval's `epoch_size`).
+        optimizer: The update rule.
+        batch_size: Rows per update. The last batch of a pass may be smaller.
+        tenacity: Blocks without improvement that are forgiven. The next one ends training.
+        passes_per_block: Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
     """
 
     optimizer: Optimizer
@@ -61,12 +60,12 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The rows of one fit; permutations refer to the order of `train`.
+    """The rows of one fit. Permutations refer to the order of `train`.
 
     Attributes:
-        train: rows to train on.
-        dev: rows for early stopping.
-        permuted: how many rows a permutation split into the two; 0 if they were given.
+        train: Rows to train on.
+        dev: Rows for early stopping.
+        permuted: Number of rows that a permutation split into `train` and `dev`; 0 if the split was given.
     """
 
     train: Int[np.ndarray, " train"]
@@ -79,12 +78,12 @@ class Classifiers:
     """The best snapshot of each fit and regularization.
 
     Attributes:
-        dev_accuracy: share of correct dev rows.
-        weights: coefficients, the last one the bias.
+        dev_accuracy: Fraction of correct dev rows.
+        weights: Coefficients, the bias last.
     """
 
     dev_accuracy: Float[np.ndarray, "fits regularizations"]
-    weights: Float32[np.ndarray, "fits regularizations classes dimension_and_bias"]
+    weights: Float32[np.ndarray, "fits regularizations classes dim_and_bias"]
 
 
 class _State(NamedTuple):
@@ -95,7 +94,7 @@ class _State(NamedTuple):
 
 
 def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
-    """A fit whose dev rows are a random 5 % of these rows."""
+    """Return a fit whose dev rows are a random 5 % of these rows."""
     permuted = rows[np.random.RandomState(SEED).permutation(len(rows))]
     dev = int(DEV_FRACTION * len(rows))
     return Fit(train=permuted[dev:], dev=permuted[:dev], permuted=len(rows))
@@ -108,16 +107,16 @@ def train_classifiers(
     fits: Sequence[Fit],
     recipe: Recipe,
 ) -> Classifiers:
-    """Trains a classifier for each fit and each of `REGULARIZATIONS`.
+    """Train a classifier for each fit and each of `REGULARIZATIONS`.
 
     Args:
-        features: vectors of all rows that the fits refer to.
-        labels: class numbers from 0.
-        classes: number of classes.
-        fits: which rows to use.
-        recipe: how to train.
+        features: Inputs of all rows that the fits refer to.
+        labels: Classes, from 0.
+        classes: Number of classes.
+        fits: Which rows to use.
+        recipe: How to train.
     """
-    data = jnp.asarray(_with_bias(features)), jnp.asarray(labels, jnp.int32)
+    data = jnp.asarray(with_bias(features)), jnp.asarray(labels, jnp.int32)
     state = _initial_state(len(fits), classes, features.shape[1])
     stopping = _EarlyStopping(state.weights, recipe.tenacity)
     dev_rows = _padded([fit.dev for fit in fits])
@@ -130,20 +129,20 @@ def train_classifiers(
             after, correct = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
             for part, new in zip(state, after, strict=True):
                 part[group] = new
-            stopping.look(group, np.asarray(correct), np.asarray(after.weights))
+            stopping.update(group, np.asarray(correct), np.asarray(after.weights))
     dev_sizes = np.array([[len(fit.dev)] for fit in fits])
     return Classifiers(stopping.correct / dev_sizes, stopping.weights)
 
 
 def predict(
-    weights: Float32[np.ndarray, "classes dimension_and_bias"], features: Float32[np.ndarray, "rows dimension"]
+    weights: Float32[np.ndarray, "classes dim_and_bias"], features: Float32[np.ndarray, "rows dimension"]
 ) -> Int[np.ndarray, " rows"]:
-    """The most probable class of each row."""
-    return (_with_bias(features) @ weights.T).argmax(axis=1)
+    """Return the most probable class of each row."""
+    return (with_bias(features) @ weights.T).argmax(axis=1)
 
 
-def initial_weights(classes: int, dimension: int) -> Float32[np.ndarray, "classes dimension_and_bias"]:
-    """The weights of `torch.nn.Linear(dimension, classes)` after `torch.manual_seed(1111)`, bit by bit."""
+def initial_weights(classes: int, dimension: int) -> Float32[np.ndarray, "classes dim_and_bias"]:
+    """Return the weights of `torch.nn.Linear(dimension, classes)` after `torch.manual_seed(1111)`, bit for bit."""
     bound = float(np.float32(dimension**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dimension + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24
@@ -153,7 +152,7 @@ def initial_weights(classes: int, dimension: int) -> Float32[np.ndarray, "classe
 
 
 class _EarlyStopping:
-    """Keeps the best weights of each fit and regularization, and counts the looks that found no better ones."""
+    """Keeps the best weights of each fit and regularization, and counts the tests that found no better ones."""
 
     def __init__(self, weights: Weights, tenacity: int):
         self.weights = np.array(weights)
@@ -162,11 +161,11 @@ class _EarlyStopping:
         self.failures = np.zeros(weights.shape[:2], int)
 
     def running(self) -> Int[np.ndarray, " running"]:
-        """Fits that are to go on for at least one regularization."""
+        """Return the fits that continue for at least one regularization."""
         return np.flatnonzero((self.failures <= self.tenacity).any(axis=1))
 
-    def look(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
-        """Takes note of weights and of how many dev rows they classify correctly. Those that have stopped stay."""
+    def update(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
+        """Record weights that classify more dev rows correctly than before, unless training has stopped."""
         better = (correct > self.correct[group]) & (self.failures[group] <= self.tenacity)
         self.correct[group] = np.where(better, correct, self.correct[group])
         self.weights[group] = np.where(better[:, :, None, None], weights, self.weights[group])
@@ -180,7 +179,7 @@ def _initial_state(fits: int, classes: int, dimension: int) -> _State:
 
 
 def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "fits batches batch_size"]]:
-    """The rows of all batches, block by block."""
+    """Yield the rows of all batches, block by block."""
     generators = {(fit.permuted, len(fit.train)): np.random.RandomState(SEED) for fit in fits}
     for (permuted, _), generator in generators.items():
         generator.permutation(permuted)
@@ -191,7 +190,7 @@ def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "
 
 
 def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> Int[np.ndarray, "batches batch_size"]:
-    """Permutations of `range(rows)` cut into batches; `NO_ROW` fills the last batch of each pass."""
+    """Cut permutations of `range(rows)` into batches. `NO_ROW` fills the last batch of each pass."""
     batches_per_pass = -(-rows // recipe.batch_size)
     passes = np.full((recipe.passes_per_block, batches_per_pass * recipe.batch_size), NO_ROW)
     for order in passes:
@@ -200,33 +199,34 @@ def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> I
 
 
 def _groups(running: Int[np.ndarray, " running"], fits: int) -> Iterator[Int[np.ndarray, " group"]]:
-    """Groups of equal size, so that one compilation serves all; the last one is filled by repetition."""
+    """Split into groups of equal size, so that one compilation serves all. Repetition fills the last group."""
     for start in range(0, len(running), FITS_AT_ONCE):
         yield np.resize(running[start : start + FITS_AT_ONCE], min(fits, FITS_AT_ONCE))
 
 
 def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."]:
-    """Stacks arrays that differ in length, with `NO_ROW` after the shorter ones."""
+    """Stack arrays that differ in length, with `NO_ROW` after the shorter ones."""
     stacked = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), NO_ROW, np.int32)
     for target, array in zip(stacked, arrays, strict=True):
         target[: len(array)] = array
     return stacked
 
 
-def _with_bias(features: Float32[np.ndarray, "rows dimension"]) -> Float32[np.ndarray, "rows dimension_and_bias"]:
+def with_bias(features: Float32[np.ndarray, "rows dimension"]) -> Float32[np.ndarray, "rows dim_and_bias"]:
+    """Append a column of ones, the input of the bias."""
     return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
 
 
 @functools.partial(jax.jit, static_argnames="optimizer")
 def _train_block(
     state: _State,
-    features: Float32[Array, "rows dimension_and_bias"],
+    features: Float32[Array, "rows dim_and_bias"],
     labels: Int32[Array, " rows"],
     batches: Int32[Array | np.ndarray, "group batches batch_size"],
     dev_rows: Int32[Array | np.ndarray, "group dev"],
     optimizer: Optimizer,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
-    """Trains on these batches, then counts the dev rows that are classified correctly."""
+    """Train on these batches, then count the dev rows that are classified correctly."""
 
     def update(index: Int32[Array, ""], state: _State) -> _State:
         rows = batches[:, index]
@@ -244,22 +244,22 @@ def _train_block(
 
 
 def _logits(
-    weights: Weights, features: Float32[Array, "fits rows dimension_and_bias"]
+    weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]
 ) -> Float32[Array, "fits rows regularizations classes"]:
     return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
 
 
 def _gradient(
     weights: Weights,
-    features: Float32[Array, "fits batch_size dimension_and_bias"],
+    features: Float32[Array, "fits batch_size dim_and_bias"],
     labels: Int32[Array, "fits batch_size"],
     real: Bool[Array, "fits batch_size"],
 ) -> Weights:
-    """Gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
     probabilities = jax.nn.softmax(_logits(weights, features))
     errors = probabilities - jax.nn.one_hot(labels, weights.shape[2])[:, :, None]
-    share = real.astype(jnp.float32) / jnp.maximum(real.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
-    errors = errors * share[:, :, None, None]
+    weight = real.astype(jnp.float32) / jnp.maximum(real.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
+    errors = errors * weight[:, :, None, None]
     penalty = jnp.array(REGULARIZATIONS)[None, :, None, None] * weights
     return jnp.einsum("fbrc,fbd->frcd", errors, features, precision="highest") + penalty
 
@@ -277,7 +277,7 @@ def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
 
 
 def _bias_correction(decay: float, updates: Int32[Array | np.ndarray, " fits"]) -> Float32[Array, "fits 1 1 1"]:
-    """1 - decay ** updates, without the cancellation that leaves four digits of it in float32."""
+    """Return 1 - decay ** updates, without cancellation, which would leave four digits in float32."""
     return _expand(-jnp.expm1(updates.astype(jnp.float32) * float(np.log(decay))), 4)
 
 

@@ -1,15 +1,18 @@
-"""The dev evaluation of a training run, one score of which chooses the best checkpoint.
+"""Dev metrics of a training run. One of them chooses the best checkpoint.
 
-All processes of a run must make the same calls of the encoder, or they wait for one another forever. So the first
-process alone decides on the metric and reads the data; the others get both from it and need no files.
+All processes of a run must call the encoder alike, or they wait for one another forever. The first process therefore
+decides on the metrics and reads their text; the other processes get both from it and need no files.
 """
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
+from jaxtyping import Float, Int
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
@@ -18,257 +21,452 @@ from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import missing_files, official, retrieval, sts
+from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
 from diffcse_jax.evaluation.geometry import uniformity
-from diffcse_jax.evaluation.guard import Guard, build_guard
-from diffcse_jax.evaluation.outcomes import Evidence, Pairs, Queries
-from diffcse_jax.evaluation.own_pairs import duplicates_precision, labelled_pairs, retrieval_pairs
-from diffcse_jax.evaluation.protocols import Encoder
-from diffcse_jax.evaluation.remembering import Remembering
-from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.evaluation.results import size_problem
+from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_retrieval_pairs
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, encode_groups, read_pairs, score_pairs, similarities
+from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.storage.digests import of_json
 from diffcse_jax.storage.selection import FEWEST, Measured, Outcomes
 
-STS_TASKS = {task.name: task for task in (sts.STSBenchmark, sts.SICKRelatedness)}
-OF_STS = {"stsb_spearman", "average_spearman"}  # metrics
-SHORT_NAMES = {"STSBenchmark": "stsb_spearman", "SICKRelatedness": "sickr_spearman"}
-RETRIEVAL_PAIRS = 1000
-HOLD_PAIRS = 4000  # scored once: more of them, for a fall that 1,000 cannot tell from chance
-FEWEST_DOCUMENTS = 0.2  # of those held out: the share that a metric has pairs of, for it to speak for all
-FEWEST_WORDS = 6  # of a sentence whose halves are a pair
-MOST_WORDS = 64  # of a rest
+STS_METRICS = {"stsb_spearman", "average_spearman"}
+STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
+DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
+GENERAL_SENTENCES = Path(__file__).with_name("general_sentences.txt")
+MOST_PAIRS = 1000
+MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
+FEWEST_DOCUMENTS = 0.2  # fraction of held-out documents with pairs, for a metric to speak for all documents
+FEWEST_WORDS = 6  # of a sentence that is halved
+MOST_WORDS = 64  # of a target
+RESAMPLES = 1000
 
 Scores = dict[str, float]
-Scorer = Callable[[Encoder], Scores]
-# Of a metric, as JSON: `metric`, and `pairs`, `labelled_pairs` or, by score, `scored_pairs`; of held-out documents
-# `documents`, too: the number of those that have a pair, and that of all.
-Texts = dict[str, Any]
+Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `labelled_pairs` or `scored_pairs`
+
+
+# Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class DevMetric:
+    """A metric on a dev text. Those that choose a checkpoint also give a score per item, for intervals.
+
+    Attributes:
+        name: Its name among the scores.
+        batch_size: Sentences per encoding batch.
+    """
+
+    name: str
+    batch_size: int
+
+    def scores(self, encoder: Encoder) -> Scores:
+        """Return the metric, x 100, and related scores by name."""
+        raise NotImplementedError
+
+    def per_item_scores(self, encoder: Encoder) -> Outcomes:
+        """Return, for each data set, what the metric summarises: one value per query or pair."""
+        raise NotImplementedError
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        """Return a 95% interval for the difference of the metric, from the per-item scores of two models."""
+        raise NotImplementedError
+
+    @property
+    def units(self) -> str:
+        """What is resampled for the interval, such as `1,000 queries`."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalMetric(DevMetric):
+    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
+
+    queries: Sequence[str]
+    targets: Sequence[str]
+
+    def scores(self, encoder: Encoder) -> Scores:
+        queries, targets = self._encode(encoder)
+        mrr, *recalls = retrieval.retrieval_scores(queries, targets).items()
+        scores = {self.name: mrr[1]} | {f"{self.name}_{name}": value for name, value in recalls}
+        return scores | {"uniformity": uniformity(np.concatenate([queries, targets]))}
+
+    def per_item_scores(self, encoder: Encoder) -> Outcomes:
+        return [(100 / retrieval.target_ranks(*self._encode(encoder))).tolist()]
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, [None])
+
+    @property
+    def units(self) -> str:
+        return f"{len(self.queries):,} queries"
+
+    def _encode(self, encoder: Encoder) -> list[np.ndarray]:
+        return encode_groups(encoder, [list(self.queries), list(self.targets)], self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrelationMetric(DevMetric):
+    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
+
+    sets: Mapping[str, ScoredPairs]  # by the name of their score
+
+    def scores(self, encoder: Encoder) -> Scores:
+        scores = {name: each["spearman"] for name, each in score_pairs(encoder, self.sets, self.batch_size).items()}
+        return scores if self.name in self.sets else scores | {self.name: sum(scores.values()) / len(scores)}
+
+    def per_item_scores(self, encoder: Encoder) -> Outcomes:
+        return [each.tolist() for each in similarities(encoder, self.counted, self.batch_size).values()]
+
+    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
+        return paired_interval(before, after, [pairs.gold for pairs in self.counted.values()])
+
+    @property
+    def counted(self) -> Mapping[str, ScoredPairs]:
+        """The sets that the metric is computed on."""
+        return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
+
+    @property
+    def units(self) -> str:
+        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
+
+
+@dataclasses.dataclass(frozen=True)
+class DuplicatesMetric(DevMetric):
+    """Average precision with which cosine similarity finds the pairs that mean the same."""
+
+    pairs: ScoredPairs
+
+    def scores(self, encoder: Encoder) -> Scores:
+        return {self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}
+
+
+def paired_interval(
+    before: Outcomes,
+    after: Outcomes,
+    golds: Sequence[Float[np.ndarray, " _"] | None],
+    seed: int = 0,
+    *,
+    ranked: bool = True,
+) -> tuple[float, float]:
+    """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
+
+    Each resample draws as many queries (or pairs) of a data set as it has, with replacement, and computes the metric of
+    both models on the same draw (Efron and Tibshirani 1993, percentile method).
+
+    Args:
+        before: The first model's scores per item, by data set.
+        after: The second model's scores per item.
+        golds: For each data set, the ratings to correlate with. None: scores are averaged.
+        seed: Seed of the draws.
+        ranked: Correlate ranks (Spearman), not values (Pearson).
+
+    Returns:
+        The 2.5th and 97.5th percentile of the second model's metric minus the first's, averaged over data sets.
+    """
+    rng = np.random.default_rng(seed)
+    differences = np.zeros(RESAMPLES)
+    for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
+        for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
+            differences[index] += _metric(second, gold, rows, ranked) - _metric(first, gold, rows, ranked)
+    low, high = np.percentile(differences / len(golds), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _metric(
+    scores: Float[np.ndarray, " items"],
+    gold: Float[np.ndarray, " items"] | None,
+    rows: Int[np.ndarray, " draws"],
+    ranked: bool,
+) -> float:
+    if gold is None:
+        return float(scores[rows].mean())
+    values = scores[rows], gold[rows]
+    if ranked:
+        values = scipy.stats.rankdata(values[0]), scipy.stats.rankdata(values[1])
+    if np.ptp(values[0]) == 0 or np.ptp(values[1]) == 0:
+        return 0.0
+    return 100 * float(np.corrcoef(*values)[0, 1])
+
+
+# The evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class DriftCheck:
+    """A score of general quality, x 100, which training on a narrow domain may lower.
+
+    Attributes:
+        name: Its name among the scores.
+        score: Computes it.
+    """
+
+    name: str
+    score: Callable[[Encoder], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
-    """Call it with an encoder for all scores; `metric` names the one that chooses the best checkpoint, x 100."""
+    """The dev evaluation of a run.
 
-    metric: str
-    text: str  # identifies the text that it is measured on
-    score: Scorer
-    evidence: Evidence  # of the metric
-    beside: Mapping[str, Scorer]  # by the name of the metric that is taken of each
-    hold: Mapping[str, Evidence]  # of the metrics of `eval.hold`, which are no scores
-    guard: Guard | None = None
-    reservation: str = ""  # the reason, in words, why a gain in the metric says little of the text
+    Attributes:
+        chosen: The metric that chooses the best checkpoint.
+        text: Identifies the text of that metric.
+        also: Metrics of `eval.beside`, which are only reported.
+        hold: Metrics of `eval.hold`, which the exported model may not lower.
+        drift_check: Scores general quality, unless it is off.
+        caveat: Why a gain says little about the documents; empty if there is no reason.
+    """
+
+    chosen: DevMetric
+    text: str
+    also: Sequence[DevMetric] = ()
+    hold: Sequence[DevMetric] = ()
+    drift_check: DriftCheck | None = None
+    caveat: str = ""
 
     @property
-    def guard_metric(self) -> str:
-        """The score of general quality; empty where the guard is off."""
-        return self.guard.name if self.guard else ""
+    def metric(self) -> str:
+        """The name of the score that chooses."""
+        return self.chosen.name
 
     @property
-    def resampled(self) -> str:
-        """The units that intervals of the metric are over, as `1,000 queries`."""
-        return self.evidence.describe()
+    def drift_metric(self) -> str:
+        """The name of the score of general quality; empty if it is off."""
+        return self.drift_check.name if self.drift_check else ""
 
-    def __call__(self, encoder: Encoder) -> Scores:
-        beside = {name: score(encoder)[name] for name, score in self.beside.items()}
-        return self.score(encoder) | beside | ({self.guard.name: self.guard(encoder)} if self.guard else {})
+    @property
+    def units(self) -> str:
+        """What intervals are over, such as `1,000 queries`."""
+        return self.chosen.units
 
     def measure(self, encoder: Encoder) -> Measured:
-        """The scores, and what `metric` summarises."""
-        encoder = Remembering(encoder)
-        return Measured(self(encoder), self.evidence.of(encoder))
-
-    def held(self, encoder: Encoder) -> dict[str, Outcomes]:
-        """The outcomes of the metrics of `eval.hold`, by their names."""
-        encoder = Remembering(encoder)
-        return {name: evidence.of(encoder) for name, evidence in self.hold.items()}
-
-    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
-        """The metrics of `eval.hold` in which a model is below the start by more than chance, in words."""
-        told = []
-        for name, evidence in self.hold.items():
-            low, high = evidence.interval(start[name], model[name])
-            if high < 0:
-                before, after = (np.mean(outcomes[name]) for outcomes in (start, model))
-                told.append(
-                    f"{name} {after:.2f} against {before:.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
-                    f"{evidence.describe()})"
-                )
-        return told
+        """Return all scores, and the per-item scores of the chosen metric."""
+        encoder = CachedEncoder(encoder)
+        also = {metric.name: metric.scores(encoder)[metric.name] for metric in self.also}
+        drift = {self.drift_check.name: self.drift_check.score(encoder)} if self.drift_check else {}
+        return Measured(self.chosen.scores(encoder) | also | drift, self.chosen.per_item_scores(encoder))
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        """A 95 % interval for the metric of a model less that of the start."""
-        return self.evidence.interval(start, model)
+        """Return a 95% interval for the chosen metric of a model minus that of the starting checkpoint."""
+        return self.chosen.interval(start, model)
+
+    def held(self, encoder: Encoder) -> dict[str, Outcomes]:
+        """Return the per-item scores of the metrics of `eval.hold`, by name."""
+        encoder = CachedEncoder(encoder)
+        return {metric.name: metric.per_item_scores(encoder) for metric in self.hold}
+
+    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+        """Describe the metrics of `eval.hold` that a model lowers by more than chance."""
+        found = []
+        for metric in self.hold:
+            low, high = metric.interval(start[metric.name], model[metric.name])
+            if high < 0:
+                before, after = (np.mean(scores[metric.name]) for scores in (start, model))
+                found.append(
+                    f"{metric.name} {after:.2f}, was {before:.2f} (95% interval {low:+.2f} to {high:+.2f} over "
+                    f"{metric.units})"
+                )
+        return found
 
 
 def build_dev_evaluation(
     config: Config, training_sentences: Callable[[], Iterable[str]], start: Callable[[], Encoder] | None = None
 ) -> DevEvaluation:
-    """The evaluation that `eval.metric`, `eval.beside` and `eval.tasks` describe, the same on all processes.
+    """Build the evaluation that `eval` describes, the same on all processes.
 
-    Where STS data is asked for and is not there, the two halves of training sentences take its place, with a notice;
-    as a metric of `eval.beside` it is left out, with a notice, too.
+    If STS data is needed and missing, the halves of training sentences replace it as the metric that chooses, and other
+    metrics that need it are left out. A notice says so.
 
     Args:
-        config: the run's configuration.
-        training_sentences: starts a pass over the training text.
-        start: gives the encoder that training starts from, for `eval.guard`; None: without it.
+        config: The run's configuration.
+        training_sentences: Starts a pass over the training text.
+        start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
 
     Raises:
-        DataError: a file that cannot be used, or too little text.
+        DataError: A file cannot be used, or there is too little text.
     """
-    batch_size = config.eval.batch_size
-    texts, others, held = hosts.decided_by_first(
-        lambda: [*_texts_of_all(config, training_sentences), _texts_to_hold(config, training_sentences)]
+    options = config.eval
+    chosen, also, hold = hosts.decided_by_first(
+        lambda: [*_chosen_and_also(config, training_sentences), _texts_to_hold(config, training_sentences)]
     )
-    beside = {other["metric"]: _scorer(other, batch_size) for other in others}
-    hold = {each["metric"]: _evidence(each, batch_size) for each in held}
-    guard = build_guard(config.eval, start) if start and (config.eval.guard or config.eval.max_drop) else None
-    text = of_json({name: value for name, value in texts.items() if name != "documents"})
-    score, evidence = _scorer(texts, batch_size), _evidence(texts, batch_size)
-    return DevEvaluation(texts["metric"], text, score, evidence, beside, hold, guard, _reservation(texts))
+    check = build_drift_check(options, start) if start and (options.guard or options.max_drop) else None
+    return DevEvaluation(
+        _metric_of(chosen, options.batch_size),
+        of_json({name: value for name, value in chosen.items() if name != "documents"}),
+        [_metric_of(texts, options.batch_size) for texts in also],
+        [_metric_of(texts, options.batch_size) for texts in hold],
+        check,
+        _caveat(chosen),
+    )
+
+
+def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> DriftCheck:
+    """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
+    stsb = hosts.decided_by_first(lambda: _local_stsb_dev(options.data_dir))
+    if stsb is not None:
+        metric = CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: _pairs_of(stsb)})
+        return DriftCheck(DRIFT_STSB, lambda encoder: metric.scores(encoder)[DRIFT_STSB])
+    sentences = general_sentences()
+
+    def cosines(encoder: Encoder) -> Float[np.ndarray, " pairs"]:
+        embeddings = normalized(encoder.encode(sentences, batch_size=options.batch_size))
+        return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
+
+    before = cosines(start())
+    return DriftCheck(
+        DRIFT_AGREEMENT,
+        lambda encoder: 100 * float(scipy.stats.spearmanr(before, cosines(encoder)).statistic),
+    )
+
+
+def general_sentences() -> list[str]:
+    """Return plain English sentences on everyday subjects, shipped with the package."""
+    return GENERAL_SENTENCES.read_text(encoding="utf-8").splitlines()
+
+
+def _local_stsb_dev(data_dir: str) -> list[list] | None:
+    """Return the pairs of STS-B dev as JSON, or None if they are not on this machine; nothing is downloaded."""
+    if not is_local(data_dir):
+        return None
+    try:
+        folder = senteval_folder(data_dir)
+    except DataError:
+        return None
+    return None if missing_files(STSB, folder, "dev") else _as_json(STSB.load(folder, "dev"))
+
+
+# The text of metrics
+
+
+def _chosen_and_also(config: Config, training_sentences: Callable[[], Iterable[str]]) -> tuple[Texts, list[Texts]]:
+    options, metric = config.eval, config.eval.metric
+    problem = _missing_sts_data(options) if {metric, *options.beside} & STS_METRICS else ""
+    if problem and metric in STS_METRICS:
+        metric = "halves_retrieval"
+        _notice(f"eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
+    also = [name for name in dict.fromkeys(options.beside) if name != metric]
+    if problem and (left_out := STS_METRICS.intersection(also)):
+        _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
+        also = [name for name in also if name not in left_out]
+    chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *also)]
+    if caveat := _caveat(chosen):
+        kept = " With eval.keep_start the starting checkpoint is exported." if options.keep_start else ""
+        _notice(
+            f"{caveat}.{kept} To train on single sentences use --config.data.pairs=dropout and some dropout, see "
+            "docs/adaptation.md"
+        )
+    return chosen, others
 
 
 def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
-    """Those of `eval.hold`, as far as there are enough to tell a fall from chance."""
     found = []
     for metric in dict.fromkeys(config.eval.hold):
         try:
-            texts = _texts(config, metric, training_sentences, HOLD_PAIRS)
+            texts = _texts(config, metric, training_sentences, MOST_HOLD_PAIRS)
             count = len(texts["pairs"][0])
-            reason = f"it has {count} pairs, and tells nothing with fewer than {FEWEST}" if count < FEWEST else ""
+            problem = f"it has {count} pairs and needs at least {FEWEST}" if count < FEWEST else ""
         except DataError as error:
-            reason = str(error)
-        if reason:
-            print(f"notice: eval.hold: {metric} is left out: {reason}", file=sys.stderr)
+            problem = str(error)
+        if problem:
+            _notice(f"eval.hold: {metric} is left out: {problem}")
         else:
             found.append(texts)
     return found
 
 
-def _texts_of_all(config: Config, training_sentences: Callable[[], Iterable[str]]) -> tuple[Texts, list[Texts]]:
-    """Those of the metric that chooses, and of those beside it."""
-    options, metric = config.eval, config.eval.metric
-    problem = _missing_sts_data(options) if {metric, *options.beside} & OF_STS else ""
-    if problem and metric in OF_STS:
-        metric = "halves_retrieval"
-        print(
-            f"notice: eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}",
-            file=sys.stderr,
-        )
-    beside = [name for name in dict.fromkeys(options.beside) if name != metric]
-    if problem and (left_out := OF_STS.intersection(beside)):
-        print(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}", file=sys.stderr)
-        beside = [name for name in beside if name not in left_out]
-    chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *beside)]
-    if reservation := _reservation(chosen):
-        kept = "; with eval.keep_start the start is exported" if options.keep_start else ""
-        print(
-            f"notice: {reservation}{kept}; single sentences are trained on with --config.data.pairs=dropout and some "
-            "dropout, see docs/adaptation.md",
-            file=sys.stderr,
-        )
-    return chosen, others
+def _notice(message: str) -> None:
+    print(f"notice: {message}", file=sys.stderr)
 
 
-def _reservation(texts: Texts) -> str:
-    """The reason why pairs of held-out documents do not speak for all of them; empty if they do."""
+def _caveat(texts: Texts) -> str:
     having, documents = texts.get("documents", (1, 1))
     if having >= FEWEST_DOCUMENTS * documents:
         return ""
-    return f"{texts['metric']} has pairs of {having:,} of {documents:,} held-out documents, too few to speak for all"
+    return f"only {having:,} of {documents:,} held-out documents have pairs for {texts['metric']}, too few to judge all"
 
 
 def _texts(
-    config: Config, metric: str, training_sentences: Callable[[], Iterable[str]], most_pairs: int = RETRIEVAL_PAIRS
+    config: Config, metric: str, training_sentences: Callable[[], Iterable[str]], most: int = MOST_PAIRS
 ) -> Texts:
-    """The text that a metric is computed on; pairs that a document makes, at most so many."""
+    """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
-    if metric in OF_STS:
+    if metric in STS_METRICS:
         return {"metric": metric, "scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return {"metric": metric} | _held_out_pairs(config, metric, most_pairs)
+        return {"metric": metric} | _held_out_pairs(config, metric, most)
     if metric == "halves_retrieval":
-        return {"metric": metric, "pairs": _halves(config, training_sentences, most_pairs)}
+        return {"metric": metric, "pairs": _halves(config, training_sentences, most)}
     if kind == "pairs_retrieval":
-        return {"metric": metric, "pairs": list(retrieval_pairs(file or options.pairs_file))}
+        return {"metric": metric, "pairs": list(read_retrieval_pairs(file or options.pairs_file))}
     if kind == "duplicates":
-        return {"metric": metric, "labelled_pairs": _as_json(labelled_pairs(file))}
-    return {"metric": metric, "scored_pairs": {metric: _own_scored_pairs(options)}}
+        return {"metric": metric, "labelled_pairs": _as_json(read_labelled_pairs(file))}
+    path = expand_path(options.pairs_file)
+    own = read_pairs(path, columns=(0, 1, 2))
+    if np.ptp(own.gold) == 0:
+        raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
+    return {"metric": metric, "scored_pairs": {metric: _as_json(own)}}
 
 
-def _scorer(texts: Texts, batch_size: int) -> Scorer:
-    metric = texts["metric"]
+def _metric_of(texts: Texts, batch_size: int) -> DevMetric:
+    name = texts["metric"]
     if "pairs" in texts:
-        return _retrieval_scorer(metric, texts["pairs"], batch_size)
+        return RetrievalMetric(name, batch_size, *texts["pairs"])
     if "labelled_pairs" in texts:
-        pairs = _scored_pairs(texts["labelled_pairs"])
-        return lambda encoder: {metric: 100 * duplicates_precision(encoder, pairs, batch_size)}
-    sets = {name: _scored_pairs(values) for name, values in texts["scored_pairs"].items()}
-    return _spearman_scorer(metric, sets, batch_size)
+        return DuplicatesMetric(name, batch_size, _pairs_of(texts["labelled_pairs"]))
+    return CorrelationMetric(name, batch_size, {key: _pairs_of(own) for key, own in texts["scored_pairs"].items()})
 
 
-def _evidence(texts: Texts, batch_size: int) -> Evidence:
-    """The evidence of the metric that chooses: its interval is computed from it."""
-    if "pairs" in texts:
-        queries, targets = texts["pairs"]
-        return Queries(queries, targets, batch_size)
-    metric, sets = texts["metric"], texts["scored_pairs"]
-    names = list(sets) if metric == "average_spearman" else [metric]
-    return Pairs([_scored_pairs(sets[name]) for name in names], batch_size)
+def _as_json(scored: ScoredPairs) -> list[list]:
+    return [scored.first, scored.second, scored.gold.tolist()]
+
+
+def _pairs_of(values: list[list]) -> ScoredPairs:
+    first, second, gold = values
+    return ScoredPairs(first, second, np.array(gold))
 
 
 def _missing_sts_data(options: EvalConfig) -> str:
-    """The reason for which `eval.tasks` cannot be scored; empty if they can."""
+    """Say why `eval.tasks` cannot be scored, or return an empty string."""
     try:
         folder = senteval_folder(options.data_dir)
     except DataError as error:
         return f"{error} (eval.data_dir)"
-    missing = [path for task in options.tasks for path in missing_files(STS_TASKS[task](folder), "dev")]
+    missing = [path for task in options.tasks for path in missing_files(STS_TASKS[task][0], folder, "dev")]
     return f"not found: {', '.join(map(str, missing))}" if missing else ""
 
 
 def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
-    """The dev splits of `eval.tasks`, by the name of their score."""
+    """Read the dev splits of `eval.tasks`, by the name of their score."""
     folder = senteval_folder(options.data_dir)
-    sets = {task: STS_TASKS[task](folder).load("dev") for task in options.tasks}
-    for task, scored in sets.items():
-        if reason := official.deviation(task, {"n": len(scored.gold)}, "dev"):
-            print(f"notice: {task} in {folder} is not the official data: {reason}", file=sys.stderr)
-    return {SHORT_NAMES[task]: _as_json(pairs) for task, pairs in sets.items()}
-
-
-def _own_scored_pairs(options: EvalConfig) -> list[list]:
-    """The pairs of `eval.pairs_file`."""
-    path = expand_path(options.pairs_file)
-    pairs = sts.read_pairs(path, columns=(0, 1, 2))
-    if np.ptp(pairs.gold) == 0:
-        raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
-    return _as_json(pairs)
-
-
-def _as_json(pairs: sts.ScoredPairs) -> list[list]:
-    """First sentences, second sentences and scores: the arguments of `ScoredPairs`."""
-    return [pairs.first, pairs.second, pairs.gold.tolist()]
+    found = {}
+    for name in options.tasks:
+        task, score = STS_TASKS[name]
+        scored = task.load(folder, "dev")
+        found[score] = _as_json(scored)
+        if problem := size_problem(name, {"n": len(scored.gold)}, "dev"):
+            _notice(f"{name} in {folder} is not the official data: {problem}")
+    return found
 
 
 def _halves(config: Config, training_sentences: Callable[[], Iterable[str]], most: int) -> list[list[str]]:
-    """First and second halves of training sentences."""
-    for fewest_words in (FEWEST_WORDS, 2):  # halves of short sentences say little: only where there are no others
-        first, second = retrieval.halves(training_sentences(), most, fewest_words)
-        if len(first) >= 2:
-            return [first, second]
+    """Return first and second halves of training sentences; of short sentences only if there are no others."""
+    for fewest_words in (FEWEST_WORDS, 2):
+        found = retrieval.halves(training_sentences(), most, fewest_words)
+        if len(found) >= 2:
+            return [[first for first, _ in found], [second for _, second in found]]
     raise DataError(
-        f"data.train_file={config.data.train_file} has too few sentences: the dev metric halves_retrieval needs two "
-        "different ones of at least two words"
+        f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval needs two "
+        "different sentences of at least two words"
     )
 
 
 def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
-    """Queries and targets of the documents that are held out, and the numbers of those."""
+    """Return queries and targets from held-out documents, and how many documents have any and how many there are."""
     data = config.data
     having = documents = 0
 
@@ -280,11 +478,11 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
             having, documents = having + bool(usable), documents + 1
             yield from usable
 
-    chosen = retrieval.chosen_pairs(usable_pairs(), most, held_out.digest)
+    chosen = retrieval.choose_pairs(usable_pairs(), most, held_out.digest)
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
-            f"{metric}, which needs two different ones; hold out more, or choose another metric"
+            f"{metric}, which needs two different ones. Hold out more documents or choose another eval.metric"
         )
     return {"pairs": [list(texts) for texts in zip(*chosen, strict=True)], "documents": [having, documents]}
 
@@ -295,7 +493,7 @@ def _leads(section: Section) -> Iterator[tuple[str, str]]:
 
 
 def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
-    """Sentences and the next ones; none twice, for a sentence that is a query and a target would find itself."""
+    """Yield sentences and their successors, each sentence once: as query and target it would find itself."""
     sentences = section.sentences()
     for pair in zip(sentences[::2], sentences[1::2], strict=False):
         if min(map(len, pair)) >= pairs.FEWEST_CHARACTERS:
@@ -303,8 +501,7 @@ def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
 
 
 def _halves_of_sentences(section: Section) -> Iterator[tuple[str, str]]:
-    sentences = section.sentences()
-    return (retrieval.halved(sentence) for sentence in sentences if len(sentence.split()) >= FEWEST_WORDS)
+    return (halve(sentence) for sentence in section.sentences() if len(sentence.split()) >= FEWEST_WORDS)
 
 
 HELD_OUT_PAIRS = {
@@ -312,33 +509,3 @@ HELD_OUT_PAIRS = {
     "neighbours_retrieval": _neighbours,
     "halves_retrieval": _halves_of_sentences,
 }
-
-
-def _scored_pairs(values: list[list]) -> sts.ScoredPairs:
-    """Those that `_as_json` gave."""
-    first, second, gold = values
-    return sts.ScoredPairs(first, second, np.array(gold))
-
-
-def _spearman_scorer(metric: str, sets: dict[str, sts.ScoredPairs], batch_size: int) -> Scorer:
-    def score(encoder: Encoder) -> Scores:
-        by_set = sts.score_pairs(encoder, sets, batch_size)
-        scores = {name: result["spearman"] for name, result in by_set.items()}
-        if metric == "average_spearman":
-            scores[metric] = sum(scores.values()) / len(scores)
-        return scores
-
-    return score
-
-
-def _retrieval_scorer(metric: str, pairs: list[list[str]], batch_size: int) -> Scorer:
-    """Scores the mean reciprocal rank as `metric`; beside it recalls and, not x 100, the uniformity of the texts."""
-    queries, targets = pairs
-
-    def score(encoder: Encoder) -> Scores:
-        vectors = encoder.encode(queries + targets, batch_size=batch_size)
-        scores = retrieval.retrieval_scores(vectors[: len(queries)], vectors[len(queries) :])
-        beside = {f"{metric}_{name}": value for name, value in scores.items() if name != "mrr"}
-        return {metric: scores["mrr"]} | beside | {"uniformity": uniformity(normalized(vectors))}
-
-    return score

@@ -1,11 +1,11 @@
-"""The encoder as `mteb` wants it, for its tasks beside SentEval's. Needs the optional extra: pip install mteb.
+"""An encoder for `mteb`. Needs the extra `mteb`.
 
     import mteb
     from diffcse_jax.evaluation.mteb_adapter import MtebEncoder
 
     mteb.evaluate(MtebEncoder("runs/diffcse_base"), mteb.get_tasks(tasks=["STSBenchmark"]))
 
-MTEB's scores are not SentEval's: its data sets have a casing and tokenisation of their own. Report them apart.
+MTEB's data differs from SentEval's in casing and tokenisation. Report the two kinds of scores separately.
 """
 
 from typing import Any
@@ -23,16 +23,16 @@ from diffcse_jax.io import expand_path, find_run
 
 
 class MtebEncoder(AbsEncoder):
-    """A `SentenceEncoder` with mteb's encoder protocol; similarities are cosines, prompts are not used.
+    """A `SentenceEncoder` for mteb. Similarity is the cosine; prompts are ignored.
 
-    mteb keeps scores by name and revision of a model, and takes them from there: both hold a hash of all that
-    determines the vectors, so that no model gets the scores of another one that is in a folder of the same name.
+    mteb caches scores by a model's name and revision. Both contain a hash of all that determines an embedding, so that
+    no model gets the cached scores of another.
 
     Args:
-        model_name: as `SentenceEncoder.from_pretrained` takes it.
-        revision: for mteb's records, in place of that hash.
-        device: ignored; JAX takes the accelerator that it finds.
-        pooler: overrides the recorded pooler, with a warning.
+        model_name: As for `SentenceEncoder.from_pretrained`.
+        revision: Replaces the hash as mteb's revision.
+        device: Ignored. JAX uses the accelerator that it finds.
+        pooler: Replaces the recorded pooler, with a warning.
     """
 
     def __init__(
@@ -40,9 +40,11 @@ class MtebEncoder(AbsEncoder):
     ):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
         fingerprint = self.encoder.fingerprint()
+        path = expand_path(model_name).resolve()
+        folder = (find_run(path) or find_run(path.parent) or path).name  # a run's name for its exports
         self.mteb_model_meta = ModelMeta.create_empty(
             {
-                "name": f"diffcse_jax/{_folder_name(model_name)}-{fingerprint[:8]}",
+                "name": f"diffcse_jax/{folder}-{fingerprint[:8]}",
                 "revision": revision or fingerprint,
                 "embed_dim": self.encoder.dimension,
                 "max_tokens": self.encoder.config.max_length,
@@ -52,13 +54,7 @@ class MtebEncoder(AbsEncoder):
 
     def encode(
         self, inputs: DataLoader[BatchedInput], *, prompt_type: PromptType | None = None, **options: Any
-    ) -> Float32[np.ndarray, "sentences dimension"]:
-        """Vectors of all sentences of the batches; of mteb's options `batch_size` counts."""
+    ) -> Float32[np.ndarray, "sentences dim"]:
+        """Return embeddings of all sentences in the batches. Of mteb's options, `batch_size` is used."""
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64))
-
-
-def _folder_name(model_name: str) -> str:
-    """The name of a model's folder; of a run's checkpoint or export, that of the run."""
-    path = expand_path(model_name).resolve()
-    return (find_run(path) or find_run(path.parent) or path).name

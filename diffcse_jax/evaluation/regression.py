@@ -1,14 +1,14 @@
-"""Supervised STS-B and SICK-R: a similarity model trained on frozen sentence vectors, in the two forms of SentEval.
+"""Supervised STS-B and SICK-R: a similarity model trained on frozen embeddings, in the two forms of SentEval.
 
-A softmax layer on |u - v| and u * v predicts a distribution over the scores 1 to 5 (Tai, Socher and Manning 2015); the
-predicted score is its mean. Training is stopped early by a coefficient on the dev split, of which SentEval's copies
-differ in one point (`tools/relatedness.py`):
+A softmax layer on |u - v| and u * v predicts a distribution over the scores 1 to 5 (Tai, Socher and Manning 2015). The
+predicted score is the mean of the distribution. A correlation on the dev split stops training early; the copies differ
+in which one (`tools/relatedness.py`):
 
-- `STSBenchmark-senteval`, `SICKRelatedness-senteval`: Pearson's, in the original SentEval, whose tasks are named
-  `STSBenchmark` and `SICKRelatedness` (here, as in SimCSE, the names of the unsupervised tasks);
-- `STSBenchmark-finetune`, `SICKRelatedness-finetune`: Spearman's, in SimCSE's copy, under these names.
+- `STSBenchmark-senteval`, `SICKRelatedness-senteval`: Pearson, in the original SentEval. It calls these tasks
+  `STSBenchmark` and `SICKRelatedness`, which here, as in SimCSE, are the tasks without training.
+- `STSBenchmark-finetune`, `SICKRelatedness-finetune`: Spearman, in SimCSE's copy, under these names.
 
-The weights after the block of passes with the best coefficient are scored, so that the two may take different ones.
+The weights after the block of passes with the best correlation are scored.
 """
 
 import dataclasses
@@ -21,131 +21,93 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Float32, Float64, Int32
 
-from diffcse_jax.evaluation.classifier import SEED, initial_weights
-from diffcse_jax.evaluation.protocols import Encoder
-from diffcse_jax.evaluation.sts import SCALE, ScoredPairs, SICKRelatedness, STSBenchmark, correlations, read_pairs
+from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation.classifier import NO_ROW, SEED, initial_weights, with_bias
+from diffcse_jax.evaluation.senteval import difference_and_product
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, correlations, encode_groups
 
 LEVELS = np.arange(1, 6, dtype=np.float32)
 BATCH_SIZE = 64
 PASSES_PER_BLOCK = 50
-LAST_PASS = 1000  # No block starts after this many passes.
-TENACITY = 3  # So many blocks without improvement are forgiven, the next one ends the training.
-
+LAST_PASS = 1000  # no block starts after this many passes
+TENACITY = 3  # blocks without improvement that are forgiven; the next one ends training
 OPTIMIZER = optax.adam(1e-3)
-Weights = Float32[Array | np.ndarray, "levels dimension_and_bias"]
+
+Weights = Float32[Array | np.ndarray, "levels dim_and_bias"]
 
 
 @dataclasses.dataclass(frozen=True)
 class SimilarityRegression:
-    """Trained on the train split, stopped early by a coefficient on the dev split, scored on the test split.
+    """Trains on the train split, stops early by the dev split, and scores the test split.
 
     Attributes:
-        folder: SentEval's `downstream` folder.
+        name: The task's name.
+        data: The task whose files are read.
+        stops_by: The correlation that stops training, one of `sts.COEFFICIENTS`.
     """
 
-    folder: Path
-
-    name: ClassVar[str]
+    name: str
+    data: StsTask
+    stops_by: str
     modes: ClassVar = ("test", "fasttest", "dev")
-    splits: ClassVar[dict[str, str]]  # split to file below the folder
-    columns: ClassVar[tuple[int, int, int]]
-    header: ClassVar[bool]
-    stops_by: ClassVar[str]  # one of `sts.COEFFICIENTS`
 
-    def files(self, mode: str) -> list[Path]:
-        """The files that `run` reads in this mode."""
-        return [self.folder / self.splits[split] for split in self._splits_of_mode(mode)]
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return [folder / self.data.splits[split] for split in _splits(mode)]
 
-    def load(self, split: str) -> ScoredPairs:
-        """The pairs of a split, in the order in which SentEval numbers them: by word counts, then by score.
+    def load(self, folder: Path, split: str) -> ScoredPairs:
+        """Read the pairs of a split in SentEval's order: by word counts, then by score."""
+        pairs = self.data.load(folder, split)
+        words = [np.array([len(text.split()) for text in side]) for side in (pairs.first, pairs.second)]
+        order = np.lexsort((pairs.gold, words[1], words[0]))
+        first, second = ([side[row] for row in order] for side in (pairs.first, pairs.second))
+        return ScoredPairs(first, second, pairs.gold[order])
 
-        Raises:
-            DataError: a row that cannot be read, with its file and line.
-        """
-        pairs = read_pairs(self.folder / self.splits[split], self.columns, skip_header=self.header, scale=SCALE)
-        rows = sorted(
-            zip(pairs.first, pairs.second, pairs.gold, strict=True),
-            key=lambda row: (len(row[0].split()), len(row[1].split()), row[2]),
-        )
-        first, second, gold = zip(*rows, strict=True)
-        return ScoredPairs(list(first), list(second), np.array(gold))
-
-    def run(self, encoder: Encoder, mode: str, batch_size: int = 64) -> dict[str, Any]:
-        """Scores of the mode's split, x 100, with those of the dev split under `dev`."""
-        splits = {split: self.load(split) for split in self._splits_of_mode(mode)}
-        features = _features(encoder, splits, batch_size)
-        targets = {split: pairs.gold for split, pairs in splits.items()}
-        weights = fit(features["train"], targets["train"], features["dev"], targets["dev"], self.stops_by)
-        scores = {
-            split: correlations(predict(weights, features[split]), targets[split])
-            for split in splits
-            if split != "train"
-        }
-        counts = {"ntrain": len(targets["train"])}
-        return scores["dev" if mode == "dev" else "test"] | counts | {"dev": scores["dev"]}
-
-    def _splits_of_mode(self, mode: str) -> list[str]:
-        return ["train", "dev"] if mode == "dev" else ["train", "dev", "test"]
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+        """Return the scores of the mode's split, x 100, and those of the dev split under `dev`."""
+        splits = {split: self.load(folder, split) for split in _splits(mode)}
+        sides = [side for pairs in splits.values() for side in (pairs.first, pairs.second)]
+        parts = iter(encode_groups(encoder, sides, options.batch_size))
+        features = {split: difference_and_product(next(parts), next(parts)) for split in splits}
+        gold = {split: pairs.gold for split, pairs in splits.items()}
+        weights = fit(features["train"], gold["train"], features["dev"], gold["dev"], self.stops_by)
+        scores = {split: correlations(predict(weights, features[split]), gold[split]) for split in splits}
+        return scores["dev" if mode == "dev" else "test"] | {"ntrain": len(gold["train"]), "dev": scores["dev"]}
 
 
-class STSBenchmarkFinetune(SimilarityRegression):
-    """STS-B in SimCSE's copy."""
-
-    name = "STSBenchmark-finetune"
-    stops_by = "spearman"
-    splits: ClassVar = {"train": "STS/STSBenchmark/sts-train.csv"} | STSBenchmark.splits
-    columns = STSBenchmark.columns
-    header = STSBenchmark.header
+REGRESSION_TASKS = tuple(SimilarityRegression(f"{data.name}-senteval", data, "pearson") for data in (STSB, SICKR))
+FINETUNE_TASKS = tuple(SimilarityRegression(f"{data.name}-finetune", data, "spearman") for data in (STSB, SICKR))
 
 
-class STSBenchmarkSentEval(STSBenchmarkFinetune):
-    """STS-B in the original SentEval."""
-
-    name = "STSBenchmark-senteval"
-    stops_by = "pearson"
-
-
-class SICKRelatednessFinetune(SimilarityRegression):
-    """SICK-R in SimCSE's copy."""
-
-    name = "SICKRelatedness-finetune"
-    stops_by = "spearman"
-    splits: ClassVar = {"train": "SICK/SICK_train.txt"} | SICKRelatedness.splits
-    columns = SICKRelatedness.columns
-    header = SICKRelatedness.header
-
-
-class SICKRelatednessSentEval(SICKRelatednessFinetune):
-    """SICK-R in the original SentEval."""
-
-    name = "SICKRelatedness-senteval"
-    stops_by = "pearson"
+def _splits(mode: str) -> tuple[str, ...]:
+    return ("train", "dev") if mode == "dev" else ("train", "dev", "test")
 
 
 def fit(
-    features: Float32[np.ndarray, "train dimension"],
+    features: Float32[np.ndarray, "train dim"],
     gold: Float[np.ndarray, " train"],
-    dev_features: Float32[np.ndarray, "dev dimension"],
+    dev_features: Float32[np.ndarray, "dev dim"],
     dev_gold: Float[np.ndarray, " dev"],
     stops_by: str,
-) -> Float32[np.ndarray, "levels dimension_and_bias"]:
-    """The weights after the block with the best dev coefficient (SentEval's `tools/relatedness.py`).
+) -> Float32[np.ndarray, "levels dim_and_bias"]:
+    """Return the weights after the block with the best dev correlation (SentEval's `tools/relatedness.py`).
 
     Args:
-        features: |u - v| and u * v of the training pairs, side by side.
-        gold: their scores, 1 to 5.
-        dev_features: those of the dev pairs.
-        dev_gold: their scores.
+        features: |u - v| and u * v of the training pairs.
+        gold: Scores of the training pairs, 1 to 5.
+        dev_features: Features of the dev pairs.
+        dev_gold: Scores of the dev pairs.
         stops_by: `pearson` or `spearman`.
     """
-    inputs, targets = jnp.asarray(_with_bias(features)), jnp.asarray(level_shares(gold))
+    inputs, targets = jnp.asarray(with_bias(features)), jnp.asarray(level_weights(gold))
     weights = jnp.asarray(initial_weights(len(LEVELS), features.shape[1]))
     opt_state = OPTIMIZER.init(weights)
     generator = np.random.RandomState(SEED)
+    padding = -len(features) % BATCH_SIZE
     best, best_weights, failures = -1.0, np.asarray(weights), 0
     for _ in range(0, LAST_PASS + 1, PASSES_PER_BLOCK):
-        batches = np.stack([_batches(generator.permutation(len(features))) for _ in range(PASSES_PER_BLOCK)])
-        weights, opt_state = _train_block(weights, opt_state, inputs, targets, batches.reshape(-1, BATCH_SIZE))
+        orders = np.stack([generator.permutation(len(features)) for _ in range(PASSES_PER_BLOCK)]).astype(np.int32)
+        batches = np.pad(orders, ((0, 0), (0, padding)), constant_values=NO_ROW).reshape(-1, BATCH_SIZE)
+        weights, opt_state = _train_block(weights, opt_state, inputs, targets, batches)
         score = correlations(predict(np.asarray(weights), dev_features), dev_gold)[stops_by]
         if score > best:
             best, best_weights = score, np.asarray(weights)
@@ -157,41 +119,22 @@ def fit(
 
 
 def predict(
-    weights: Float32[np.ndarray, "levels dimension_and_bias"], features: Float32[np.ndarray, "rows dimension"]
+    weights: Float32[np.ndarray, "levels dim_and_bias"], features: Float32[np.ndarray, "rows dim"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Expected score of each row, summed in float64 as in SentEval."""
-    return np.asarray(jax.nn.softmax(_with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
+    """Return the expected score of each row, summed in float64 as in SentEval."""
+    return np.asarray(jax.nn.softmax(with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
 
 
-def level_shares(gold: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows levels"]:
-    """Scores as distributions over the two levels next to them; below 1, the share missing to 1 has no level."""
+def level_weights(gold: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows levels"]:
+    """Return scores as distributions over the two nearest levels. Below 1, the distribution sums to the score."""
     return np.maximum(0, 1 - np.abs(gold[:, None] - LEVELS)).astype(np.float32)
-
-
-def _features(encoder: Encoder, splits: dict[str, ScoredPairs], batch_size: int) -> dict[str, np.ndarray]:
-    sides = [side for pairs in splits.values() for side in (pairs.first, pairs.second)]
-    vectors = encoder.encode([sentence for side in sides for sentence in side], batch_size=batch_size)
-    parts = iter(np.split(vectors, np.cumsum([len(side) for side in sides])[:-1]))
-    pairs_of_parts = {split: (next(parts), next(parts)) for split in splits}
-    return {split: np.concatenate([np.abs(u - v), u * v], axis=1) for split, (u, v) in pairs_of_parts.items()}
-
-
-def _batches(order: np.ndarray) -> Int32[np.ndarray, "batches batch_size"]:
-    """A permutation cut into batches; -1 fills the last one."""
-    filled = np.full(-(-len(order) // BATCH_SIZE) * BATCH_SIZE, -1, np.int32)
-    filled[: len(order)] = order
-    return filled.reshape(-1, BATCH_SIZE)
-
-
-def _with_bias(features: Float32[np.ndarray, "rows dimension"]) -> Float32[np.ndarray, "rows dimension_and_bias"]:
-    return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
 
 
 @jax.jit
 def _train_block(
     weights: Weights,
     opt_state: optax.OptState,
-    inputs: Float32[Array, "rows dimension_and_bias"],
+    inputs: Float32[Array, "rows dim_and_bias"],
     targets: Float32[Array, "rows levels"],
     batches: Int32[Array | np.ndarray, "batches batch_size"],
 ) -> tuple[Weights, optax.OptState]:

@@ -1,81 +1,106 @@
-"""Retrieval without labels: how high does each query rank its own target?"""
+"""Retrieval: how high each query ranks its own target. Also tasks on the user's own files of pairs."""
 
 import collections
+import dataclasses
 import heapq
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
+from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
+from diffcse_jax.io import expand_path
 from diffcse_jax.search.nearest import normalized
 
-BLOCK = 1024  # queries whose similarities are held at once
+BLOCK = 1024  # queries whose similarities are held in memory at once
+CUTOFFS = (1, 5, 10)
+DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
+MOST_DOCSTRINGS = 1000
 
 
-def retrieval_scores(
-    queries: Float32[np.ndarray, "n dimension"], targets: Float32[np.ndarray, "n dimension"]
-) -> dict[str, float]:
-    """Mean reciprocal rank and recall, x 100, of target i for query i among all targets, by cosine similarity.
+# Ranks
+
+
+def retrieval_scores(queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]) -> dict[str, float]:
+    """Return mean reciprocal rank and recall, x 100, of target i for query i among all targets, by cosine similarity.
 
     Returns:
         `mrr`, `recall@1`, `recall@5`, `recall@10`.
     """
     ranks = target_ranks(queries, targets)
-    recalls = {f"recall@{k}": 100 * float(np.mean(ranks <= k)) for k in (1, 5, 10)}
-    return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls
+    return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls(ranks)
+
+
+def recalls(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
+    """Return the percentage of ranks up to each of `CUTOFFS`."""
+    return {f"recall@{k}": 100 * float(np.mean(ranks <= k)) for k in CUTOFFS}
 
 
 def target_ranks(
-    queries: Float32[np.ndarray, "n dimension"], targets: Float32[np.ndarray, "n dimension"]
+    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]
 ) -> Float[np.ndarray, " n"]:
-    """The rank, from 1, of target i for query i. Ties share their mean rank: a constant encoder gains nothing."""
+    """Return the rank, from 1, of target i for query i. Ties share their mean rank."""
     queries, targets = normalized(queries), normalized(targets)
     ranks = []
     for start in range(0, len(queries), BLOCK):
-        similarities = queries[start : start + BLOCK] @ targets.T
-        ranks.append(ranks_among(similarities, start + np.arange(len(similarities))))
+        scores = queries[start : start + BLOCK] @ targets.T
+        ranks.append(ranks_among(scores, start + np.arange(len(scores))))
     return np.concatenate(ranks)
 
 
 def ranks_among(
-    similarities: Float32[np.ndarray, "rows columns"], targets: Int[np.ndarray, " rows"]
+    scores: Float32[np.ndarray, "rows columns"], targets: Int[np.ndarray, " rows"]
 ) -> Float[np.ndarray, " rows"]:
-    """The rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
-    own = similarities[np.arange(len(targets)), targets][:, None]
-    return (similarities > own).sum(axis=1) + ((similarities == own).sum(axis=1) + 1) / 2
+    """Return the rank, from 1, of column `targets[i]` in row i, highest first. Ties share their mean rank."""
+    own = scores[np.arange(len(targets)), targets][:, None]
+    return (scores > own).sum(axis=1) + ((scores == own).sum(axis=1) + 1) / 2
 
 
-def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> tuple[list[str], list[str]]:
-    """First and second halves, by words, of the first `limit` distinct sentences of at least `fewest_words`."""
-    first: list[str] = []
-    second: list[str] = []
-    seen = set()
-    for sentence in sentences:
-        if len(first) == limit:
-            break
-        if sentence in seen or len(sentence.split()) < fewest_words:
-            continue
-        seen.add(sentence)
-        for texts, half in zip((first, second), halved(sentence), strict=True):
-            texts.append(half)
-    return first, second
+def average_precision(scores: Float32[np.ndarray, " pairs"], labels: Int[np.ndarray, " pairs"]) -> float:
+    """Return the mean, over positives, of the precision among all pairs with at least the same score.
+
+    Pairs with equal scores count together, so that a constant score gets the fraction of positives.
+    """
+    values, where = np.unique(-scores, return_inverse=True)
+    pairs = np.bincount(where, minlength=len(values))
+    positives = np.bincount(where, weights=labels, minlength=len(values))
+    precisions = np.cumsum(positives) / np.cumsum(pairs)
+    return float((precisions * positives).sum() / positives.sum())
 
 
-def halved(sentence: str) -> tuple[str, str]:
-    """A sentence's first and second half, by words."""
+# Pairs from unlabelled text
+
+
+def halve(sentence: str) -> tuple[str, str]:
+    """Return the two halves of a sentence, by words."""
     words = sentence.split()
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def chosen_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[str], int]) -> list[tuple[str, str]]:
-    """At most `limit` queries with their targets, the same ones in whatever order all pairs come.
+def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tuple[str, str]]:
+    """Halve the first `limit` distinct sentences that have at least `fewest_words` words."""
+    chosen: dict[str, tuple[str, str]] = {}
+    for sentence in sentences:
+        if len(chosen) == limit:
+            break
+        if sentence not in chosen and len(sentence.split()) >= fewest_words:
+            chosen[sentence] = halve(sentence)
+    return list(chosen.values())
 
-    Of pairs that share a text none is taken, for a query has one target. Memory holds four times the limit.
+
+def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[str], int]) -> list[tuple[str, str]]:
+    """Choose pairs that share no text, the same ones in whatever order they come.
+
+    Memory holds at most four times the limit.
 
     Args:
-        pairs: queries and targets.
-        limit: how many to take.
-        order: a hash of text; pairs of the lowest ones are taken.
+        pairs: Queries and targets.
+        limit: How many pairs to choose.
+        order: A hash of text. The pairs with the lowest values are chosen.
     """
     lowest: dict[int, tuple[str, str]] = {}
     for pair in pairs:
@@ -85,3 +110,107 @@ def chosen_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[
     candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
     occurrences = collections.Counter(text for pair in candidates for text in pair)
     return [pair for pair in candidates if all(occurrences[text] == 1 for text in pair)][:limit]
+
+
+# Tasks on the user's own files
+
+
+@dataclasses.dataclass(frozen=True)
+class PairsRetrieval:
+    """For the first text of each pair, find the second among the second texts of all pairs.
+
+    Attributes:
+        file: A path as the user wrote it, or `docstrings`.
+    """
+
+    file: str
+    kind: ClassVar = "pairs_retrieval"
+    modes: ClassVar = ("test", "fasttest", "dev")
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.file}"
+
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return [] if self.file == DOCSTRINGS else [expand_path(self.file)]
+
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+        """Return mean reciprocal rank and recalls, x 100, and the number of pairs `n`."""
+        queries, targets = read_retrieval_pairs(self.file)
+        return retrieval_scores(*encode_groups(encoder, [queries, targets], options.batch_size)) | {"n": len(queries)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Duplicates:
+    """Tell pairs that mean the same from other pairs by their cosine similarity.
+
+    Attributes:
+        file: A path as the user wrote it.
+    """
+
+    file: str
+    kind: ClassVar = "duplicates"
+    modes: ClassVar = ("test", "fasttest", "dev")
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.file}"
+
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return [expand_path(self.file)]
+
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+        """Return the average precision, x 100, and the number of pairs `n`."""
+        pairs = read_labelled_pairs(self.file)
+        return {"average_precision": duplicates_score(encoder, pairs, options.batch_size), "n": len(pairs.gold)}
+
+
+OWN_TASKS: dict[str, type[PairsRetrieval] | type[Duplicates]] = {
+    task.kind: task for task in (PairsRetrieval, Duplicates)
+}
+
+
+def own_task(name: str) -> PairsRetrieval | Duplicates | None:
+    """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
+    kind, _, file = name.partition(":")
+    return OWN_TASKS[kind](file) if file and kind in OWN_TASKS else None
+
+
+def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int) -> float:
+    """Return the average precision, x 100, with which cosine similarity finds the pairs labelled 1."""
+    scores = similarities(encoder, {"": pairs}, batch_size)[""]
+    return 100 * average_precision(scores, pairs.gold.astype(int))
+
+
+def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
+    """Read queries and targets from a file of two tab-separated texts, or those of held-out docstrings.
+
+    Raises:
+        DataError: The file cannot be read, has fewer than two pairs, or has a row with other than two columns.
+    """
+    if file == DOCSTRINGS:
+        from diffcse_jax.data.docstrings import docstring_pairs
+
+        rows = docstring_pairs(MOST_DOCSTRINGS)
+        return [query for query, _ in rows], [target for _, target in rows]
+    path = expand_path(file)
+    table = read_table(path, 1)
+    for number, fields in table:
+        if len(fields) != 2:
+            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)} columns")
+    if len(table) < 2:
+        raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
+    return [query for _, (query, _) in table], [target for _, (_, target) in table]
+
+
+def read_labelled_pairs(file: str) -> ScoredPairs:
+    """Read pairs from a file of two tab-separated texts and a label, 1 if they mean the same and 0 otherwise.
+
+    Raises:
+        DataError: A row is invalid, or all pairs have the same label.
+    """
+    path = expand_path(file)
+    pairs = read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
+    if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:
+        raise DataError(f"{path}: duplicates needs pairs labelled 1 (the same) and pairs labelled 0, nothing else")
+    return pairs

@@ -1,4 +1,4 @@
-"""An evaluation: one model, some tasks, and the results that `results.json` holds."""
+"""An evaluation: tasks on one model or several, and the results that `results.json` holds."""
 
 import contextlib
 import dataclasses
@@ -9,50 +9,136 @@ from pathlib import Path
 
 import tqdm
 
-from diffcse_jax.data.lines import text_lines
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import (
-    REGRESSION_TASKS,
-    build_task,
-    expand_groups,
-    missing_files,
-    needs_folder,
-    official,
-    report,
-)
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Task, TaskOptions, geometry, results
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.postprocessing import post_process
-from diffcse_jax.evaluation.protocols import Encoder, Task
-from diffcse_jax.evaluation.report import Results
-from diffcse_jax.evaluation.suite import senteval_folder
+from diffcse_jax.evaluation.regression import REGRESSION_TASKS
+from diffcse_jax.evaluation.results import Results
+from diffcse_jax.evaluation.sts import read_lines
+from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, needs_folder, senteval_folder
 from diffcse_jax.io import expand_path
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings that all models of a comparison share: the options of eval.py by their names."""
+    """Settings that all models of a comparison share: the options of `eval.py`, by their names."""
 
-    tasks: str
-    data_dir: str
-    mode: str
-    aggregation: str
-    similarity: str
-    pooler: str | None
-    truncate_dim: int | None
-    backend: str
-    post: str | None
-    post_dimension: int | None
-    queries: Path | None
-    top_k: int
-    regression: bool
+    tasks: str = "sts"
+    data_dir: str = ""
+    mode: str = "test"
+    aggregation: str = "all"
+    similarity: str = "cosine"
+    pooler: str | None = None
+    truncate_dim: int | None = None
+    backend: str = "jax"
+    post: str | None = None
+    post_dimension: int | None = None
+    queries: Path | None = None
+    top_k: int = 3
+    regression: bool = False
 
 
-def build_tasks(settings: Settings) -> dict[str, Task]:
-    """The tasks that the settings name, on their data.
+def run(
+    models: Sequence[str], settings: Settings, *, output: Path, with_published: bool, style: str, allow_missing: bool
+) -> int:
+    """Evaluate models, write `results.json` and pictures, and print tables.
+
+    Args:
+        models: Models as `load_encoder` takes them.
+        settings: What to evaluate.
+        output: The results file. Pictures go to `report/` next to it.
+        with_published: Print published scores above the models' own.
+        style: Format of the tables, one of `results.FORMATS`.
+        allow_missing: Return 0 even if data is missing.
+
+    Returns:
+        The exit code: 0, or 3 if data of a task is missing.
 
     Raises:
-        ConfigError: an unknown task, or options that contradict one another.
-        DataError: no data folder, or a file of queries that cannot be read.
+        UserError: An option, a model or a file cannot be used.
+    """
+    if with_published and settings.mode == "dev":
+        raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
+    results.check_writable(output)
+    done = evaluate(models, settings, lambda so_far: results.write_results(results.document(so_far), output))
+    print(results.show(done, with_published=with_published, style=style))
+    if pictures := geometry.draw(done, output.parent / "report"):
+        print("pictures:", *pictures, file=sys.stderr)
+    return 3 if any(each["missing"] for each in done) and not allow_missing else 0
+
+
+def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[list[Results]], None]) -> list[Results]:
+    """Run all tasks on one model after another.
+
+    Args:
+        models: Models as `load_encoder` takes them.
+        settings: What to evaluate.
+        keep: Called with the results so far after each task, because the next one may fail.
+
+    Returns:
+        The results of each model.
+
+    Raises:
+        UserError: An option, a model, its pooler or a file cannot be used.
+    """
+    done: list[Results] = []
+    for model in dict.fromkeys(models):
+        earlier = list(done)
+        done.append(evaluate_model(model, settings, lambda each, earlier=earlier: keep([*earlier, each])))  # type: ignore[misc]
+    return done
+
+
+def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], None] = lambda _: None) -> Results:
+    """Run the tasks on a model. `keep` gets the results before the first task and after each task.
+
+    Each sentence is encoded once, however many tasks contain it.
+    """
+    tasks, folder, options = _plan(settings)
+    missing = {name: paths for name, task in tasks.items() if (paths := missing_files(task, folder, settings.mode))}
+    scores: dict[str, dict] = {}
+    with _recorded_warnings() as notes:
+        encoder = CachedEncoder(load(model, settings))
+
+        def found() -> Results:
+            by_task = results.with_aggregation(scores, settings.aggregation)
+            problems = {name: results.size_problem(name, each, settings.mode) for name, each in by_task.items()}
+            return {
+                "model": model,
+                "pooler": encoder.pooler,
+                "truncate_dim": encoder.truncate_dim,
+                "backend": settings.backend,
+                "mode": settings.mode,
+                "aggregation": settings.aggregation,
+                "similarity": settings.similarity,
+                "post": settings.post,
+                "post_dimension": settings.post_dimension,
+                "tasks": by_task,
+                "averages": results.averages(by_task, settings.mode),
+                "not_official": {name: problem for name, problem in problems.items() if problem},
+                "missing": {name: results.missing_reason(paths) for name, paths in missing.items()},
+                "warnings": list(notes),
+            }
+
+        keep(found())
+        for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
+            scores[name] = tasks[name].run(encoder, folder, settings.mode, options)
+            keep(found())
+        return found()
+
+
+def load(model: str, settings: Settings) -> Encoder:
+    """Load a model on the backend, and post-process its embeddings if the settings say so."""
+    encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
+    return post_process(encoder, settings.post, settings.post_dimension) if settings.post is not None else encoder
+
+
+def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
+    """Return the tasks by name, SentEval's folder and the options of tasks.
+
+    Raises:
+        ConfigError: A task is unknown, or options contradict one another.
+        DataError: There is no data folder, or the file of queries cannot be read.
     """
     if settings.post_dimension is not None and settings.post is None:
         raise ConfigError("--post_dimension needs --post whitening:FILE")
@@ -62,107 +148,34 @@ def build_tasks(settings: Settings) -> dict[str, Task]:
     if settings.regression:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
     if settings.queries and "retrieval" not in names:
-        raise ConfigError("--queries are searched by the task retrieval: add it to --tasks")
+        raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
     folder = senteval_folder(settings.data_dir) if needs_folder(names) else Path()
     queries = _read_queries(settings.queries) if settings.queries else ()
-    return {
-        name: build_task(name, folder, similarity=settings.similarity, queries=queries, top_k=settings.top_k)
-        for name in names
-    }
+    options = TaskOptions(similarity=settings.similarity, queries=queries, top_k=settings.top_k)
+    return {name: find_task(name) for name in names}, folder, options
 
 
-def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[Sequence[Results]], None]) -> list[Results]:
-    """Runs all tasks on one model after another.
-
-    Args:
-        models: each as `load_encoder` takes it.
-        settings: the options.
-        keep: called with the results so far after each task, since the next one may fail.
-
-    Returns:
-        Results by model.
-
-    Raises:
-        UserError: an option, a model, its pooler or a file that cannot be used.
-    """
-    tasks = build_tasks(settings)
-    done: list[Results] = []
-    for model in dict.fromkeys(models):
-        done.append(evaluate_model(model, tasks, settings, lambda results: keep([*done, results])))
-    return done
-
-
-def evaluate_model(model: str, tasks: dict[str, Task], settings: Settings, keep: Callable[[Results], None]) -> Results:
-    """Runs the tasks on a model; `keep` gets the results before the first task and after each."""
-    scores: dict[str, dict] = {}
-    missing = {name: missing_files(task, settings.mode) for name, task in tasks.items()}
-    present = [name for name in tasks if not missing[name]]
-    with _noted_warnings() as notes:
-        encoder = load(model, settings)
-        keep(results := results_of(model, encoder, scores, missing, notes, settings))
-        for name in tqdm.tqdm(present, desc=model, unit="task", disable=None):
-            scores[name] = tasks[name].run(encoder, settings.mode)
-            keep(results := results_of(model, encoder, scores, missing, notes, settings))
-    return results
-
-
-def load(model: str, settings: Settings) -> Encoder:
-    """The model's encoder on the backend, post-processed if the settings say so."""
-    encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
-    return post_process(encoder, settings.post, settings.post_dimension) if settings.post is not None else encoder
-
-
-def results_of(
-    model: str,
-    encoder: Encoder,
-    scores: dict[str, dict],
-    missing: dict[str, list[Path]],
-    notes: list[str],
-    settings: Settings,
-) -> Results:
-    """The content of `results.json`."""
-    tasks = report.with_aggregation(scores, settings.aggregation)
-    return {
-        "model": model,
-        "pooler": encoder.pooler,
-        "truncate_dim": encoder.truncate_dim,
-        "backend": settings.backend,
-        "mode": settings.mode,
-        "aggregation": settings.aggregation,
-        "similarity": settings.similarity,
-        "post": settings.post,
-        "post_dimension": settings.post_dimension,
-        "tasks": tasks,
-        "averages": report.averages(tasks, settings.mode),
-        "not_official": {
-            name: reason for name, each in tasks.items() if (reason := official.deviation(name, each, settings.mode))
-        },
-        "missing": {name: report.missing_reason(paths) for name, paths in missing.items() if paths},
-        "warnings": list(dict.fromkeys(notes)),
-    }
+def _read_queries(path: Path) -> tuple[str, ...]:
+    try:
+        queries = tuple(line.strip() for line in read_lines(expand_path(path), "utf-8-sig") if line.strip())
+    except DataError as error:
+        raise DataError(f"--queries: {error}") from error
+    if not queries:
+        raise DataError(f"--queries: {path} has no queries")
+    return queries
 
 
 @contextlib.contextmanager
-def _noted_warnings() -> Iterator[list[str]]:
-    """Warnings for the user are printed as they come, each once, and kept."""
-    notes = []
+def _recorded_warnings() -> Iterator[dict[str, None]]:
+    """Print each warning for the user once, and record it."""
+    notes: dict[str, None] = {}
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in notes:
             print(f"warning: {message}", file=sys.stderr)
-        notes.append(str(message))
+        notes[str(message)] = None
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
         yield notes
-
-
-def _read_queries(path: Path) -> tuple[str, ...]:
-    try:
-        queries = tuple(line.strip() for _, line in text_lines(expand_path(path), "utf-8-sig") if line.strip())
-    except DataError as error:
-        raise DataError(f"--queries: {error}") from error
-    if not queries:
-        raise DataError(f"--queries: {path} holds no query")
-    return queries

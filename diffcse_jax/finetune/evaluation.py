@@ -7,8 +7,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
-from diffcse_jax.evaluation.guard import Guard
-from diffcse_jax.evaluation.outcomes import paired_interval
+from diffcse_jax.evaluation.dev import DriftCheck, paired_interval
 from diffcse_jax.finetune.data import TaskData
 from diffcse_jax.finetune.model import TaskModel, decided
 from diffcse_jax.objectives.finetune import AVERAGE, score_name
@@ -23,12 +22,12 @@ class TaskEvaluation:
     Attributes:
         tasks: with their dev rows.
         batch_size: sentences per encoding batch.
-        guard: scores general quality beside them; None: it is off.
+        drift_check: Scores general quality. None: it is off.
     """
 
     tasks: Sequence[TaskData]
     batch_size: int
-    guard: Guard | None = None
+    drift_check: DriftCheck | None = None
 
     @property
     def metric(self) -> str:
@@ -41,17 +40,17 @@ class TaskEvaluation:
         return of_json([data.digest() for data in self.tasks])
 
     @property
-    def guard_metric(self) -> str:
-        """The score of general quality; empty where the guard is off."""
-        return self.guard.name if self.guard else ""
+    def drift_metric(self) -> str:
+        """The name of the score of general quality; empty if it is off."""
+        return self.drift_check.name if self.drift_check else ""
 
     @property
-    def resampled(self) -> str:
+    def units(self) -> str:
         """The units that the interval is over."""
         return f"{sum(len(data.dev) for data in self.tasks):,} dev rows"
 
     @property
-    def reservation(self) -> str:
+    def caveat(self) -> str:
         """None: the tasks are labelled."""
         return ""
 
@@ -64,15 +63,15 @@ class TaskEvaluation:
             outcomes.append(values.astype(float).tolist())
             scores[score_name(data.name, data.task)] = score(data, values)
         scores[AVERAGE] = sum(scores.values()) / len(scores)
-        guard = {self.guard.name: self.guard(model.encoder)} if self.guard else {}
-        return Measured(scores | guard, outcomes)
+        drift = {self.drift_check.name: self.drift_check.score(model.encoder)} if self.drift_check else {}
+        return Measured(scores | drift, outcomes)
 
     def held(self, model: TaskModel) -> dict[str, Outcomes]:
         """Nothing: the metrics of `eval.hold` are of documents."""
         del model
         return {}
 
-    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
         """None of them."""
         del start, model
         return []

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int
 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.evaluation import Encoder
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params

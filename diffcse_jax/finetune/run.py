@@ -21,8 +21,8 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation.guard import build_guard
-from diffcse_jax.evaluation.protocols import Encoder
+from diffcse_jax.evaluation import Encoder
+from diffcse_jax.evaluation.dev import build_drift_check
 from diffcse_jax.finetune import vectors
 from diffcse_jax.finetune.data import TaskData, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
@@ -281,7 +281,7 @@ def _carry_out(
 ) -> str:
     source = mixture(tuning, config, stored, without_tokens=heads_alone)
     guarded = (config.eval.guard or config.eval.max_drop) and not heads_alone
-    guard = build_guard(config.eval, lambda: start_encoder(tuning)) if guarded else None
+    guard = build_drift_check(config.eval, lambda: start_encoder(tuning)) if guarded else None
 
     return carry_out(
         config,

@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from diffcse_jax import __version__
-from diffcse_jax.evaluation.report import Results
+from diffcse_jax.evaluation.results import Results
 from diffcse_jax.pages import asset, page
 from diffcse_jax.pages.markup import Markup, element, joined, table
 from diffcse_jax.report import curves, tables, vectors, words

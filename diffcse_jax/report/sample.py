@@ -13,10 +13,8 @@ import numpy as np
 from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import DataError, UserError
-from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.evaluation.guard import general_sentences
-from diffcse_jax.evaluation.outcomes import Pairs, Queries
-from diffcse_jax.evaluation.suite import is_local
+from diffcse_jax.evaluation.dev import CorrelationMetric, RetrievalMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.tasks import is_local
 from diffcse_jax.io import expand_path
 
 MOST_PAIRS = 200
@@ -79,16 +77,18 @@ def _dev_text(config: Config) -> Sample:
         raise DataError("its dev score is of labelled tasks")
     if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
         raise DataError("no folder of SentEval's data is named by eval.data_dir or $DIFFCSE_DATA_DIR")
-    evidence = build_dev_evaluation(config, lambda: _training_sentences(config)).evidence
-    if isinstance(evidence, Pairs):
+    metric = build_dev_evaluation(config, lambda: _training_sentences(config)).chosen
+    if isinstance(metric, CorrelationMetric):
         rated = [
-            row for pairs in evidence.sets for row in zip(pairs.first, pairs.second, pairs.gold.tolist(), strict=True)
+            row
+            for pairs in metric.counted.values()
+            for row in zip(pairs.first, pairs.second, pairs.gold.tolist(), strict=True)
         ]
         first, second, gold = (list(column) for column in zip(*evenly_spaced(rated, MOST_PAIRS), strict=True))
         about = f"{len(first)} of the {len(rated):,} rated pairs that the dev score is measured on"
         return Sample(about, first, second, gold)
-    assert isinstance(evidence, Queries)
-    pairs = list(zip(evidence.queries, evidence.targets, strict=True))
+    assert isinstance(metric, RetrievalMetric)
+    pairs = list(zip(metric.queries, metric.targets, strict=True))
     first, second = (list(column) for column in zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True))
     return Sample(f"{len(first)} of the {len(pairs):,} pairs that the dev score is measured on", first, second)
 

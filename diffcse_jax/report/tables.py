@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diffcse_jax.config import SHIPPED, Config, flat, shipped_config
-from diffcse_jax.evaluation import comparison, published, report
-from diffcse_jax.evaluation.comparison import SHORT_NAMES
-from diffcse_jax.evaluation.report import Results
+from diffcse_jax.evaluation import results
+from diffcse_jax.evaluation.results import PUBLISHED, SHORT_NAMES, Results
 from diffcse_jax.pages.markup import Markup, table
 from diffcse_jax.report.runs import Run
 
@@ -24,19 +23,19 @@ def of_scores(runs: Sequence[Run], others: Sequence[Results]) -> list[Markup]:
         others: results of other models, such as the start.
     """
     evaluated = [run for run in runs if run.results]
-    measured = [(f"{report.label(each)}", comparison.scores_by_column(each)) for each in others]
-    own = [comparison.scores_by_column(run.results[0]) for run in evaluated]
+    measured = [(results.model_label(each), results.scores_by_column(each)) for each in others]
+    own = [results.scores_by_column(run.results[0]) for run in evaluated]
     measured += [(run.label, scores) for run, scores in zip(evaluated, own, strict=True)]
-    rows = [comparison.Row(label, comparison.formatted(scores)) for label, scores in measured]
-    for group in comparison.seed_groups([str(run.workdir) for run in evaluated]):
+    rows = [results.Row(label, results.format_scores(scores)) for label, scores in measured]
+    for group in results.seed_groups([str(run.workdir) for run in evaluated]):
         label = f"mean of the seeds of {', '.join(evaluated[index].label for index in group)}"
-        rows.append(comparison.Row(label, comparison.summarised([own[index] for index in group])))
+        rows.append(results.Row(label, results.format_means([own[index] for index in group])))
     tables = []
-    for columns in comparison.sections([scores for _, scores in measured]):
+    for columns in results.sections([scores for _, scores in measured]):
         above = [
-            comparison.Row(f"{row.label} (published)", comparison.formatted(row.scores))
-            for row in published.ROWS
-            if not row.scores.keys().isdisjoint(columns)
+            results.Row(f"{label} (published)", results.format_scores(published))
+            for label, published in PUBLISHED
+            if not published.keys().isdisjoint(columns)
         ]
         titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
         cells = [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in (*above, *rows)]

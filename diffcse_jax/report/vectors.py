@@ -11,8 +11,8 @@ from jaxtyping import Float, Float32
 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
+from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.geometry import RATING_GROUPS, best_hits, singular_values, uniformity
-from diffcse_jax.evaluation.protocols import Encoder
 from diffcse_jax.evaluation.retrieval import retrieval_scores
 from diffcse_jax.report.charts import Chart, Line, colour_of, short
 from diffcse_jax.report.runs import EXPORT, Run

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation import comparison, expand_groups
+from diffcse_jax.evaluation import results
+from diffcse_jax.evaluation.tasks import expand_groups
 from diffcse_jax.groups import OWN_POOLER, POOLERS
 from diffcse_jax.objectives.finetune import AVERAGE, score_name
 from diffcse_jax.study import Study
@@ -82,7 +83,7 @@ def check_rows(name: str, study: Study, rows: Sequence[str], finetunings: Iterab
         ConfigError: naming the first.
     """
     columns = {*DEV_TITLES.values(), *expand_groups(["full"], "test"), "average sts", "average transfer"}
-    columns |= {*expand_groups(study.tasks, "test"), *comparison.PROBES}
+    columns |= {*expand_groups(study.tasks, "test"), *results.PROBES}
     for config in finetunings:
         columns |= {AVERAGE, *(score_name(task, options) for task, options in config.finetune.tasks.items())}
     for row, scores in study.published.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from diffcse_jax.evaluation.comparison import SHORT_NAMES
+from diffcse_jax.evaluation.results import SHORT_NAMES
 
 PANELS_ACROSS = 4
 MARKERS = "osD^v<>P*X"  # with ten colours: rows that are told apart

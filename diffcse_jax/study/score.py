@@ -14,7 +14,8 @@ from typing import Any
 from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation import comparison, report, runner
+from diffcse_jax.evaluation import results as tables
+from diffcse_jax.evaluation import runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.hosts import keep_compiled
@@ -60,12 +61,12 @@ def score(folder: Path, tasks: list[str]) -> None:
     results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev, "dev_text": text} | mixed
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
-        evaluation = runner.evaluate_model(model, runner.build_tasks(settings), settings, keep=lambda results: None)
+        evaluation = runner.evaluate_model(model, settings)
         with disk_errors(folder, safe=SAFE):
-            report.write(evaluation, folder / EVALUATION)
-        print(report.table(evaluation))
+            tables.write_results(evaluation, folder / EVALUATION)
+        print(tables.describe(evaluation))
     results |= {name: evaluation.get(name, {}) for name in ("missing", "not_official")}
-    results |= {"scores": comparison.scores_by_column(evaluation) | labelled}
+    results |= {"scores": tables.scores_by_column(evaluation) | labelled}
     with disk_errors(folder, safe=SAFE):
         write_json(folder / RESULTS, results)
 
@@ -80,17 +81,7 @@ def settings_of_evaluation(tasks: list[str], config: Config, pooler: str | None)
     return runner.Settings(
         tasks=",".join(tasks),
         data_dir=config.eval.data_dir,
-        mode="test",
-        aggregation="all",
-        similarity="cosine",
         pooler=pooler,
-        truncate_dim=None,
-        backend="jax",
-        post=None,
-        post_dimension=None,
-        queries=None,
-        top_k=3,
-        regression=False,
     )
 
 
@@ -98,7 +89,8 @@ def dev_score_of(model: str, config: Config, settings: runner.Settings) -> tuple
     """The dev metric of a training, the score of a model that was not trained, and what identifies the text."""
     corpus = open_corpus(config.data)
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus))
-    return evaluation.metric, evaluation(runner.load(model, settings))[evaluation.metric], evaluation.text
+    scores = evaluation.measure(runner.load(model, settings)).scores
+    return evaluation.metric, scores[evaluation.metric], evaluation.text
 
 
 def pooler_of_start(pooler: str, config: Config) -> str:

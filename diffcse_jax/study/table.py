@@ -11,7 +11,7 @@ from typing import Any
 import scipy.stats
 
 from diffcse_jax.config import Config
-from diffcse_jax.evaluation import comparison
+from diffcse_jax.evaluation import results
 from diffcse_jax.io import disk_errors, lock, read_json, write_json, write_text
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
@@ -142,7 +142,7 @@ def show(outcome: Outcome, style: str) -> str:
 
     Args:
         outcome: the study.
-        style: one of `comparison.FORMATS`.
+        style: one of `results.FORMATS`.
     """
     plan = outcome.plan
     heading = f"{plan.name} ({plan.study.source})" if plan.study.source else plan.name
@@ -156,12 +156,12 @@ def show(outcome: Outcome, style: str) -> str:
 def _tables(outcome: Outcome, rows: Sequence[str], style: str) -> list[str]:
     """The tables of rows that are compared with one another: their scores, and the differences to the first one."""
     sections = _sections(outcome, rows)
-    tables = [comparison.table(["n", *columns], _rows(outcome, rows, columns), style) for columns in sections]
+    tables = [results.table(["n", *columns], _rows(outcome, rows, columns), style) for columns in sections]
     if differ := _difference_rows(outcome, rows):
         shown = {column for row in differ for column in row.cells}
         ordered = [column for column in ("pairs", *itertools.chain(*sections)) if column in shown]
         about = f"difference to {_first(outcome, rows)} over shared seeds; p: paired t-test, two-sided"
-        tables += [_remark(about, style), comparison.table(ordered, differ, style)]
+        tables += [_remark(about, style), results.table(ordered, differ, style)]
     return tables
 
 
@@ -171,7 +171,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     rows = []
     for row, runs in plan.rows.items():
         seeds = outcome.scores.get(row, {})
-        columns = comparison.by_column(list(seeds.values()))
+        columns = results.by_column(list(seeds.values()))
         first = _first(outcome, next(list(group) for group in plan.groups if row in group))
         before = outcome.scores.get(first, {})
         compared = {column: difference(before, seeds, column) for column in columns if row != first}
@@ -246,7 +246,7 @@ def _sections(outcome: Outcome, rows: Sequence[str]) -> list[list[str]]:
     scored = [scores for row in rows for scores in outcome.scores.get(row, {}).values()]
     dev = [column for column in outcome.dev_columns if any(column in scores for scores in scored)]
     tests = [{column: score for column, score in scores.items() if column not in dev} for scores in scored]
-    first, *others = comparison.sections(tests) or [[]]
+    first, *others = results.sections(tests) or [[]]
     return [[*dev, *first], *others]
 
 
@@ -257,29 +257,29 @@ def _drawn_columns(outcome: Outcome, rows: Sequence[str]) -> list[str]:
     return [column for column in columns if column in (*outcome.dev_columns, *averages)] if averages else columns
 
 
-def _rows(outcome: Outcome, names: Sequence[str], columns: Sequence[str]) -> list[comparison.Row]:
+def _rows(outcome: Outcome, names: Sequence[str], columns: Sequence[str]) -> list[results.Row]:
     """A row for what was measured of each variant, and one for what is published of it in these columns."""
     rows = []
     for row in names:
         seeds = list(outcome.scores.get(row, {}).values())
-        rows.append(comparison.Row(row, {"n": str(len(seeds))} | (comparison.summarised(seeds) if seeds else {})))
+        rows.append(results.Row(row, {"n": str(len(seeds))} | (results.format_means(seeds) if seeds else {})))
         published = outcome.plan.study.published.get(row, {})
         if not published.keys().isdisjoint(columns):
-            rows.append(comparison.Row(f"{row} (published)", comparison.formatted(published)))
+            rows.append(results.Row(f"{row} (published)", results.format_scores(published)))
     return rows
 
 
-def _difference_rows(outcome: Outcome, names: Sequence[str]) -> list[comparison.Row]:
+def _difference_rows(outcome: Outcome, names: Sequence[str]) -> list[results.Row]:
     first = outcome.scores.get(_first(outcome, names), {})
     rows = []
     for row in names:
         seeds = outcome.scores.get(row, {})
-        columns = comparison.by_column(list(seeds.values())) if row != _first(outcome, names) else {}
+        columns = results.by_column(list(seeds.values())) if row != _first(outcome, names) else {}
         found = {column: difference(first, seeds, column) for column in columns}
         cells = {column: each for column, each in found.items() if each}
         if cells:
             pairs = str(max(each.n for each in cells.values()))
-            rows.append(comparison.Row(row, {"pairs": pairs} | {column: str(each) for column, each in cells.items()}))
+            rows.append(results.Row(row, {"pairs": pairs} | {column: str(each) for column, each in cells.items()}))
     return rows
 
 

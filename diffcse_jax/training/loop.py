@@ -63,7 +63,7 @@ class Run:
 
     def may_be_best(self, measured: Measured) -> bool:
         """True unless the encoder has lost more general quality than it may."""
-        options, guard = self.config.eval, self.evaluation.guard_metric
+        options, guard = self.config.eval, self.evaluation.drift_metric
         return bool(options.interpolate) or holds_guard(options, guard, self.baseline.dev, measured.scores)
 
     def ends_at(self, step: int) -> bool:
@@ -75,7 +75,7 @@ class Run:
             return False
 
         def decide() -> str:
-            metric, guard = self.evaluation.metric, self.evaluation.guard_metric
+            metric, guard = self.evaluation.metric, self.evaluation.drift_metric
             rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
             evaluations = [
                 {name.removeprefix("dev/"): value for name, value in row.items() if name.startswith("dev/")}

@@ -39,11 +39,11 @@ class Evaluation(Protocol):
         """Identifies the text that `metric` is measured on."""
 
     @property
-    def guard_metric(self) -> str:
+    def drift_metric(self) -> str:
         """The score of general quality, for `eval.max_drop`; empty where there is none."""
 
     def measure(self, encoder: Any) -> Measured:
-        """Named scores, among them `metric` and `guard_metric`, higher is better; and what `metric` summarises."""
+        """Named scores, among them `metric` and `drift_metric`, higher is better; and what `metric` summarises."""
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """A 95 % interval for `metric` of the model less that of the start."""
@@ -51,15 +51,15 @@ class Evaluation(Protocol):
     def held(self, encoder: Any) -> Mapping[str, Outcomes]:
         """The outcomes of the metrics of `eval.hold`, by their names."""
 
-    def falls(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> Sequence[str]:
+    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> Sequence[str]:
         """Those in which the model is below the start by more than chance, in words."""
 
     @property
-    def resampled(self) -> str:
+    def units(self) -> str:
         """The units that the interval is over, as `1,000 queries`."""
 
     @property
-    def reservation(self) -> str:
+    def caveat(self) -> str:
         """The reason, in words, why a gain in `metric` says little of the text; empty where there is none."""
 
 
@@ -82,7 +82,7 @@ def check_guard(config: Config, evaluation: Evaluation, baseline: Record) -> Non
     Raises:
         ConfigError: the start was not scored with what guards now.
     """
-    guard = evaluation.guard_metric
+    guard = evaluation.drift_metric
     if guard and config.eval.max_drop and guard not in baseline.dev:
         raise ConfigError(
             f"eval.max_drop={config.eval.max_drop:g} bounds {guard}, which the start of this run was not scored with: "
@@ -113,7 +113,7 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
         share: _measured(interpolated(start, best, share), share, evaluation)
         for share in shares(config.eval.interpolate)
     }
-    metric, guard = evaluation.metric, evaluation.guard_metric
+    metric, guard = evaluation.metric, evaluation.drift_metric
     holding = [share for share in measured if holds_guard(config.eval, guard, baseline.dev, measured[share].scores)]
     ranked = sorted(holding or measured, key=lambda share: (-measured[share].scores[metric], share))
     higher = [share for share in ranked if measured[share].scores[metric] > baseline.dev[metric]]
@@ -127,8 +127,8 @@ def select(workdir: Path, config: Config, evaluation: Evaluation, start: Start, 
         objections.append(f"no model keeps {guard} within {bound}")
     if lost := falls.get(share):
         objections.append(f"but other queries find less: {', '.join(lost)} (eval.hold)")
-    if higher and evaluation.reservation:
-        objections.append(f"but {evaluation.reservation}")
+    if higher and evaluation.caveat:
+        objections.append(f"but {evaluation.caveat}")
     may_be_chance = bool(_doubt(chosen.outcomes, interval))
     keeps_start = config.eval.keep_start and bool(not higher or objections or may_be_chance)
     exported = _exported(origin(share, best.step), keeps_start=keeps_start, gains=bool(higher and holding))
@@ -158,7 +158,7 @@ def _falls(
     falls: dict[float, Sequence[str]] = {}
     for share in shares:
         model = SentenceEncoder.from_saved(interpolated(start, trained, share))
-        falls[share] = evaluation.falls(before, evaluation.held(model))
+        falls[share] = evaluation.regressions(before, evaluation.held(model))
         if not falls[share]:
             break
     return falls
@@ -197,7 +197,7 @@ def compared(
     return (
         f"{opening} the start ({start}, {baseline.pooler}): {evaluation.metric} {after:.2f} against {before:.2f}, "
         f"{after - before:+.2f} (95 % interval {low:+.2f} to {high:+.2f}, bootstrap over "
-        f"{evaluation.resampled}{doubt and f'; {doubt}: this may be chance'})"
+        f"{evaluation.units}{doubt and f'; {doubt}: this may be chance'})"
     )
 
 

@@ -1,0 +1,373 @@
+"""Results of an evaluation: `results.json`, tables as text, Markdown or LaTeX, and published scores."""
+
+import contextlib
+import dataclasses
+import json
+import re
+import statistics
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation.retrieval import CUTOFFS, own_task
+from diffcse_jax.evaluation.sts import OFFICIAL_SIZES
+from diffcse_jax.evaluation.tasks import GROUPS, expand_groups
+from diffcse_jax.io import expand_path, find_run, read_json, write_json
+
+Results = dict[str, Any]
+
+FORMATS = ("text", "markdown", "latex")
+SCORES = ("spearman", "acc", "devacc", "mrr", "average_precision")  # a task's column shows the first that it has
+PROBES = {name: ("geometry", name) for name in ("alignment", "uniformity")} | {
+    f"recall@{k}": ("retrieval", f"recall@{k}") for k in CUTOFFS
+}
+SHORT_NAMES = {
+    "STSBenchmark": "STS-B",
+    "SICKRelatedness": "SICK-R",
+    "average sts": "average",
+    "average transfer": "average",
+    "STSBenchmark-senteval": "STS-B regression",
+    "SICKRelatedness-senteval": "SICK-R regression",
+    "STSBenchmark-finetune": "STS-B finetune",
+    "SICKRelatedness-finetune": "SICK-R finetune",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table: its label, and the text of each column that has a value."""
+
+    label: str
+    cells: dict[str, str]
+
+
+def _published() -> list[tuple[str, dict[str, float]]]:
+    content = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    rows = [
+        (row["label"], dict(zip((*GROUPS[group], f"average {group}"), row["scores"], strict=True)))
+        for group in ("sts", "transfer")
+        for row in content[group]
+    ]
+    return rows + [(row["label"], row["scores"]) for row in content["other"]]
+
+
+PUBLISHED = _published()  # labels of models, and their scores by column
+
+
+def published_scores(label: str) -> dict[str, float]:
+    """Return all published scores of a model by column.
+
+    Raises:
+        KeyError: No published row has this label.
+    """
+    scores = {column: score for name, row in PUBLISHED if name == label for column, score in row.items()}
+    if not scores:
+        raise KeyError(label)
+    return scores
+
+
+# results.json
+
+
+def with_aggregation(tasks: Mapping[str, Mapping[str, Any]], aggregation: str) -> dict[str, dict[str, Any]]:
+    """Return the tasks with the coefficients of one aggregation at the top, where a task has subsets."""
+    return {name: {**scores, **scores.get("aggregations", {}).get(aggregation, {})} for name, scores in tasks.items()}
+
+
+def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
+    """Return the mean score of each group; None unless all its tasks are scored.
+
+    Scores are rounded to two decimals first, as in published tables.
+    """
+    means: dict[str, float | None] = {}
+    for group, score in (("sts", "spearman"), ("transfer", "devacc" if mode == "dev" else "acc")):
+        names = expand_groups([group], mode)
+        complete = all(name in tasks for name in names)
+        means[group] = round(statistics.fmean(round(tasks[name][score], 2) for name in names), 2) if complete else None
+    return means
+
+
+def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
+    """Say which splits differ in size from the official data, or return an empty string."""
+    official = OFFICIAL_SIZES.get(task, {})
+    if "subsets" in scores:
+        counts = {subset: entry["n"] for subset, entry in scores["subsets"].items()}
+    else:
+        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
+        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
+        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
+    return ", ".join(
+        f"{split} has {count:,} instead of {official[split]:,} examples"
+        for split, count in counts.items()
+        if split in official and count != official[split]
+    )
+
+
+def missing_reason(paths: Sequence[Path]) -> str:
+    """Say which files of a task do not exist."""
+    return f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if len(paths) > 1 else "")
+
+
+def rounded(value: Any) -> Any:
+    """Return the same structure with scores rounded to two decimals, or to four if they are smaller than 10."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 2) if abs(value) >= 10 else round(value, 4)
+    return value
+
+
+def check_writable(path: Path) -> None:
+    """Raise a `ConfigError` if the results could not be written, before hours are spent on them."""
+    with _output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        if not is_new and not path.is_file():
+            raise CheckpointError("it is not a regular file. Name a file")
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+def write_results(content: Results, path: Path) -> None:
+    """Write `results.json` atomically.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with _output_errors(path):
+        write_json(path, rounded(content))
+
+
+@contextlib.contextmanager
+def _output_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"--output: cannot write {path}: {error}") from error
+
+
+def document(models: Sequence[Results]) -> dict[str, Any]:
+    """Return the content of `results.json`: one model's results, or several under `models` with means over `seeds`."""
+    if len(models) == 1:
+        return dict(models[0])
+    scores = [scores_by_column(results) for results in models]
+    seeds = []
+    for group in seed_groups([results["model"] for results in models]):
+        columns = by_column([scores[index] for index in group])
+        seeds.append(
+            {
+                "models": [models[index]["model"] for index in group],
+                "mean": {column: statistics.mean(values) for column, values in columns.items()},
+                "std": {column: statistics.stdev(values) for column, values in columns.items()},
+            }
+        )
+    return {"models": list(models), "seeds": seeds}
+
+
+# Columns and rows
+
+
+def scores_by_column(results: Results) -> dict[str, float]:
+    """Return the scores that have a column in tables."""
+    tasks = results["tasks"]
+    columns = {
+        name: next(scores[key] for key in SCORES if key in scores)
+        for name, scores in tasks.items()
+        if any(key in scores for key in SCORES)
+    }
+    columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
+    return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
+
+
+def sections(scores: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """Return the columns of each table: each group's scored tasks and average, then all other tasks."""
+    present = dict.fromkeys(column for columns in scores for column in columns)
+    groups = [[*GROUPS[group], f"average {group}"] for group in ("sts", "transfer")]
+    others = [column for column in present if not any(column in group for group in groups)]
+    tables = [[column for column in group if column in present] for group in groups]
+    return [columns for columns in (*tables, others) if columns]
+
+
+def by_column(seeds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the values of the columns that all seeds have."""
+    columns = seeds[0] if seeds else {}
+    return {column: [seed[column] for seed in seeds] for column in columns if all(column in seed for seed in seeds)}
+
+
+def seed_groups(models: Sequence[str]) -> list[list[int]]:
+    """Return the positions of models whose runs differ only in `train.seed`, in groups of two or more.
+
+    Models are run folders, or checkpoints or exports in them. If several belong to the same seed, the first counts.
+    """
+    groups: dict[str, dict[str, int]] = {}
+    for index, model in enumerate(models):
+        path = expand_path(model)
+        if workdir := find_run(path) or find_run(path.parent):
+            config = read_json(workdir / "config.json")
+            seed = config["train"].pop("seed", None) if isinstance(config.get("train"), dict) else None
+            groups.setdefault(json.dumps(config, sort_keys=True), {}).setdefault(json.dumps(seed), index)
+    return [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
+
+
+def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
+    """Return the scores as text, with the decimals of their columns."""
+    return {column: f"{score:.{_decimals(column)}f}" for column, score in scores.items()}
+
+
+def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Return mean ± standard deviation of the columns that all seeds have, or the scores of a single seed."""
+    if len(seeds) == 1:
+        return format_scores(seeds[0])
+    return {
+        column: f"{statistics.mean(values):.{_decimals(column)}f} ± {statistics.stdev(values):.{_decimals(column)}f}"
+        for column, values in by_column(seeds).items()
+    }
+
+
+def _decimals(column: str) -> int:
+    return 3 if column in ("alignment", "uniformity") else 2
+
+
+def model_label(results: Results) -> str:
+    """Return the model's name, and the size of its embeddings if they are cut."""
+    size = results["truncate_dim"]
+    return f"{results['model']}, {size} dimensions" if size else results["model"]
+
+
+def task_title(name: str) -> str:
+    """Return a task's short name; for a task on the user's own file its kind, folder and file."""
+    if task := own_task(name):
+        return f"{task.kind} {'/'.join(Path(task.file).with_suffix('').parts[-2:])}"
+    return SHORT_NAMES.get(name, name)
+
+
+# Tables
+
+
+def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labels: str = "model") -> str:
+    """Return rows below a line of titles, in one of `FORMATS`. LaTeX needs the package booktabs.
+
+    Args:
+        columns: The columns to show.
+        rows: The rows.
+        style: One of `FORMATS`.
+        labels: Title of the first column.
+    """
+    titles = [labels, *map(task_title, columns)]
+    body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
+    if style == "latex":
+        head, *lines = (" & ".join(map(_latex, line)) + r" \\" for line in (titles, *body))
+        begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
+    widths = [max(map(len, column)) for column in zip(titles, *body, strict=True)]
+    padded = [
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in (titles, *body)
+    ]
+    if style == "text":
+        return "\n".join("  ".join(line).rstrip() for line in padded)
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
+
+
+def _latex(text: str) -> str:
+    escaped = re.sub(r"[_%&{}]", r"\\\g<0>", text)
+    return escaped.replace("±", r"$\pm$").replace("<", "$<$")
+
+
+def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:
+    """Return what `eval.py` prints: each model in detail (only as text), and a comparison of several models.
+
+    Args:
+        models: Results of models.
+        with_published: Put published scores above the models' own.
+        style: One of `FORMATS`.
+    """
+    parts = [describe(results) for results in models] if style == "text" else []
+    if len(models) > 1 or with_published or style != "text":
+        parts.append(compare(models, with_published=with_published, style=style))
+    return "\n\n".join(parts)
+
+
+def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
+    """Return tables with a row per model and a column per task; see `show` for the arguments."""
+    scores = [scores_by_column(results) for results in models]
+    poolers = [results["pooler"] for results in models]
+    measured = []
+    for results, own in zip(models, scores, strict=True):
+        tasks = ", ".join(map(task_title, results.get("not_official", {})))
+        label = model_label(results) + (f" (not the official data: {tasks})" if tasks else "")
+        measured.append(Row(label, format_scores(own) | {"pooler": results["pooler"]}))
+    for group in seed_groups([results["model"] for results in models]):
+        label = f"mean of {len(group)} seeds: {', '.join(models[index]['model'] for index in group)}"
+        cells = {"pooler": ", ".join(dict.fromkeys(poolers[index] for index in group))}
+        measured.append(Row(label, format_means([scores[index] for index in group]) | cells))
+    first = ["pooler"] if len(set(poolers)) > 1 else []
+    tables = []
+    for columns in sections(scores):
+        published = [
+            Row(f"{label} (published)", format_scores(row))
+            for label, row in PUBLISHED
+            if with_published and not row.keys().isdisjoint(columns)
+        ]
+        tables.append(table([*first, *columns], published + measured, style))
+    return "\n\n".join(tables)
+
+
+def describe(results: Results) -> str:
+    """Return one model's scores in detail, for a terminal."""
+    tasks, not_official = results["tasks"], results.get("not_official", {})
+    heading = [model_label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
+    if results["similarity"] != "cosine":
+        heading.append(f"{results['similarity']} similarity")
+    if results["post"]:
+        to = f" to {results['post_dimension']} dimensions" if results["post_dimension"] else ""
+        heading.append(f"{results['post']}{to}")
+    sts = {name: _cells(s, s.get("dev", {})) for name, s in tasks.items() if "spearman" in s}
+    transfer = {name: _cells(s) for name, s in tasks.items() if "devacc" in s}
+    lines = [" | ".join(heading)]
+    for columns, cells in (
+        (("Spearman", "Pearson", "pairs", "dev Spearman"), sts),
+        (("accuracy", "dev accuracy", "F1"), transfer),
+    ):
+        if cells:
+            lines.append(table(columns, [Row(name, each) for name, each in cells.items()], labels="task"))
+    lines += _probe_lines(tasks)
+    mark = " (not on the official data)" if not_official else ""
+    lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
+    lines += [f"{name}: not the official data: {reason}" for name, reason in not_official.items()]
+    lines += [f"{name}: missing: {reason}" for name, reason in results["missing"].items()]
+    return "\n".join(lines)
+
+
+def _cells(scores: Mapping[str, Any], dev: Mapping[str, Any] | None = None) -> dict[str, str]:
+    titles = {
+        "spearman": "Spearman", "pearson": "Pearson", "acc": "accuracy", "devacc": "dev accuracy", "f1": "F1"
+    }  # fmt: skip
+    cells = {title: f"{scores[key]:.2f}" for key, title in titles.items() if key in scores}
+    cells |= {"pairs": str(scores["n"])} if "n" in scores else {}
+    return cells | ({"dev Spearman": f"{dev['spearman']:.2f}"} if dev else {})
+
+
+def _probe_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    if geometry := tasks.get("geometry"):
+        lines.append(f"alignment {geometry['alignment']:.3f}, uniformity {geometry['uniformity']:.3f}")
+        means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
+        lines.append(f"mean similarity by rating: {', '.join(means)}")
+    if retrieval := tasks.get("retrieval"):
+        recall = ", ".join(f"@{k} {retrieval[f'recall@{k}']:.2f}" for k in CUTOFFS)
+        lines.append(f"recall {recall} ({retrieval['n']} queries)")
+        for example in retrieval["examples"]:
+            lines.append(f"  {example['query']}")
+            lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
+    for name, scores in tasks.items():
+        if own_task(name):
+            numbers = ", ".join(f"{key} {value:.2f}" for key, value in scores.items() if key != "n")
+            lines.append(f"{task_title(name)}: {numbers} ({scores['n']} pairs)")
+    return lines

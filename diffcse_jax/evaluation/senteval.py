@@ -1,0 +1,361 @@
+"""SentEval's transfer tasks: the accuracy of a linear classifier on frozen embeddings.
+
+File formats, folds, choice of the regularization, rounding and random numbers are those of SentEval
+(`tools/validation.py`), in the settings that SimCSE and DiffCSE report.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Int
+
+from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation.classifier import (
+    ADAM,
+    RMSPROP,
+    SEED,
+    Classifiers,
+    Fit,
+    Recipe,
+    hold_out,
+    predict,
+    train_classifiers,
+)
+from diffcse_jax.evaluation.sts import SICK_FILES, read_lines, read_table, single_spaced
+
+Scores = dict[str, Any]
+Rows = Int[np.ndarray, "..."]
+Labels = Int[np.ndarray, "..."]
+Weights = Float32[np.ndarray, "classes dim_and_bias"]
+
+FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
+BINARY = {"0": 0, "1": 1}
+QUESTIONS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
+ENTAILMENT = {"CONTRADICTION": 0, "NEUTRAL": 1, "ENTAILMENT": 2}
+SENTIMENT = {str(label): label for label in range(5)}
+
+
+class Example(NamedTuple):
+    """One sentence, or two, and its class."""
+
+    sentences: tuple[str, ...]
+    label: int
+
+
+# Files
+
+
+def read_classes(paths: Sequence[Path]) -> list[Example]:
+    """Read one Latin-1 file per class, a sentence on each line, the file of class 1 first. Empty lines count."""
+    positive, negative = paths
+    return [*_read_class(positive, 1), *_read_class(negative, 0)]
+
+
+def _read_class(path: Path, label: int) -> list[Example]:
+    lines = [part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
+    return _not_empty(path, [Example((single_spaced(line),), label) for line in lines])
+
+
+def read_sentiment(paths: Sequence[Path]) -> list[Example]:
+    """Read SST2: sentence, tab, label."""
+    return _read_rows(paths, 1, (0,), BINARY)
+
+
+def read_fine_sentiment(paths: Sequence[Path]) -> list[Example]:
+    """Read SST5: label, space, sentence."""
+    (path,) = paths
+    rows = [line.strip().partition(" ") for line in read_lines(path)]
+    examples = [
+        Example((single_spaced(sentence),), _label(label, SENTIMENT, path, number))
+        for number, (label, _, sentence) in enumerate(rows, 1)
+    ]
+    return _not_empty(path, examples)
+
+
+def read_questions(paths: Sequence[Path]) -> list[Example]:
+    """Read TREC, in Latin-1: kind of answer, colon, finer kind, space, question."""
+    (path,) = paths
+    examples = []
+    for number, line in enumerate(read_lines(path, "latin-1"), 1):
+        label, _, rest = line.strip().partition(":")
+        _, space, question = rest.partition(" ")
+        if not space:
+            raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line.strip()[:60]!r}")
+        examples.append(Example((single_spaced(question),), _label(label, QUESTIONS, path, number)))
+    return _not_empty(path, examples)
+
+
+def read_paraphrases(paths: Sequence[Path]) -> list[Example]:
+    """Read MRPC: sentence pairs below a header."""
+    return _read_rows(paths, 0, (3, 4), BINARY, header=True)
+
+
+def read_entailment(paths: Sequence[Path]) -> list[Example]:
+    """Read SICK: sentence pairs below a header."""
+    return _read_rows(paths, 4, (1, 2), ENTAILMENT, header=True)
+
+
+def _read_rows(
+    paths: Sequence[Path], label: int, sentences: tuple[int, ...], labels: Mapping[str, int], *, header: bool = False
+) -> list[Example]:
+    (path,) = paths
+    has_label = (lambda fields: fields[label] in labels) if header else None
+    rows = read_table(path, 1 + max(label, *sentences), has_label)
+    examples = [
+        Example(
+            tuple(single_spaced(fields[column]) for column in sentences), _label(fields[label], labels, path, number)
+        )
+        for number, fields in rows
+    ]
+    return _not_empty(path, examples)
+
+
+def _label(text: str, labels: Mapping[str, int], path: Path, number: int) -> int:
+    if text not in labels:
+        raise DataError(f"{path}, line {number}: expected one of {', '.join(labels)} as label, found {text[:60]!r}")
+    return labels[text]
+
+
+def _not_empty(path: Path, examples: list[Example]) -> list[Example]:
+    if not examples:
+        raise DataError(f"{path}: no sentences")
+    return examples
+
+
+def in_order(examples: list[Example]) -> list[Example]:
+    """Sort examples by word counts, then by label: the order in which SentEval numbers and splits them."""
+    return sorted(examples, key=lambda example: (*(len(text.split()) for text in example.sentences), example.label))
+
+
+# Procedures
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Folds of cross-validation, and how classifiers are trained."""
+
+    folds: int
+    recipe: Recipe
+
+
+THOROUGH = Settings(folds=10, recipe=Recipe(ADAM, batch_size=64, tenacity=5, passes_per_block=4))
+FAST = Settings(folds=5, recipe=Recipe(RMSPROP, batch_size=128, tenacity=3, passes_per_block=2))
+SETTINGS = {"test": THOROUGH, "fasttest": FAST, "dev": FAST}
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """A task's examples as a classifier sees them.
+
+    Attributes:
+        inputs: One row per example.
+        labels: Classes, from 0.
+        classes: Number of classes.
+        splits: The rows of each split.
+    """
+
+    inputs: Float32[np.ndarray, "rows dim"]
+    labels: Int[np.ndarray, " rows"]
+    classes: int
+    splits: dict[str, Rows]
+
+    def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
+        return train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
+
+    def predict(self, weights: Weights, rows: Rows) -> Labels:
+        return predict(weights, self.inputs[rows])
+
+    def test_scores(self, weights: Weights, *, with_f1: bool = False) -> Scores:
+        """Return a classifier's scores on the test split, or nothing if the mode has no test split."""
+        if "test" not in self.splits:
+            return {}
+        rows = self.splits["test"]
+        predicted, labels = self.predict(weights, rows), self.labels[rows]
+        scores = {"acc": accuracy(predicted, labels), "ntest": len(rows)}
+        return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
+
+
+def encode_examples(
+    encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int, batch_size: int = 64
+) -> Features:
+    """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
+    examples = [example for split in splits.values() for example in split]
+    columns = list(zip(*(example.sentences for example in examples), strict=True))
+    inputs = encoder.encode([sentence for column in columns for sentence in column], batch_size=batch_size)
+    if len(columns) == 2:
+        inputs = difference_and_product(*np.split(inputs, 2))
+    ends = np.cumsum([len(split) for split in splits.values()])
+    rows = dict(zip(splits, np.split(np.arange(len(examples)), ends[:-1]), strict=True))
+    return Features(inputs, np.array([example.label for example in examples]), classes, rows)
+
+
+def difference_and_product(
+    u: Float32[np.ndarray, "rows dim"], v: Float32[np.ndarray, "rows dim"]
+) -> Float32[np.ndarray, "rows twice_dim"]:
+    """Return |u - v| and u * v next to each other: SentEval's features of a pair."""
+    return np.concatenate([np.abs(u - v), u * v], axis=1)
+
+
+def nested_cross_validation(features: Features, settings: Settings) -> Scores:
+    """Test each outer fold once; inner folds choose its regularization."""
+    outer = stratified_folds(features.splits["train"], features.labels, settings.folds)
+    inner = [Fit(*fold) for train, _ in outer for fold in stratified_folds(train, features.labels, settings.folds)]
+    classifiers = features.train([*inner, *(hold_out(train) for train, _ in outer)], settings.recipe)
+    inner_accuracies = classifiers.dev_accuracy[: len(inner)].reshape(len(outer), settings.folds, -1)
+    dev, test = [], []
+    for accuracies, final, (_, rows) in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
+        best, score = best_regularization(accuracies)
+        dev.append(score)
+        test.append(accuracy(features.predict(final[best], rows), features.labels[rows]))
+    count = len(features.labels)
+    return {"acc": rounded_mean(test), "devacc": rounded_mean(dev), "ndev": count, "ntest": count}
+
+
+def cross_validation(features: Features, settings: Settings, *, with_f1: bool = False) -> Scores:
+    """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
+    train = features.splits["train"]
+    folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, settings.folds)]
+    classifiers = features.train([*folds, hold_out(train)], settings.recipe)
+    best, score = best_regularization(classifiers.dev_accuracy[:-1])
+    test = features.test_scores(classifiers.weights[-1, best], with_f1=with_f1)
+    return {"devacc": score, "ndev": len(train)} | test
+
+
+def fixed_splits(features: Features, settings: Settings) -> Scores:
+    """Choose the regularization by the dev split, and test that same classifier."""
+    train, dev = features.splits["train"], features.splits["dev"]
+    classifiers = features.train([Fit(train, dev)], settings.recipe)
+    best, score = best_regularization(classifiers.dev_accuracy)
+    counts = {"ntrain": len(train), "ndev": len(dev)}
+    return {"devacc": score} | counts | features.test_scores(classifiers.weights[0, best])
+
+
+def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[tuple[Rows, Rows]]:
+    """Return the training rows and the held-out rows of each fold, in their given order.
+
+    The folds are those of scikit-learn's `StratifiedKFold(folds, shuffle=True, random_state=1111)`.
+    """
+    _, first, classes = np.unique(labels[rows], return_index=True, return_inverse=True)
+    classes = first.argsort().argsort()[classes]  # numbered by first appearance
+    dealt = np.sort(classes)
+    fold_of = np.empty(len(rows), int)
+    generator = np.random.RandomState(SEED)
+    for label in range(len(first)):
+        sizes = [int((dealt[fold::folds] == label).sum()) for fold in range(folds)]
+        order = np.repeat(np.arange(folds), sizes)
+        generator.shuffle(order)
+        fold_of[classes == label] = order
+    return [(rows[fold_of != fold], rows[fold_of == fold]) for fold in range(folds)]
+
+
+def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) -> tuple[int, float]:
+    """Return position and mean accuracy, x 100, of the best regularization: the first after rounding."""
+    scores = [float(np.round(100 * np.mean(column), 2)) for column in accuracies.T]
+    return int(np.argmax(scores)), max(scores)
+
+
+def rounded_mean(scores: Sequence[float]) -> float:
+    """Return the mean with two decimals, rounded by NumPy, which differs from Python."""
+    return float(np.round(np.mean(scores), 2))
+
+
+def accuracy(predicted: Labels, labels: Labels) -> float:
+    """Return the percentage of correct labels with two decimals."""
+    return round(100 * float(np.mean(predicted == labels)), 2)
+
+
+def f1(predicted: Labels, labels: Labels) -> float:
+    """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
+    hits = int((predicted & labels).sum())
+    return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
+
+
+# Tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferTask:
+    """A data set, and the procedure that scores it.
+
+    Attributes:
+        name: The task's name.
+        classes: Number of classes.
+        splits: Files of each split, relative to SentEval's `downstream` folder.
+        read: Reads the files of a split.
+        score: Computes the scores from embeddings.
+    """
+
+    name: str
+    classes: int
+    splits: Mapping[str, tuple[str, ...]]
+    read: Callable[[Sequence[Path]], list[Example]]
+    score: Callable[[Features, Settings], Scores]
+    modes: ClassVar = tuple(SETTINGS)
+
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return [folder / file for split in self._splits(mode) for file in self.splits[split]]
+
+    def load(self, folder: Path, split: str) -> list[Example]:
+        """Read the examples of a split, in SentEval's order.
+
+        Raises:
+            DataError: A file or row is invalid; the message names file and line.
+        """
+        return in_order(self.read([folder / file for file in self.splits[split]]))
+
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
+        """Return accuracies, x 100, rounded as SentEval rounds them.
+
+        Returns:
+            `devacc` and, unless the mode is `dev` and the task has a test split, `acc`. `ntrain`, `ndev` and `ntest`
+            count examples.
+
+        Raises:
+            DataError: A file is invalid or has too few examples.
+        """
+        splits = {split: self.load(folder, split) for split in self._splits(mode)}
+        labels = [example.label for example in splits["train"]]
+        fewest = min(range(self.classes), key=labels.count)
+        if labels.count(fewest) < FEWEST_PER_CLASS:
+            files = ", ".join(str(folder / file) for file in self.splits["train"])
+            raise DataError(
+                f"{files}: {labels.count(fewest)} examples of class {fewest}; every class needs {FEWEST_PER_CLASS}"
+            )
+        return self.score(encode_examples(encoder, splits, self.classes, options.batch_size), SETTINGS[mode])
+
+    def _splits(self, mode: str) -> list[str]:
+        return [split for split in self.splits if mode != "dev" or split != "test"]
+
+
+def _binary(name: str, positive: str, negative: str) -> TransferTask:
+    files = (f"{name}/{positive}", f"{name}/{negative}")
+    return TransferTask(name, 2, {"train": files}, read_classes, nested_cross_validation)
+
+
+def _sst(name: str, folder: str, classes: int, read: Callable[[Sequence[Path]], list[Example]]) -> TransferTask:
+    splits = {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")}
+    return TransferTask(name, classes, splits, read, fixed_splits)
+
+
+_TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
+_MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
+_SICK = {split: (file,) for split, file in SICK_FILES.items()}
+
+TRANSFER_TASKS = (
+    _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
+    _binary("CR", "custrev.pos", "custrev.neg"),
+    _binary("SUBJ", "subj.objective", "subj.subjective"),
+    _binary("MPQA", "mpqa.pos", "mpqa.neg"),
+    _sst("SST2", "binary", 2, read_sentiment),
+    TransferTask("TREC", 6, _TREC, read_questions, cross_validation),
+    TransferTask("MRPC", 2, _MRPC, read_paraphrases, functools.partial(cross_validation, with_f1=True)),
+)
+OTHER_TASKS = (
+    _sst("SST5", "fine", 5, read_fine_sentiment),
+    TransferTask("SICKEntailment", 3, _SICK, read_entailment, fixed_splits),
+)

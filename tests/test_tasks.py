@@ -1,0 +1,213 @@
+import io
+import tarfile
+
+import huggingface_hub
+import pytest
+from test_sts import STSB_ROWS, write_stsb
+
+from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.evaluation.results import size_problem
+from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, STSB, YEARS
+from diffcse_jax.evaluation.tasks import TASKS, expand_groups, extract, missing_files, senteval_folder
+
+ROW = b"-\t-\t-\t-\t5\ta\tb\n"
+
+
+def test_groups_expand_once():
+    years = ["STS12", "STS13", "STS14", "STS15", "STS16"]
+    assert expand_groups(["STSBenchmark", "sts"], "test") == ["STSBenchmark", *years, "SICKRelatedness"]
+    assert expand_groups(["sts"], "dev") == ["STSBenchmark", "SICKRelatedness"]
+    with pytest.raises(ConfigError, match="STS14 has no dev split"):
+        expand_groups(["STS14"], "dev")
+
+
+@pytest.mark.parametrize(
+    ("names", "task"),
+    [
+        ("STSB,STS-B,stsbenchmark,STSBenchmark,sts_benchmark, stsb", "STSBenchmark"),
+        ("SICK-R,sickr,SICKRelatedness,SICK Relatedness", "SICKRelatedness"),
+        ("SST-2,sst2", "SST2"),
+        ("Geometry", "geometry"),
+    ],
+)
+def test_common_spellings_are_understood(names, task):
+    assert expand_groups(names.split(","), "test") == [task]
+    assert expand_groups(["STS", "ALL"], "test") == expand_groups(["full"], "test")
+
+
+@pytest.mark.parametrize(("name", "near"), [("STS17", "STS16"), ("SICK", "SICKRelatedness"), ("tranfer", "transfer")])
+def test_unknown_tasks_are_refused_with_the_nearest_one(name, near):
+    with pytest.raises(ConfigError, match=f"'{name}'\\. Did you mean {near}.+ Known tasks: sts, transfer, full, "):
+        expand_groups([name], "test")
+    with pytest.raises(ConfigError, match="unknown task ''\\. Known tasks: sts, "):
+        expand_groups([""], "test")
+
+
+def test_missing_files_are_those_of_the_mode(tmp_path):
+    dev = write_stsb(tmp_path, "dev", STSB_ROWS)
+    assert missing_files(STSB, tmp_path, "dev") == []
+    assert missing_files(STSB, tmp_path, "test") == [dev.with_name("sts-test.csv")]
+
+
+@pytest.mark.parametrize("name", ["pairs:file", "pairs_retrieval:", "duplicates"])
+def test_names_without_kind_or_file_are_unknown(name):
+    with pytest.raises(ConfigError, match=r"unknown task .* duplicates:FILE"):
+        expand_groups([name], "test")
+
+
+def test_every_task_has_its_official_sizes():
+    assert OFFICIAL_SIZES.keys() == TASKS.keys()
+    totals = {"STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186}
+    assert {name: sum(OFFICIAL_SIZES[name].values()) for name in totals} == totals
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "mode", "reason"),
+    [
+        ("STSBenchmark", {"n": 1379, "dev": {"n": 1500}}, "test", ""),
+        ("STSBenchmark", {"n": 137, "dev": {"n": 1500}}, "test", "test has 137 instead of 1,379 examples"),
+        ("STSBenchmark", {"n": 1500, "dev": {"n": 1500}}, "dev", ""),
+        ("STSBenchmark", {"n": 1379, "dev": {"n": 1379}}, "dev", "dev has 1,379 instead of 1,500 examples"),
+        (
+            "STSBenchmark-finetune",
+            {"n": 1379, "ntrain": 5000, "dev": {"n": 1500}},
+            "test",
+            "train has 5,000 instead of 5,749 examples",
+        ),
+        (
+            "STS13",
+            {"n": 1500, "subsets": {"FNWN": {"n": 189}, "headlines": {"n": 750}, "OnWN": {"n": 561}}},
+            "test",
+            "",
+        ),
+        ("STS13", {"n": 1, "subsets": {"FNWN": {"n": 1}}}, "test", "FNWN has 1 instead of 189 examples"),
+        ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3775}, "test", ""),
+        ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3774}, "test", "test has 3,774 instead of 3,775 examples"),
+        ("TREC", {"devacc": 90.0, "ndev": 5452}, "dev", ""),
+        ("retrieval", {"n": 97}, "test", ""),
+    ],
+)
+def test_other_sizes_are_described(task, scores, mode, reason):
+    assert size_problem(task, scores, mode) == reason
+
+
+def test_the_files_here_are_official(data_dir):
+    for task, splits in ((STSB, ("dev", "test")), *((year, year.subsets) for year in (YEARS[0], YEARS[2]))):
+        counts = {split: len(task.load(data_dir / "senteval", split).gold) for split in splits}
+        assert counts.items() <= OFFICIAL_SIZES[task.name].items()
+
+
+def write_archive(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                tar.addfile(member)
+            else:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Replaces the hub by an archive with the given members; returns its downloads."""
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    downloads = []
+
+    def holds(members):
+        archive = write_archive(tmp_path / "snapshots/0123456789abcdef/senteval.tar", members)
+
+        def download(repository, name, *, repo_type, local_files_only=False):
+            assert (repository, name, repo_type) == (
+                "princeton-nlp/datasets-for-simcse",
+                "senteval.tar",
+                "dataset",
+            )
+            if local_files_only and not downloads:
+                raise FileNotFoundError
+            downloads.append(name)
+            return str(archive)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        return downloads
+
+    return holds
+
+
+def test_the_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
+    with pytest.raises(DataError, match=r"there is no folder .*senteval"):
+        senteval_folder("")
+    (tmp_path / "senteval").mkdir()
+    assert senteval_folder("") == tmp_path / "senteval"
+    assert senteval_folder(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("inner", ["senteval", "SentEval/data/downstream", "senteval/downstream"])
+def test_a_folder_may_contain_the_data(tmp_path, monkeypatch, inner):
+    (tmp_path / inner / "SICK").mkdir(parents=True)
+    assert senteval_folder(str(tmp_path)) == tmp_path / inner
+    monkeypatch.setenv("DIFFCSE_DATA_DIR", str(tmp_path))
+    assert senteval_folder(str(tmp_path / inner)) == tmp_path / inner
+    (tmp_path / "STS").mkdir()
+    assert senteval_folder(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "SentEval/data/downstream/"])
+def test_without_a_folder_the_hubs_archive_is_extracted_once(prefix, hub, tmp_path):
+    hub({f"{prefix}STS/STSBenchmark/sts-dev.csv": ROW, f"{prefix}MR/rt-polarity.pos": b"good\n"})
+    folder = senteval_folder("")
+    assert folder.is_relative_to(tmp_path / "cache/diffcse_jax/senteval-0123456789ab")
+    assert (folder / "STS/STSBenchmark/sts-dev.csv").read_bytes() == ROW
+    (folder / "MR/rt-polarity.pos").write_text("kept\n")
+    assert senteval_folder("") == folder
+    assert (folder / "MR/rt-polarity.pos").read_text() == "kept\n"
+    assert [path.name for path in (tmp_path / "cache/diffcse_jax").iterdir()] == ["senteval-0123456789ab"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"../outside": b"x"}, {"STS": "/etc"}, {"STS": "../../.."}, {"/".join(["a"] * 10_000): b"x"}],
+    ids=["outside", "link", "relative link", "deep"],
+)
+def test_unsafe_archives_are_refused(members, hub, tmp_path):
+    hub(members)
+    with pytest.raises(DataError, match=r"cannot extract .*senteval\.tar"):
+        senteval_folder("")
+    assert list((tmp_path / "cache/diffcse_jax").iterdir()) == []
+
+
+def test_damaged_or_foreign_archives_are_named(hub, tmp_path):
+    hub({"README": b"nothing"})
+    with pytest.raises(DataError, match="does not contain a folder STS"):
+        senteval_folder("")
+    (tmp_path / "broken.tar").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cannot extract .*broken\.tar"):
+        extract(tmp_path / "broken.tar", tmp_path / "out")
+
+
+def test_offline_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
+
+    def download(*_, **__):
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(DataError, match=r"senteval\.tar could not be downloaded \(ConnectionError\)") as caught:
+        senteval_folder("")
+    for hint in ("--data_dir", "eval.data_dir", "DIFFCSE_DATA_DIR"):
+        assert hint in str(caught.value)
+
+
+def test_headers_nested_10000_deep_are_refused(tmp_path):
+    """Each header with a long name is followed by another one, which Python's reader follows by recursion."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+    block = header.tobuf(tarfile.GNU_FORMAT) + b"a\0".ljust(512, b"\0")
+    (tmp_path / "deep.tar").write_bytes(block * 10_000)
+    with pytest.raises(DataError, match=r"cannot extract .*deep\.tar"):
+        extract(tmp_path / "deep.tar", tmp_path / "out")
