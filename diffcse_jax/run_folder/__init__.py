@@ -1,0 +1,17 @@
+"""A run's folder.
+
+    config.json            the configuration
+    encoder/               configuration, tokenizer and pooler of the starting checkpoint, and base_model.json
+    start.json             digests of the starting weights and of the files above
+    lock                   the process that trains here, or trained here last
+    checkpoints/STEP       parameters, optimizer state, position in the data and dev scores (Orbax)
+    metrics.jsonl          one row for each logged step and each dev evaluation
+    starts.jsonl           versions, devices, configuration and digests, one line for each start of training
+    start_scores.json      dev scores of the starting checkpoint: the baseline
+    selection.json         the exported model and its verdict, written when training is over
+    selected.safetensors   the weights of that model, if they are not those of a checkpoint
+    damaged/               damaged files, moved out of the way
+
+`folder.py` has the first four, `checkpoints.py` the fifth and `records.py` the others. `saved_encoder.py` reads the encoder
+that the run gives.
+"""

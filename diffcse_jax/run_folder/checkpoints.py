@@ -1,0 +1,486 @@
+"""A run's checkpoints, `WORKDIR/checkpoints/STEP`, and the encoder that a run gives.
+
+A checkpoint has four items, so that the parameters can be read alone: `params`, `opt_state`, `data` (the position in the
+data) and `record` (`Record` as JSON: dev scores, and digests of all items). Orbax writes and reads them. Every item is
+compared with its digest when it is read, and training resumes from the newest intact checkpoint.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import logging
+import math
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jaxtyping import Array, Shaped, UInt32
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
+
+from diffcse_jax import hosts
+from diffcse_jax.config import Config
+from diffcse_jax.errors import CheckpointError, ConfigError, UserError
+from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, json_digest, system_error
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.run_folder.folder import set_aside
+from diffcse_jax.run_folder.records import (
+    METRICS,
+    Measured,
+    Record,
+)
+
+_ARRAYS = ("params", "opt_state")
+_UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
+_DISCARDED = "discarded"  # a folder inside checkpoints/
+_QUIET_SECONDS = 10.0  # for which messages of Orbax stay hidden after a failure
+
+
+class TrainState(NamedTuple):
+    """The state of a run after a step. Randomness is a function of (seed, step) and has no state of its own."""
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    bad_steps: jax.Array  # number of skipped steps, whose loss or gradient was NaN or infinite
+
+
+class Checkpoints:
+    """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
+
+    As a context manager, it waits for the last save and closes.
+
+    Args:
+        workdir: The run's folder.
+        config: The configuration.
+        dev_metric: The dev score that chooses the best checkpoint.
+        dev_text: Identifies the text that the score is measured on.
+        text: Identifies the tokenised training text.
+    """
+
+    def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):
+        self._pooler = config.encoding_pooler
+        self._dev_metric, self._dev_text, self._text = dev_metric, dev_text, text
+        self._workdir, self._folder = workdir, workdir / CHECKPOINTS
+        self._scores = {step: _score(self._folder / str(step)) for step in saved_steps(self._folder)}
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(_quiet_orbax())
+        self._remove_discarded()
+        with self._disk_errors():
+            self._manager = ocp.CheckpointManager(
+                self._folder.absolute(),
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=AnyPreservationPolicy([LatestN(2), _Best(self._scores)]),
+                    cleanup_tmp_directories=True,
+                    todelete_subdir=_DISCARDED,
+                ),
+            )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        with self._quiet:
+            if kind is None:
+                self._close()
+                return
+            with contextlib.suppress(UserError):  # a consequence of the error that is reported already
+                self._close()
+            self._quiet.pop_all().__exit__(kind, *error)
+
+    def close(self) -> None:
+        """Wait for the last save, then close."""
+        self.__exit__(None, None, None)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The step of the newest complete checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def save(
+        self, state: TrainState, data_state: Mapping[str, Any], measured: Measured, *, eligible: bool = True
+    ) -> None:
+        """Start to save and return as soon as the arrays are copied. Skip a step that is saved already.
+
+        Args:
+            state: The state after the step.
+            data_state: The position in the data.
+            measured: The dev evaluation; empty if there was none.
+            eligible: Whether this may be the best checkpoint.
+        """
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return
+        items = {"params": state.params, "opt_state": state.opt_state}
+        data = json.loads(json.dumps(data_state))
+        record = Record(
+            step,
+            self._pooler,
+            measured.scores,
+            self._dev_metric,
+            self._text,
+            outcomes=measured.outcomes,
+            eligible=eligible,
+            bad_steps=int(state.bad_steps),
+            dev_text=self._dev_text,
+            metrics=self._metrics_digest(),
+        )
+        digests = {"data": json_digest(data), "record": json_digest(record.content())}
+        digests |= {name: array_digests(arrays) for name, arrays in items.items()}
+        self._scores[step] = record.score
+        with self._disk_errors():
+            self._manager.wait_until_finished()
+            self._remove_discarded()
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{name: ocp.args.StandardSave(arrays) for name, arrays in items.items()},
+                    data=ocp.args.JsonSave(data),
+                    record=ocp.args.JsonSave(record.content() | {"digests": digests}),
+                ),
+            )
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Read the newest intact checkpoint. Name damaged newer ones and move them to `WORKDIR/damaged`.
+
+        Args:
+            like: A state with the shapes, types and shardings that the arrays get.
+
+        Returns:
+            The saved state and the position in the data.
+
+        Raises:
+            CheckpointError: All checkpoints are damaged, or the damaged ones cannot be moved.
+            ConfigError: The text, the dev metric or its data has changed.
+        """
+        step = hosts.decided_by_first(self._newest_intact)
+        self._manager.reload()
+        target = {"params": like.params, "opt_state": like.opt_state}
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
+        checkpoint = self._folder / str(step)
+        with _damage_named(checkpoint):
+            record = read_record(checkpoint)
+            data = _read_data(checkpoint, record)
+            self._check_same_run(record)
+            self._check_metrics(record)
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(**{name: ocp.args.StandardRestore(shapes[name]) for name in _ARRAYS}),
+            )
+        state = TrainState(
+            step=jax.device_put(np.int32(step), like.step.sharding),
+            params=restored.params,
+            opt_state=restored.opt_state,
+            bad_steps=jax.device_put(np.int32(record.bad_steps), like.bad_steps.sharding),
+        )
+        return state, data
+
+    def wait(self) -> None:
+        """Wait until everything is on disk."""
+        with self._disk_errors():
+            self._manager.wait_until_finished()
+        self._remove_discarded()
+
+    def _newest_intact(self) -> int:
+        """Return the step of the newest intact checkpoint, after moving damaged newer ones out of the way."""
+        damaged: dict[int, CheckpointError] = {}
+        for step in sorted(saved_steps(self._folder), reverse=True):
+            checkpoint = self._folder / str(step)
+            try:
+                record, _ = read_arrays(checkpoint, _ARRAYS)
+                _read_data(checkpoint, record)
+                _check_descriptions(checkpoint)
+            except CheckpointError as error:
+                damaged[step] = error
+                continue
+            with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
+                moved = {other: set_aside(self._workdir, self._folder / str(other)) for other in damaged}
+            for other, problem in damaged.items():
+                print(
+                    f"warning: {problem}. Moved it to {moved[other]}. Training resumes from step {step}",
+                    file=sys.stderr,
+                )
+            return step
+        raise CheckpointError(
+            f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
+            "checkpoint from a copy, or give another --workdir to begin a new run:\n  "
+            + "\n  ".join(map(str, damaged.values()))
+        )
+
+    def _check_same_run(self, record: Record) -> None:
+        changed = {
+            "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != self._text,
+            f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric}; see "
+            "eval.data_dir)": record.dev_metric != self._dev_metric,
+            f"the data that {record.dev_metric} is measured on (eval.pairs_file, eval.data_dir)": (
+                record.dev_text != self._dev_text
+            ),
+        }
+        if what := next((what for what, differs in changed.items() if differs), ""):
+            raise ConfigError(
+                f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
+                "--workdir to begin a new run"
+            )
+
+    def _metrics_digest(self, size: int | None = None) -> dict[str, Any]:
+        """Return size and SHA-256 of the beginning of `metrics.jsonl`, on the first process."""
+        path = self._workdir / METRICS
+        if jax.process_index() or not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            content = file.read(size)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def _check_metrics(self, record: Record) -> None:
+        """Warn if rows of `metrics.jsonl` have changed since the checkpoint was saved."""
+        expected = record.metrics
+        if jax.process_index() == 0 and expected and self._metrics_digest(expected["bytes"]) != expected:
+            print(
+                f"warning: {self._workdir / METRICS} is damaged: rows up to step {record.step} have changed. Training "
+                "does not need them. Restore the file before you use its numbers",
+                file=sys.stderr,
+            )
+
+    def _close(self) -> None:
+        with self._disk_errors():
+            self._manager.close()
+        self._remove_discarded()
+
+    def _remove_discarded(self) -> None:
+        """Delete old checkpoints, which Orbax has renamed first: no checkpoint is ever half deleted under its name."""
+        if jax.process_index() == 0:
+            shutil.rmtree(self._folder / _DISCARDED, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Turn any error of writing, here or in the background, into a `DiskError`."""
+        try:
+            yield
+        except Exception as error:  # Orbax passes on what its libraries raise: OSError, ValueError, RuntimeError
+            steps = ", ".join(map(str, saved_steps(self._folder)))
+            safe = f"Its checkpoints of steps {steps} are complete." if steps else "It has no checkpoint yet."
+            reason = system_error(error) or OSError(errno.EIO, str(error).partition("\n")[0])
+            raise disk_error(self._folder, reason, safe=safe) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best:
+    """The Orbax policy that keeps the best checkpoint and those that may be the best."""
+
+    scores: Mapping[int, float | None]  # also of the steps that are saved later
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        present = {checkpoint.step: self.scores.get(checkpoint.step) for checkpoint in checkpoints}
+        best = best_step(present)
+        return [step == best or score == _UNKNOWN for step, score in present.items()]
+
+
+# Reading
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """Return the steps of the complete checkpoints: a checkpoint gets its name when it is complete."""
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+
+def best_step(scores: Mapping[int, float | None]) -> int | None:
+    """Return the step with the highest score, the earliest of equal ones (as in the papers' code), or None.
+
+    Orbax's own `best_step` takes the latest of equal ones. NaN is lower than any score.
+    """
+    known = {step: score for step, score in scores.items() if score is not None and score != _UNKNOWN}
+    numbers = {step: -math.inf if math.isnan(score) else score for step, score in known.items()}
+    return max(numbers, key=lambda step: (numbers[step], -step), default=None)
+
+
+def read_record(checkpoint: Path) -> Record:
+    """Read the record of a checkpoint.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    with _damage_named(checkpoint):
+        record = Record(**_read_json_item(checkpoint, "record"))
+        _require(record.digests["record"], json_digest(record.content()), "record")
+        return record
+
+
+def _score(checkpoint: Path) -> float | None:
+    try:
+        return read_record(checkpoint).score
+    except CheckpointError:
+        return _UNKNOWN
+
+
+def _read_data(checkpoint: Path, record: Record) -> dict[str, Any]:
+    with _damage_named(checkpoint):
+        data = _read_json_item(checkpoint, "data")
+        _require(record.digests["data"], json_digest(data), "data")
+        return data
+
+
+def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
+    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
+    record = read_record(checkpoint)
+    with (
+        _damage_named(checkpoint),
+        _quiet_orbax(),
+        ocp.CheckpointManager(
+            checkpoint.parent.absolute(),
+            options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
+            item_handlers={item: ocp.StandardCheckpointHandler() for item in items},
+        ) as manager,
+    ):
+        saved = manager.item_metadata(int(checkpoint.name))
+        like = {item: jax.tree.map(_placeholder, saved[item].tree) for item in items}
+        arguments = {item: ocp.args.StandardRestore(like[item]) for item in items}
+        restored = manager.restore(int(checkpoint.name), args=ocp.args.Composite(**arguments))
+        for item in items:
+            found = array_digests(restored[item])
+            for name, digest in record.digests[item].items():
+                _require(digest, found.get(name, "missing"), f"{item}/{name}")
+    return record, {item: restored[item] for item in items}
+
+
+def _read_json_item(checkpoint: Path, item: str) -> dict[str, Any]:
+    handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
+    return handler.restore(checkpoint.absolute() / item)
+
+
+def _check_descriptions(checkpoint: Path) -> None:
+    """Check the descriptions of arrays that Orbax reads only when it restores to devices."""
+    with _damage_named(checkpoint):
+        for item in _ARRAYS:
+            for path in (checkpoint / item / "array_metadatas").glob("*"):
+                json.loads(path.read_bytes())
+
+
+def _placeholder(array: Any) -> np.ndarray:
+    """Return an array of the same shape and type that takes no memory."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _require(expected: str, found: str, what: str) -> None:
+    if found != expected:
+        raise ValueError(f"{what} differs from its digest")
+
+
+@contextlib.contextmanager
+def _damage_named(checkpoint: Path) -> Iterator[None]:
+    """Turn any error of reading a checkpoint into a `CheckpointError` that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the type depends on where the damage is
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"cannot read the checkpoint {checkpoint} ({type(error).__name__}: {reason})") from error
+
+
+def _this_process_alone() -> ocp.options.MultiprocessingOptions:
+    """Return the options that keep Orbax from waiting for other processes."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    index = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"reader_{index}"
+    )
+
+
+# Messages of Orbax
+
+
+class _Quiet(logging.Filter):
+    """Hides what Orbax logs and what its reads and writes raise after the first of them has failed.
+
+    Orbax warns about normal things and logs each error several times. At the first failure it closes its event loop,
+    so that later ones raise an error that nobody can catch. Python passes that error to `sys.unraisablehook`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock, self._users = threading.Lock(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._hook = sys.unraisablehook
+                sys.unraisablehook = self._without_late_errors
+                logging.getLogger("absl").addFilter(self)
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                logging.getLogger("absl").removeFilter(self)
+                if sys.unraisablehook == self._without_late_errors:  # otherwise someone else's hook calls ours
+                    sys.unraisablehook = self._hook
+
+    def _without_late_errors(self, unraisable: Any) -> None:
+        if not self._users or "Event loop is closed" not in str(unraisable.exc_value):
+            self._hook(unraisable)
+
+
+_quiet = _Quiet()
+
+
+@contextlib.contextmanager
+def _quiet_orbax() -> Iterator[None]:
+    """Hide messages of Orbax during the block and, if it fails, a few seconds longer."""
+    _quiet.begin()
+    try:
+        yield
+    except BaseException:
+        later = threading.Timer(_QUIET_SECONDS, _quiet.end)
+        later.daemon = True
+        later.start()
+        raise
+    _quiet.end()
+
+
+# Digests of arrays
+
+
+def array_digests(tree: Any) -> dict[str, str]:
+    """Return the digest of each array of a tree, 8 hexadecimal digits, by its path (`1/mu/encoder.embeddings.word`).
+
+    A digest is a sum over the elements of a mix of their bits and their position. It is computed where the array lives
+    and does not depend on how devices share the array. A change of one element always changes it; other damage goes
+    unnoticed once in 2^32.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    sums = jax.device_get([_checksum(array) for _, array in leaves])
+    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+    return {name: f"{int(value):08x}" for name, value in zip(names, sums, strict=True)}
+
+
+@jax.jit
+def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    position = jnp.zeros(array.shape, jnp.uint32)
+    for axis, size in enumerate(array.shape):
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    mixed = _bits(array) ^ (position * jnp.uint32(0x9E3779B1))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finalizer: one to one
+        mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    """Return the elements' bits as uint32, for types of up to 32 bits."""
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}").astype(jnp.uint32)

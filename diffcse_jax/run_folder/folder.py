@@ -1,0 +1,419 @@
+"""A run's configuration and starting checkpoint, who may write to the folder, and what a resume may change."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from huggingface_hub.repocard import metadata_load
+from jax.experimental import multihost_utils
+from safetensors.numpy import load_file
+from transformers import PreTrainedTokenizerFast
+
+from diffcse_jax import hosts
+from diffcse_jax.config import Config, flat
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
+from diffcse_jax.io import (
+    CHECKPOINTS,
+    CONFIG,
+    disk_errors,
+    expand_path,
+    file_digests,
+    first_changed,
+    json_digest,
+    lock,
+    read_json_object,
+    write_json,
+    write_tensors,
+)
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pretrained import Pretrained
+
+START = "start.json"
+_FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
+LICENSE_KEYS = ("license", "license_name", "license_link")
+PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
+
+_ENCODER = "encoder"
+_POOLER = "pooler.safetensors"
+_BASE_MODEL = "base_model.json"
+_LONGEST_CARD = 1 << 20  # bytes
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
+_SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")  # in the hub's cache
+HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
+
+_DAMAGED = "damaged"
+_BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # what a run writes before its first checkpoint
+_SAFE = "What is complete there stays as it is."
+_INSTEAD = "give another --workdir"
+_RESTORE = (
+    "Restore it from a copy, or from starts.jsonl in that folder, where each line has it under `configuration`. Or begin "
+    "a new run in another --workdir"
+)
+
+# Training does not depend on these keys, so they may change when a run resumes.
+MAY_CHANGE_ON_RESUME = {
+    "train.log_every",
+    "train.max_bad_steps",
+    "train.packing",
+    "train.recompute",
+    "eval.every",
+    "eval.data_dir",
+    "eval.batch_size",
+    "eval.keep_start",
+    "eval.interpolate",
+    "eval.hold",
+    "finetune.data_dir",
+    "finetune.predictions",
+    "data.cache_dir",
+    "mesh.data",
+    "mesh.model",
+    "mesh.fully_sharded",
+    "distributed",
+}
+
+
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Keep every other run out of the folder during the block. The folder is created if it is missing.
+
+    The first process locks `WORKDIR/lock`. The system frees the lock when that process ends, however it ends. On a file
+    system without locks, nobody is kept out.
+
+    Raises:
+        InUseError: Another run is at work in the folder. Raised on every process, like all errors of this module.
+        DiskError: The folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def hold() -> None:
+            try:
+                stack.enter_context(lock(workdir / "lock"))
+            except InUseError as error:
+                raise InUseError(f"{error}. Wait until it ends, stop it, or give another --workdir") from error
+
+        hosts.decided_by_first(hold)
+        yield
+
+
+def open_run(
+    workdir: Path,
+    config: Config,
+    encoder: Pretrained,
+    tokenizer: PreTrainedTokenizerFast,
+    generator: Pretrained | None,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write what identifies a new run, or check that the run in the folder is the same.
+
+    A run without a checkpoint has nothing to resume, so a different run may replace it.
+
+    Args:
+        workdir: The folder, on a file system that all processes share.
+        config: The resolved configuration.
+        encoder: The starting checkpoint.
+        tokenizer: The tokenizer of the starting checkpoint.
+        generator: The frozen masked LM of `generator.name_or_path`, if the run names one.
+        others: Digests of the other files that training reads, by the key that names them: frozen networks and tables.
+
+    Raises:
+        ConfigError: The run in the folder has another configuration (all differing keys are named) or began from other
+            weights or files.
+        CheckpointError: The configuration of the run is damaged or missing, or the processes see different folders.
+        DiskError: The folder cannot be written.
+    """
+
+    def begin_or_check() -> None:
+        with disk_errors(workdir, safe=_SAFE, instead=_INSTEAD):
+            digests = {"model.name_or_path": encoder.digest(), **others}
+            if generator is not None:
+                digests["generator.name_or_path"] = generator.digest()
+            if _has_checkpoint(workdir):
+                _check_same_config(workdir, config)
+                _check_same_files(workdir, config, digests)
+                _repair_encoder(workdir, config, encoder, tokenizer)
+                return
+            if (workdir / CONFIG).is_file():
+                _clear_unless_same(workdir, config, digests)
+            _write_encoder(workdir, config, encoder, tokenizer)
+            write_json(workdir / START, {**digests, _FILES: _digests_of_files(workdir, config)})
+            write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
+
+    hosts.decided_by_first(begin_or_check)
+    if jax.process_count() > 1:
+        found = multihost_utils.process_allgather(np.int32((workdir / CONFIG).is_file()))
+        if not found.all():
+            raise CheckpointError(
+                f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
+            )
+
+
+def check_run(workdir: Path, config: Config) -> None:
+    """Refuse a folder whose checkpoints have another configuration, before anything expensive is done.
+
+    Raises:
+        ConfigError: The configuration differs; all differing keys are named.
+        CheckpointError: The configuration of the run is damaged or missing.
+    """
+
+    def check() -> None:
+        if _has_checkpoint(workdir):
+            _check_same_config(workdir, config)
+
+    hosts.decided_by_first(check)
+
+
+def read_config(workdir: Path) -> Config:
+    """Return the resolved configuration of a run.
+
+    Raises:
+        CheckpointError: The folder is not a run's, or its configuration is damaged.
+    """
+    if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
+        raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
+    return _read_config(workdir)
+
+
+def set_aside(workdir: Path, path: Path) -> Path:
+    """Move a damaged file or folder to `WORKDIR/damaged` and return its new path."""
+    return path.rename(damaged_path(workdir, path.name))
+
+
+def damaged_path(workdir: Path, name: str) -> Path:
+    """Return a free path in `WORKDIR/damaged`."""
+    folder = workdir / _DAMAGED
+    folder.mkdir(exist_ok=True)
+    taken = {path.name for path in folder.iterdir()}
+    names = (name, *(f"{name}.{number}" for number in range(2, len(taken) + 3)))
+    return folder / next(each for each in names if each not in taken)
+
+
+def _has_checkpoint(workdir: Path) -> bool:
+    """Return True if there is something to resume, even if the configuration is lost."""
+    return any(path.name.isdecimal() for path in (workdir / CHECKPOINTS).glob("*"))
+
+
+def _read_config(workdir: Path) -> Config:
+    path = workdir / CONFIG
+    try:
+        content = read_json_object(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {_RESTORE}") from error
+    if _recorded_files(workdir, CONFIG).get(CONFIG) != json_digest(content):
+        raise CheckpointError(f"{path} differs from its checksum in {START}. {_RESTORE}")
+    return Config.from_dict(content)
+
+
+def _clear_unless_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+    """Remove what a different run wrote that has no checkpoint yet."""
+    try:
+        _check_same_config(workdir, config)
+        _check_same_files(workdir, config, digests)
+    except UserError:
+        (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
+        for name in _BEFORE_CHECKPOINTS:
+            shutil.rmtree(workdir / name, ignore_errors=True)
+
+
+def _check_same_files(workdir: Path, config: Config, now: Mapping[str, str]) -> None:
+    earlier, values = read_json_object(workdir / START), flat(config.to_dict())
+    if changed := [f"{key}={values[key]!r}" for key in now if earlier.get(key) != now[key]]:
+        raise ConfigError(
+            f"the files of {' and '.join(changed)} have changed since the run in {workdir} began. Restore the earlier "
+            "files, or give another --workdir to begin a new run"
+        )
+
+
+def _check_same_config(workdir: Path, config: Config) -> None:
+    earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
+    free = MAY_CHANGE_ON_RESUME
+    if config.needs("labels"):
+        free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
+    changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
+    if not changed:
+        return
+    lines = [f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed]
+    if "precision" in changed:
+        advice = f" (`auto` depends on the machine. Resume with --config.precision={earlier['precision']})"
+        lines[changed.index("precision")] += advice
+    raise ConfigError(
+        f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
+        "schedule depends on the number of steps as well). To begin a new run, give another --workdir, such as "
+        f"{_other_name(workdir, {key: now.get(key) for key in changed})}:\n  " + "\n  ".join(lines)
+    )
+
+
+def _other_name(workdir: Path, changed: Mapping[str, Any]) -> str:
+    """Return an example of a --workdir that tells the runs apart, by a changed key with a short value if there is one."""
+    keys = ["seed"] if "train.seed" in changed else [key for key, value in changed.items() if len(str(value)) < 20]
+    return f"'{workdir}_{{{keys[0]}}}' ({{{keys[0]}}} becomes its value)" if keys else f"'{workdir}_2'"
+
+
+# The starting checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseModel:
+    """A starting checkpoint.
+
+    Attributes:
+        name: Its hub id, or the last part of its path if it is only a local folder.
+        hub_id: Its hub id, or the hub id that it records as its origin; empty if neither is known.
+        license: The license that its card or configuration states, by the keys of a card's metadata.
+        language: The language codes that its card states.
+    """
+
+    name: str
+    hub_id: str = ""
+    license: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    language: tuple[str, ...] = ()
+
+
+def is_local(name_or_path: str) -> bool:
+    """Return True for a path on this machine, False for a hub id or `minilm`."""
+    if name_or_path in PACKAGED:
+        return False
+    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
+        return True
+    try:
+        return os.path.isdir(expand_path(name_or_path))
+    except ConfigError:  # the address of a web page
+        return False
+
+
+def is_hub_id(name: str) -> bool:
+    """Return True if the recorded origin of a checkpoint can be a hub id and is not a folder."""
+    return bool(_HUB_ID.fullmatch(name)) and not is_local(name) and not _TRAINER_FOLDER.search(name)
+
+
+def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
+    """Return what is known about a checkpoint.
+
+    Args:
+        name_or_path: The checkpoint as the configuration names it.
+        folder: The folder with its files.
+        hf_config: The content of its `config.json`.
+    """
+    card = _card_metadata(folder)
+    license = {key: value for key in LICENSE_KEYS if isinstance(value := card.get(key, hf_config.get(key)), str)}
+    language = card.get("language") or ()
+    languages = tuple(map(str, [language] if isinstance(language, str) else language))
+    return BaseModel(*_names(name_or_path, card, hf_config), license if "license" in license else {}, languages)
+
+
+def read_base_model(folder: Path) -> BaseModel:
+    """Read the recorded starting checkpoint.
+
+    Raises:
+        CheckpointError: The record is missing or damaged.
+    """
+    values = read_json_object(folder / _BASE_MODEL)
+    try:
+        return BaseModel(**values | {"language": tuple(values["language"])})
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / _BASE_MODEL} does not describe a checkpoint: {error}") from error
+
+
+def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the attributes `name` and `hub_id`."""
+    if not is_local(name_or_path):
+        name = PACKAGED.get(name_or_path, name_or_path)
+        return name, name
+    path = Path(os.path.realpath(expand_path(name_or_path)))
+    if cached := _SNAPSHOT.search(path.as_posix()):
+        name = cached[1].replace("--", "/", 1)
+        return name, name
+    for origin in (card.get("base_model"), hf_config.get("_name_or_path")):
+        origin = origin[0] if isinstance(origin, list) and len(origin) == 1 else origin
+        if isinstance(origin, str) and is_hub_id(origin):
+            return path.name, origin
+    return path.name, ""
+
+
+def _card_metadata(folder: Path) -> Mapping[str, Any]:
+    """Return the metadata of the card in a folder; empty if there is no readable card."""
+    path = folder / "README.md"
+    try:
+        if not path.is_file() or path.stat().st_size > _LONGEST_CARD:
+            return {}
+        return metadata_load(path) or {}
+    except Exception:  # the YAML parser and others raise many types
+        return {}
+
+
+# The folder encoder/
+
+
+def encoder_folder(workdir: Path) -> Path:
+    """Return the folder with config.json and the tokenizer of the starting checkpoint.
+
+    Raises:
+        CheckpointError: A file in it is damaged.
+    """
+    if name := first_changed(workdir, _recorded_files(workdir, _ENCODER)):
+        raise CheckpointError(
+            f"{workdir / name} differs from its checksum in {START}. Run the command that trained the run again: it "
+            "rewrites the file"
+        )
+    return workdir / _ENCODER
+
+
+def read_pooler(workdir: Path) -> Params | None:
+    """Return the dense + tanh pooler of the starting checkpoint, or None if it has no pooler."""
+    path = workdir / _ENCODER / _POOLER
+    return load_file(path) if path.is_file() else None
+
+
+def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
+    """Return the recorded digests of config.json or of the files in encoder/."""
+    path = workdir / START
+    recorded = read_json_object(path).get(_FILES)
+    if not isinstance(recorded, dict):
+        raise CheckpointError(f"{path}: `{_FILES}` is not an object. Restore the file from a copy")
+    return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
+
+
+def _digests_of_files(workdir: Path, config: Config) -> dict[str, str]:
+    files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
+    return file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
+
+
+def _write_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
+    folder = workdir / _ENCODER
+    folder.mkdir(exist_ok=True, parents=True)
+    write_json(folder / "config.json", dict(encoder.hf_config))
+    tokenizer.save_pretrained(folder)
+    base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
+    write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
+    if encoder.pooler:
+        write_tensors(folder / _POOLER, encoder.pooler)
+
+
+def _repair_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Rewrite `encoder/` from the starting checkpoint if it is damaged.
+
+    Raises:
+        ConfigError: The starting checkpoint has changed.
+    """
+    recorded = _recorded_files(workdir, _ENCODER)
+    damaged = first_changed(workdir, recorded)
+    if damaged:
+        _write_encoder(workdir, config, encoder, tokenizer)
+    earlier = read_json_object(workdir / _ENCODER / "config.json")
+    if (damaged and first_changed(workdir, recorded)) or earlier != json.loads(json.dumps(dict(encoder.hf_config))):
+        raise ConfigError(
+            f"config.json or the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the "
+            f"run in {workdir} began. Restore the earlier files, or give another --workdir to begin a new run"
+        )
+    if damaged:
+        print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)

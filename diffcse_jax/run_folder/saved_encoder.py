@@ -1,0 +1,106 @@
+"""The encoder that a run gives: what evaluation, encoding and export read."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.config import Config
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import CHECKPOINTS, find_run
+from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
+from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_pooler
+from diffcse_jax.run_folder.records import Outcomes, Record, read_baseline, read_selection, read_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedEncoder:
+    """The encoder of a checkpoint, or the one that a run has selected, with what encoding and exporting need."""
+
+    config: Config
+    hf_config: Mapping[str, Any]  # of the starting checkpoint
+    folder: Path  # config.json and tokenizer of the starting checkpoint
+    transformer_config: TransformerConfig
+    transformer: Params
+    pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
+    pooler: str
+    step: int  # 0 for the starting checkpoint
+    dev: dict[str, float]
+    dev_metric: str
+    dev_text: str = ""
+    outcomes: Outcomes = dataclasses.field(default_factory=list)
+    interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
+    verdict: str = ""  # empty before training is finished
+    baseline: Record | None = None  # the starting checkpoint's
+
+
+def read_encoder(path: Path) -> SavedEncoder:
+    """Read the encoder that a finished run has selected, the best one so far, or the one of a checkpoint.
+
+    If no checkpoint is eligible as the best one, the newest is read.
+
+    Args:
+        path: The run's folder, or `WORKDIR/checkpoints/STEP`.
+
+    Raises:
+        CheckpointError: There is nothing to read, or it is damaged.
+    """
+    workdir = find_run(path) or path
+    config = read_config(workdir)
+    selection = read_selection(workdir) if path == workdir else None
+    if selection and selection.interpolation < 1:
+        params, record = read_weights(workdir), selection.record
+    else:
+        params, record = read_parameters(workdir, None if path == workdir else int(path.name))
+    folder = encoder_folder(workdir)
+    hf_config = pretrained.read_hf_config(folder)
+    return SavedEncoder(
+        config=config,
+        hf_config=hf_config,
+        folder=folder,
+        transformer_config=pretrained.transformer_config(hf_config, source=str(folder)),
+        transformer=parameters.subset(params, "encoder"),
+        pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
+        pooler=record.pooler,
+        step=record.step,
+        dev=record.dev,
+        dev_metric=record.dev_metric,
+        dev_text=record.dev_text,
+        outcomes=record.outcomes,
+        interpolation=selection.interpolation if selection else 1.0,
+        verdict=selection.verdict if selection else "",
+        baseline=read_baseline(workdir),
+    )
+
+
+def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
+    """Read the parameters and the record of a checkpoint; of the best one if no step is given."""
+    checkpoints = workdir / CHECKPOINTS
+    wanted = workdir if step is None else checkpoints / str(step)
+    step, steps = default_step(checkpoints) if step is None else step, saved_steps(checkpoints)
+    if step not in steps:
+        raise CheckpointError(f"no complete checkpoint {wanted}. There are: {', '.join(map(str, steps)) or 'none'}")
+    record, items = read_arrays(checkpoints / str(step), ("params",))
+    return items["params"], record
+
+
+def default_step(checkpoints: Path) -> int | None:
+    """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none.
+
+    Raises:
+        CheckpointError: A checkpoint that may be the best one is damaged.
+    """
+    scores = {}
+    for step in saved_steps(checkpoints):
+        try:
+            scores[step] = read_record(checkpoints / str(step)).score
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one "
+                "away"
+            ) from error
+    best = best_step(scores)
+    return max(scores, default=None) if best is None else best
