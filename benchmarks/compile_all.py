@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import measure
 from diffcse_jax.config import SHIPPED
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.storage.environment import commit
+from diffcse_jax.run_folder.records import commit
 
 REVISION = (commit(Path(__file__).parent) or {}).get("commit")
 LARGE = "--config.model.name_or_path=bert-large-uncased"

@@ -20,9 +20,9 @@ from diffcse_jax.config import Config, ConvertsToDict, configuration, flat
 from diffcse_jax.data.in_memory import Text, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.run import named_workdir, run
-from diffcse_jax.storage.saved_encoder import read_encoder
+from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training.callbacks import Callback
-from diffcse_jax.training.metrics import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def train(
     folder = named_workdir(None if workdir is None else os.fspath(workdir), name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
-    start_scores = saved.start.dev if saved.start else {}
+    start_scores = saved.baseline.dev if saved.baseline else {}
     encoder = SentenceEncoder.from_saved(saved)
     return Trained(encoder, read_metrics(folder), saved.dev, start_scores, verdict, folder)
 

@@ -29,16 +29,15 @@ from diffcse_jax.data.vector_folder import TEXT
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import parameters, pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, with_long_texts
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.storage import sentence_transformers_folder
 from diffcse_jax.storage.encoder_record import EncoderRecord
-from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
 
 SHORTEST_BUCKET = 16
 CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer
@@ -131,7 +130,7 @@ class SentenceEncoder:
             saved = read_encoder(path)
             return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
         model = pretrained.load(str(path_or_id))
-        record = sentence_transformers_folder.recorded(model)
+        record = pooling_modules.recorded(model)
         return cls(
             model.config,
             model.transformer,
@@ -153,7 +152,7 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         name: str = "",
     ) -> "SentenceEncoder":
-        """The encoder of a `diffcse_jax.storage.saved_encoder.SavedEncoder`."""
+        """The encoder of a `diffcse_jax.run_folder.saved_encoder.SavedEncoder`."""
         return cls(
             saved.transformer_config,
             saved.transformer,

@@ -41,11 +41,11 @@ from diffcse_jax.io import (
     write_tensors,
     write_text,
 )
-from diffcse_jax.models import families, pretrained
+from diffcse_jax.models import families, pooling_modules, pretrained
+from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
+from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.storage import base_model, sentence_transformers_folder
-from diffcse_jax.storage.saved_encoder import SavedEncoder, read_encoder
-from diffcse_jax.storage.selection import origin
 
 TOLERANCE = 1e-4
 
@@ -134,9 +134,9 @@ def export(
             language=about.language,
             onnx=onnx,
         )
-        base = base_model.read(saved.folder, saved.config.model.name_or_path, saved.hf_config)
+        base = read_base_model(saved.folder)
         write_text(folder / "README.md", model_card(saved, base, exported))
-    weights = origin(saved.share, saved.step)
+    weights = origin(saved.interpolation, saved.step)
     print(f"exported to {output}: {weights}; maximal absolute difference of embeddings: {_differences(check)}")
     if families.find(saved.transformer_config.family).pooler and not saved.pooler_head:
         print(
@@ -167,7 +167,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
     _drop_paths(hf_config)
-    if saved.pooler in sentence_transformers_folder.TWO_LAYER_POOLERS:
+    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
 
@@ -183,7 +183,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         write_json(folder / _TOKENIZER_FILES[0], _drop_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
     unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
 
-    sentence_transformers_folder.write(
+    pooling_modules.write(
         folder,
         saved.pooler,
         num_blocks=sizes.num_blocks,
@@ -198,7 +198,7 @@ def _drop_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Removes what libraries have noted of where files were, names on the hub excepted, and returns the settings."""
     for key in _PATHS & settings.keys():
         name = settings[key]
-        if not isinstance(name, str) or not key.endswith("name_or_path") or not base_model.is_hub_id(name):
+        if not isinstance(name, str) or not key.endswith("name_or_path") or not is_hub_id(name):
             del settings[key]
     return settings
 

@@ -22,7 +22,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import pooled, torch_model
 from diffcse_jax.io import read_json_object
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.saved_encoder import SavedEncoder
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 GRAPH = "onnx/model.onnx"
 INT8 = "onnx/model_qint8.onnx"

@@ -54,7 +54,7 @@ def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str
     else:
         hosts.require_alone()
     from diffcse_jax.hosts import keep_compiled, terminated_like_interrupted
-    from diffcse_jax.storage.workdir import held
+    from diffcse_jax.run_folder.folder import held
 
     keep_compiled()
     try:

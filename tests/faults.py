@@ -512,7 +512,7 @@ class Judge:
         """
         from tiny_model import HIDDEN
 
-        from diffcse_jax.storage import sentence_transformers_folder
+        from diffcse_jax.models import pooling_modules
 
         world, operations, spent = self._world, {}, {}
         world.trial.mkdir()
@@ -522,7 +522,7 @@ class Judge:
 
         if not training:
             shutil.copytree(world.inputs / "model", world.export)
-            sentence_transformers_folder.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
+            pooling_modules.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
             self._untrained = True
             for command in UNTRAINED:
                 observed("finished", command, self._clean(command))

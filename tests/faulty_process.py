@@ -32,7 +32,7 @@ MOMENTS = {
     "tokenising": "diffcse_jax.data.tokens._write_arrays",
     "head training": "diffcse_jax.training.generator.train_head",
     "step": "diffcse_jax.training.train.Programs.__call__",
-    "save": "diffcse_jax.storage.checkpoint.Checkpoints.save",
+    "save": "diffcse_jax.run_folder.checkpoints.Checkpoints.save",
     "evaluation": "diffcse_jax.training.loop.evaluate",
     "export": "diffcse_jax.export.check_folder",
     "embed": "diffcse_jax.encoder.SentenceEncoder.encode",

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tiny_networks import config_of
 
-from diffcse_jax.storage.selection import Record, write_baseline
+from diffcse_jax.run_folder.records import MetricsWriter, Record, write_baseline
 from diffcse_jax.training.curves import curves, draw_curves
-from diffcse_jax.training.metrics import MetricsWriter
 
 METRIC = "halves_retrieval"
 

@@ -17,11 +17,10 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.io import find_run
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.saved_encoder import SavedEncoder
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 SENTENCES = [
     "a dog runs in the park",
@@ -77,7 +76,7 @@ def test_torch_takes_the_head_that_is_recorded(tmp_path, minilm_dir):
     folder = Path(write_tiny_model(tmp_path, minilm_dir))
     head = {"dense.kernel": np.random.default_rng(0).normal(size=(HIDDEN, HIDDEN)), "dense.bias": np.ones(HIDDEN)}
     head = {name: array.astype(np.float32) for name, array in head.items()}
-    sentence_transformers_folder.write(folder, "cls", num_blocks=2, hidden_size=HIDDEN, head=head)
+    pooling_modules.write(folder, "cls", num_blocks=2, hidden_size=HIDDEN, head=head)
     ours = SentenceEncoder.from_pretrained(folder)
     assert ours.pooler == "cls"
     np.testing.assert_allclose(TorchEncoder(str(folder)).encode(SENTENCES), ours.encode(SENTENCES), atol=1e-5)

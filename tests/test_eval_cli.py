@@ -9,7 +9,7 @@ from test_sts import write_stsb
 from tiny_model import MAX_LENGTH, write_tiny_model
 
 from diffcse_jax.config import Config
-from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.models import pooling_modules
 
 EVAL = Path(__file__).parents[1] / "eval.py"
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
@@ -90,7 +90,7 @@ def test_a_similarity_other_than_cosine_is_shown(run):
 
 def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path):
     model = tmp_path / "model"
-    sentence_transformers_folder.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
+    pooling_modules.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
     assert code == 0
     assert results["pooler"] == "cls_before_pooler"

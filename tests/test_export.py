@@ -24,8 +24,8 @@ from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage.saved_encoder import SavedEncoder
-from diffcse_jax.storage.selection import Record
+from diffcse_jax.run_folder.records import Record
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 # PyTorch and sentence-transformers warn about themselves when they are first loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -48,9 +48,9 @@ def saved(tmp_path, minilm_dir, monkeypatch):
             step=250,
             dev={"stsb_spearman": 81.25},
             dev_metric="stsb_spearman",
-            share=0.5,
+            interpolation=0.5,
             verdict="better than the start",
-            start=Record(0, "avg", {"stsb_spearman": 79.5}, "stsb_spearman", "text"),
+            baseline=Record(0, "avg", {"stsb_spearman": 79.5}, "stsb_spearman", "text"),
         )
         monkeypatch.setattr(export, "read_encoder", lambda path: trained)
         return trained
@@ -125,7 +125,7 @@ def test_the_card_says_what_the_model_is(saved, tmp_path, monkeypatch):
     export.export(tmp_path / "workdir", tmp_path / "out", about=export.About(hub_id="ada/model", license="mit"))
     card = (tmp_path / "out/README.md").read_text()
     facts = ["base_model: bert-base-uncased", "license: mit", "wiki1m", "cls_before_pooler", "jax 0."]
-    facts += ["0.5 of the weights of step 250 and 0.5 of the start's", 'SentenceTransformer("ada/model")']
+    facts += ["0.5 x step 250 + 0.5 x the starting checkpoint", 'SentenceTransformer("ada/model")']
     for fact in [*facts, "The run's verdict: better than the start."]:
         assert fact in card
     rows = {

@@ -40,12 +40,11 @@ from diffcse_jax.objectives.finetune import (
     features,
     squared_error,
 )
-from diffcse_jax.storage.run_folder import HEADS
-from diffcse_jax.storage.saved_encoder import SavedEncoder
-from diffcse_jax.storage.workdir import check_workdir, read_config, start_workdir
+from diffcse_jax.run_folder.folder import HEADS, check_run, open_run, read_config
+from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
-from diffcse_jax.training.metrics import read_metrics
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.programs import Programs, _key
 
@@ -401,9 +400,9 @@ def test_the_start_may_be_moved_and_not_changed(tuned, minilm_dir):
     workdir, _ = tuned
     then = read_config(workdir)
     moved = dataclasses.replace(then, model=dataclasses.replace(then.model, name_or_path="elsewhere"))
-    check_workdir(workdir, moved)
+    check_run(workdir, moved)
     with pytest.raises(ConfigError, match=r"the files of model\.name_or_path='elsewhere' have changed since the run"):
-        start_workdir(workdir, moved, pretrained.load(str(minilm_dir)), load_tokenizer(minilm_dir), None)
+        open_run(workdir, moved, pretrained.load(str(minilm_dir)), load_tokenizer(minilm_dir), None)
 
 
 @pytest.mark.slow

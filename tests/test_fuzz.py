@@ -34,11 +34,10 @@ from diffcse_jax.evaluation import senteval, sts
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import find_run, write_tensors
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.workdir import read_config
+from diffcse_jax.run_folder.folder import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
 SECONDS, MEGABYTES = 10, 500  # of an example, and of all of them
@@ -298,9 +297,7 @@ def model(tmp_path_factory) -> Path:
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 40} | special)
     head = random_params(MlpProjector, config)
-    sentence_transformers_folder.write(
-        folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head, truncate_dim=8
-    )
+    pooling_modules.write(folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head, truncate_dim=8)
     return folder
 
 

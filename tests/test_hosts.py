@@ -23,9 +23,9 @@ from diffcse_jax import hosts
 from diffcse_jax.commands import train
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.storage.saved_encoder import read_encoder
-from diffcse_jax.storage.workdir import held
-from diffcse_jax.training.metrics import read_metrics
+from diffcse_jax.run_folder.folder import held
+from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 15  # enough for a process to be killed in the middle

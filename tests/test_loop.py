@@ -18,11 +18,10 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import UserError
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.selection import Measured, Record
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.metrics import MetricsWriter
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.train import _sentences
 

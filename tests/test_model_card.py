@@ -18,12 +18,11 @@ from diffcse_jax.card.citations import BIBTEX, papers_of
 from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.commands.train import parsed
 from diffcse_jax.config import Config, flat, shipped_config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.pretrained import transformer_config
-from diffcse_jax.storage import base_model
-from diffcse_jax.storage.base_model import BaseModel
-from diffcse_jax.storage.saved_encoder import SavedEncoder
-from diffcse_jax.storage.selection import Record
+from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
+from diffcse_jax.run_folder.records import Record
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 SIZES = transformer_config(hf_config_of("bert"), source="test")
 BASE = BaseModel("bert-base-uncased", "bert-base-uncased", {"license": "apache-2.0"}, ("en",))
@@ -39,7 +38,7 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
     dev = {"stsb_spearman": 81.25, "guard_stsb_spearman": 81.25}
     start = Record(0, "avg", {"stsb_spearman": 79.5, "guard_stsb_spearman": 79.5}, "stsb_spearman", "text")
     return SavedEncoder(
-        config, {}, Path(), SIZES, {}, None, "cls_before_pooler", 250, dev, "stsb_spearman", start=start, **fields
+        config, {}, Path(), SIZES, {}, None, "cls_before_pooler", 250, dev, "stsb_spearman", baseline=start, **fields
     )
 
 
@@ -150,7 +149,7 @@ def test_no_path_of_this_machine_is_in_a_card(tmp_path):
     )
     run = Config.from_dict(config.to_dict())
     saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): 3 against 2")
-    card = card_of(saved, base_model.describe(f"{private}/x", tmp_path, {}))
+    card = card_of(saved, describe_base_model(f"{private}/x", tmp_path, {}))
     assert private not in card
     assert str(tmp_path) not in card
     assert "--config.data.train_file=x" in card
@@ -166,39 +165,6 @@ def test_relative_paths_lose_their_folders_and_hub_ids_stay(tmp_path, monkeypatc
     values = flat(recipe.portable(config))
     assert (values["data.train_file"], values["model.name_or_path"]) == ("a.txt", "mine")
     assert flat(recipe.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
-
-
-def test_the_true_name_of_a_base_model(tmp_path):
-    def local(name: str, card: str = "", **recorded: str) -> BaseModel:
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "README.md").write_text(card)
-        return base_model.describe(str(folder), folder, recorded)
-
-    packaged = "sentence-transformers/all-MiniLM-L6-v2"
-    assert base_model.describe("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
-    assert base_model.describe("org/name", tmp_path, {}) == BaseModel("org/name", "org/name")
-    assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
-    assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
-    for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
-        assert base_model.describe(str(tmp_path / "mine"), tmp_path, {"_name_or_path": path}) == BaseModel("mine")
-    card = "---\nbase_model: org/parent\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
-    terms = {"license": "other", "license_name": "own"}
-    assert local("carded", card) == BaseModel("carded", "org/parent", terms, ("de", "fr"))
-    for damaged in ("---\nlicense: [\n---\n", "---\n- a list\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
-        (tmp_path / "carded/README.md").write_text(damaged)
-        assert base_model.describe(str(tmp_path / "carded"), tmp_path / "carded", {}) == BaseModel("carded")
-
-
-def test_a_workdir_keeps_what_its_base_model_is_called(tmp_path):
-    base = BaseModel("mine", "org/parent", {"license": "mit"}, ("de",))
-    base_model.write(tmp_path, base)
-    assert base_model.read(tmp_path, "/gone/mine", {}) == base
-    (tmp_path / "base_model.json").write_text('{"other": 1}')
-    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
-        base_model.read(tmp_path, "/gone/mine", {})
-    (tmp_path / "base_model.json").unlink()  # a run of an earlier version
-    assert base_model.read(tmp_path, "/gone/mine", {"_name_or_path": "org/parent"}) == BaseModel("mine", "org/parent")
 
 
 def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):

@@ -23,9 +23,9 @@ from diffcse_jax.io import write_tensors
 from diffcse_jax.models import families, parameters, pretrained, training_code
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.pooling_modules import RecordedPooler, recorded
 from diffcse_jax.models.pretrained import Pretrained, load, to_hf
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler, recorded
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
 MODELS = {

@@ -6,7 +6,7 @@ from unittest import mock
 import jax.numpy as jnp
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.storage.checkpoint import TrainState
+from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training import programs
 from diffcse_jax.training.programs import Programs
 

@@ -23,8 +23,7 @@ from diffcse_jax.report import charts, curves, page, tables, vectors, words
 from diffcse_jax.report.charts import Axis, Chart, Line, draw, short, thinned
 from diffcse_jax.report.runs import labels, read_runs
 from diffcse_jax.report.sample import Sample, evenly_spaced, sample_of
-from diffcse_jax.storage.selection import Record, Selection, write_baseline, write_selection
-from diffcse_jax.training.metrics import MetricsWriter
+from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> & \x00\ud800'
 PAIRS = Sample(
@@ -137,8 +136,8 @@ def test_runs_in_progress_and_of_earlier_versions_beside_one_another(tmp_path):
 @pytest.mark.parametrize(
     ("step", "share", "score", "words_of_it", "mark"),
     [
-        (0, 0.0, 60.0, "the start, unchanged", None),
-        (4, 0.5, 75.0, "0.5 of the weights of step 4 and 0.5 of the start's", "chosen, nearer to the start: 75.00"),
+        (0, 0.0, 60.0, "the starting checkpoint, unchanged", None),
+        (4, 0.5, 75.0, "0.5 x step 4 + 0.5 x the starting checkpoint", "chosen, nearer to the start: 75.00"),
     ],
 )
 def test_what_a_run_gives_may_be_no_checkpoint(tmp_path, step, share, score, words_of_it, mark):

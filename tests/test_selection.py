@@ -1,37 +1,32 @@
 """The model that a finished run gives. Weights are constants here: 0 the start, a checkpoint's step."""
 
 import dataclasses
-import errno
-import json
-import os
-from pathlib import Path
 from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_checkpoint import HF_CONFIG
+from test_checkpoints import HF_CONFIG
 from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
+from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.saved_encoder import read_encoder
-from diffcse_jax.storage.selection import (
+from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.folder import open_run
+from diffcse_jax.run_folder.records import (
     Measured,
     Record,
-    clear_selection,
-    read_baseline,
     read_selection,
     write_baseline,
 )
-from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
-from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
 from diffcse_jax.training.selection import check_guard, check_interpolation, select, shares
 from diffcse_jax.training.start import Start
 
+UNCHANGED = "the starting checkpoint, unchanged"
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
 BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 20])
 MEASURED = {  # by the mean weight
@@ -79,7 +74,7 @@ def chosen(tmp_path, monkeypatch):
 
     def finish(*steps, **options):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
-        start_workdir(tmp_path, config, checkpoint, tokenizer, None)
+        open_run(tmp_path, config, checkpoint, tokenizer, None)
         write_baseline(tmp_path, BASELINE)
         with Checkpoints(tmp_path, config, dev_metric="mrr", dev_text="dev", text="text") as checkpoints:
             for step in steps:
@@ -101,13 +96,13 @@ def chosen(tmp_path, monkeypatch):
         ((1, 2), {}, 2.0, "better than the start (tiny, avg_top2): mrr 65.00 against 60.00, +5.00", "step 2"),
         ((2, 3), {}, 2.0, "better than the start", "step 2"),
         ((1,), {}, 1.0, "warning: nothing beat the start", "step 1, all the same"),
-        ((1,), {"keep_start": True}, 0.0, "warning: nothing beat the start", "the start, unchanged"),
+        ((1,), {"keep_start": True}, 0.0, "warning: nothing beat the start", UNCHANGED),
         ((2,), {"keep_start": True}, 2.0, "better than the start", "step 2"),
-        ((4,), {"interpolate": 2}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
-        ((4,), {"interpolate": 4}, 2.0, "better", "0.5 of the weights of step 4 and 0.5 of the start's"),
-        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "better", "0.666667 of the weights of step 3 and 0.333333 of"),
+        ((4,), {"interpolate": 2}, 2.0, "better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        ((4,), {"interpolate": 4}, 2.0, "better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "better", "0.666667 x step 3 +"),
         ((4,), {"max_drop": 1.0}, 4.0, "warning: better than the start", "step 4, all the same"),
-        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: better than the start", "the start, unchanged"),
+        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: better than the start", UNCHANGED),
     ],
 )
 def test_what_is_exported(steps, options, weight, opening, exported, chosen):
@@ -116,7 +111,7 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     assert verdict.startswith(opening)
     assert f"; exported: {exported}" in verdict
     assert saved.verdict == verdict
-    assert saved.start == BASELINE
+    assert saved.baseline == BASELINE
     if weight == 0:
         assert (saved.pooler, saved.step, saved.dev) == ("avg_top2", 0, BASELINE.dev)
     else:
@@ -129,9 +124,9 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     [
         (2, {"keep_start": True}, 2.0, "step 2"),
         (4, {}, 4.0, "step 4"),
-        (4, {"keep_start": True}, 0.0, "the start, unchanged (with eval.keep_start=False: step 4)"),
-        (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 of the weights of step 4 and 0.5 of the start's"),
-        (4, {"keep_start": True, "interpolate": 1}, 0.0, "the start, unchanged (with eval.keep_start=False: step 4)"),
+        (4, {"keep_start": True}, 0.0, f"{UNCHANGED} (with eval.keep_start=False: step 4)"),
+        (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        (4, {"keep_start": True, "interpolate": 1}, 0.0, f"{UNCHANGED} (with eval.keep_start=False: step 4)"),
     ],
 )
 def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, exported, chosen):
@@ -161,7 +156,7 @@ def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monk
     saved, verdict = chosen(keep_start=True)
     assert weight_of(saved) == 0
     assert verdict.startswith("warning: better than the start")
-    assert verdict.endswith("may be chance); exported: the start, unchanged (with eval.keep_start=False: step 2)")
+    assert verdict.endswith("may be chance); exported: " + f"{UNCHANGED} (with eval.keep_start=False: step 2)")
 
 
 def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monkeypatch):
@@ -180,7 +175,7 @@ def test_a_gain_on_few_of_the_documents_keeps_the_start(chosen, monkeypatch):
     saved, verdict = chosen(keep_start=True)
     assert weight_of(saved) == 0
     assert verdict.startswith("warning: better than the start")
-    assert verdict.endswith("; exported: the start, unchanged (with eval.keep_start=False: step 2)")
+    assert verdict.endswith("; exported: " + f"{UNCHANGED} (with eval.keep_start=False: step 2)")
 
 
 def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
@@ -198,30 +193,6 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
     with pytest.raises(CheckpointError, match="checkpoints/1"):
         chosen(keep_start=False)
     assert weight_of(read_encoder(tmp_path)) == 0
-
-
-@pytest.mark.parametrize("name", ["selection.json", "selected.safetensors", "start_scores.json"])
-def test_a_damaged_record_is_named_with_the_remedy(name, chosen, tmp_path):
-    """A digit of a score, the last byte of the weights."""
-    chosen(1, keep_start=True)
-    path = tmp_path / name
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"60.0", b"60.5") if path.suffix == ".json" else content[:-1] + b"\xff")
-    with pytest.raises(CheckpointError, match=f"{name} is not what was saved: .*(started again|measures the start)"):
-        read_encoder(tmp_path)
-    path.write_bytes(content[:9])
-    with pytest.raises(CheckpointError, match=name):
-        read_encoder(tmp_path)
-    if path.suffix == ".json":  # as an earlier version wrote it
-        path.write_text(json.dumps({key: value for key, value in json.loads(content).items() if key != "sha256"}))
-        assert read_encoder(tmp_path).start == read_baseline(tmp_path) == BASELINE
-
-
-def test_an_earlier_choice_that_cannot_be_removed_is_told(chosen, tmp_path, monkeypatch):
-    chosen(1)
-    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
-    with pytest.raises(DiskError, match=f"^cannot write {tmp_path}: Read-only file system. The checkpoints are whole"):
-        clear_selection(tmp_path)
 
 
 def test_shares_end_with_the_trained_weights():

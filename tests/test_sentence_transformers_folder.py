@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.storage import sentence_transformers_folder
+from diffcse_jax.models import pooling_modules
 
 
 def write_modules(folder, *names, pooling=None, activation=None):
@@ -33,7 +33,7 @@ def write_modules(folder, *names, pooling=None, activation=None):
 )
 def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
     write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
-    assert sentence_transformers_folder.read(tmp_path) == sentence_transformers_folder.RecordedPooler(pooler, None)
+    assert pooling_modules.read(tmp_path) == pooling_modules.RecordedPooler(pooler, None)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_modules_of_another_form_are_named(content, message, tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     save_file({"linear.weight": np.zeros(3, np.float32)}, tmp_path / "c/model.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        sentence_transformers_folder.read(tmp_path)
+        pooling_modules.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_modules_of_another_form_are_named(content, message, tmp_path):
 def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message, tmp_path):
     write_modules(tmp_path, *names, pooling=pooling, activation="torch.nn.modules.linear.Identity")
     with pytest.raises(CheckpointError, match=message):
-        sentence_transformers_folder.read(tmp_path)
+        pooling_modules.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_settings_of_another_form_are_named(content, message, tmp_path):
     write_modules(tmp_path, "Pooling", pooling={"pooling_mode": "mean"})
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
-        sentence_transformers_folder.read(tmp_path)
+        pooling_modules.read(tmp_path)

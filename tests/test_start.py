@@ -13,7 +13,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_json
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.training import networks
 from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
 

@@ -826,13 +826,13 @@ def test_scores_of_a_fine_tuning_are_those_of_its_best_checkpoint(tmp_path, monk
     (run.folder / runs.RUN).write_text(json.dumps(run.record))
     dev = {"sst_accuracy": 50.0, "quora_accuracy": 70.0, "sts_pearson": 60.0, "average": 60.0}
     saved = types.SimpleNamespace(
-        pooler="avg", dev_metric="average", dev_text="", dev=dev | {"guard": 1.0}, share=0.5, step=3
+        pooler="avg", dev_metric="average", dev_text="", dev=dev | {"guard": 1.0}, interpolation=0.5, step=3
     )
     monkeypatch.setattr(score, "read_encoder", {run.folder: saved}.__getitem__)
     score.score(run.folder, [])
     outcome = table.read_outcome(make_plan("mine", Study(**TUNED, finetunings=TOGETHER), [], tmp_path))
     assert outcome.scores == {"plain, together": {1: dev}}
-    assert outcome.origins == {run.label: "0.5 of the weights of step 3 and 0.5 of the start's"}
+    assert outcome.origins == {run.label: "0.5 x step 3 + 0.5 x the starting checkpoint"}
 
 
 def test_nothing_done_is_a_table_too(tmp_path):

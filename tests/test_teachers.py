@@ -16,10 +16,10 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models import pooling_modules
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pretrained import load
-from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.training import networks
 
 SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."]
@@ -31,7 +31,7 @@ def folders(tmp_path_factory, minilm_dir) -> Path:
     folder = tmp_path_factory.mktemp("teachers")
     model = load(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = {"num_blocks": model.config.num_blocks, "hidden_size": model.config.hidden_size}
-    sentence_transformers_folder.write(folder / "recorded", "cls", **sizes, head=model.pooler, truncate_dim=7)
+    pooling_modules.write(folder / "recorded", "cls", **sizes, head=model.pooler, truncate_dim=7)
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)
     return folder
 
@@ -85,7 +85,7 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
 
     def start(**poolers) -> None:
         digests = loaded(minilm_dir, name, **poolers).digests
-        start_workdir(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
+        open_run(tmp_path, config, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None, digests)
 
     start()
     (tmp_path / "checkpoints/1").mkdir(parents=True)

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import SHIPPED, Config, flat, shipped_config
-from diffcse_jax.storage.base_model import is_local
+from diffcse_jax.run_folder.folder import is_local
 
 # Keys that say where and how a run is computed, and on which its result does not depend.
 OF_THE_MACHINE = (

@@ -10,8 +10,8 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column
 from diffcse_jax.io import expand_path, find_run, read_json_object
-from diffcse_jax.storage.saved_encoder import SavedEncoder
-from diffcse_jax.storage.selection import SELECTION
+from diffcse_jax.run_folder.records import SELECTION
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 HUB_DATA = {  # ids on the hub of what eval.py reads from SentEval's folders
     **{f"STS{year}": f"mteb/sts{year}-sts" for year in (12, 13, 14, 15, 16)},
@@ -84,7 +84,7 @@ def _is_of(row: Results, source: Path, workdir: Path, saved: SavedEncoder, trunc
 
 def _is_of_start(row: Results, saved: SavedEncoder) -> bool:
     of_start = row["model"] == saved.config.model.name_or_path and _is_comparable(row)
-    return of_start and (saved.start is None or row["pooler"] == saved.start.pooler)
+    return of_start and (saved.baseline is None or row["pooler"] == saved.baseline.pooler)
 
 
 def _is_comparable(row: Results) -> bool:

@@ -12,9 +12,9 @@ from diffcse_jax.evaluation.results import Row, format_scores, table
 from diffcse_jax.io import HUB_REPOSITORY
 from diffcse_jax.models import families
 from diffcse_jax.onnx_graph import GRAPH
-from diffcse_jax.storage.base_model import BaseModel
-from diffcse_jax.storage.saved_encoder import SavedEncoder
-from diffcse_jax.storage.selection import origin
+from diffcse_jax.run_folder.folder import BaseModel
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
+from diffcse_jax.run_folder.records import origin
 
 PLACE = "path/to/this/folder"  # in the usage, of a model without a name on the hub
 SENTENCES = 'sentences = ["A man plays the guitar.", "Someone makes music."]'
@@ -109,7 +109,7 @@ def _summary(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
         start += f", a checkpoint that names {base.hub_id} as its origin," if base.hub_id else ", a folder,"
     size = exported.truncate_dim or saved.transformer_config.hidden_size
     told = f"A sentence-transformers model: it maps texts to vectors of {size} numbers, which are compared by cosine."
-    if saved.share == 0:
+    if saved.interpolation == 0:
         return f"{told} It is {start} itself: no training of this run gave better dev scores."
     return f"{told} It was trained from {start} with diffcse_jax."
 
@@ -125,7 +125,7 @@ def _facts(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
         "batch size, maximal length in training": f"{config.train.batch_size}, {config.data.max_length} tokens",
         "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
-        "weights": origin(saved.share, saved.step),
+        "weights": origin(saved.interpolation, saved.step),
         "chosen by": saved.dev_metric,
         "dimension": f"{cut}, cut from {whole}" if cut else str(whole),
     }
@@ -138,9 +138,9 @@ def _facts(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
 def _scores(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
     rows = []
     start = base.name
-    if saved.start is not None:
-        start = f"{base.name}, the start ({saved.start.pooler})"
-        rows.append(Row(start, format_scores(saved.start.dev)))
+    if saved.baseline is not None:
+        start = f"{base.name}, the start ({saved.baseline.pooler})"
+        rows.append(Row(start, format_scores(saved.baseline.dev)))
     ours = f"this model ({saved.pooler})"
     rows.append(Row(ours, format_scores(saved.dev)))
     parts = []

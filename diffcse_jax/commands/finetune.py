@@ -40,8 +40,8 @@ def finetune_and_export(config: Config, workdir: Path) -> str:
     from diffcse_jax.finetune.outputs import write_outputs
     from diffcse_jax.finetune.run import finetune
     from diffcse_jax.io import disk_errors
-    from diffcse_jax.storage.run_folder import HEADS
-    from diffcse_jax.storage.saved_encoder import read_encoder
+    from diffcse_jax.run_folder.folder import HEADS
+    from diffcse_jax.run_folder.saved_encoder import read_encoder
     from diffcse_jax.training.curves import draw_curves
 
     verdict, tasks = finetune(config, workdir)

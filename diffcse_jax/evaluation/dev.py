@@ -30,8 +30,8 @@ from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folde
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.storage.digests import of_json
-from diffcse_jax.storage.selection import FEWEST, Measured, Outcomes
+from diffcse_jax.io import json_digest
+from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
 
 STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
@@ -296,7 +296,7 @@ def build_dev_evaluation(
     check = build_drift_check(options, start) if start and (options.guard or options.max_drop) else None
     return DevEvaluation(
         _metric_of(chosen, options.batch_size),
-        of_json({name: value for name, value in chosen.items() if name != "documents"}),
+        json_digest({name: value for name, value in chosen.items() if name != "documents"}),
         [_metric_of(texts, options.batch_size) for texts in also],
         [_metric_of(texts, options.batch_size) for texts in hold],
         check,

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from diffcse_jax.evaluation.dev import DriftCheck, paired_interval
 from diffcse_jax.finetune.data import TaskData
 from diffcse_jax.finetune.model import TaskModel, decided
+from diffcse_jax.io import json_digest
 from diffcse_jax.objectives.finetune import AVERAGE, score_name
-from diffcse_jax.storage.digests import of_json
-from diffcse_jax.storage.selection import Measured, Outcomes
+from diffcse_jax.run_folder.records import Measured, Outcomes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TaskEvaluation:
     @property
     def text(self) -> str:
         """Identifies the rows of the tasks."""
-        return of_json([data.digest() for data in self.tasks])
+        return json_digest([data.digest() for data in self.tasks])
 
     @property
     def drift_metric(self) -> str:

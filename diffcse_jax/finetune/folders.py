@@ -17,7 +17,7 @@ from diffcse_jax.io import disk_errors, read_json, replace_dir, write_json, writ
 from diffcse_jax.models import families, pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task
-from diffcse_jax.storage.saved_encoder import SavedEncoder
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
 NOT_OF_IT = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")

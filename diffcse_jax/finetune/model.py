@@ -16,7 +16,7 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task, build_head, features, head_of
-from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
+from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 
 
 class TaskModel:

@@ -31,12 +31,11 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters, pretrained
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.objectives.finetune import ENCODER, Options, head_of
-from diffcse_jax.storage.run_folder import HEADS
-from diffcse_jax.storage.saved_encoder import read_encoder, read_parameters
-from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
-from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.run_folder.folder import HEADS, open_run
+from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.metrics import report
 from diffcse_jax.training.optimizer import make_optimizer
@@ -90,7 +89,7 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
         UserError: a configuration, checkpoint or file that cannot be used; or as `training.train.train`.
     """
     tuning = prepare(config)
-    start_workdir(workdir, tuning.config, tuning.start.checkpoint, tuning.start.tokenizer, None)
+    open_run(workdir, tuning.config, tuning.start.checkpoint, tuning.start.tokenizer, None)
     heads = train_heads(tuning, workdir / HEADS) if tuning.options.stages == "heads_first" else {}
     return train_everything(tuning, workdir, heads), tuning.tasks
 
@@ -149,7 +148,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
         The best heads on dev, under the names that they have in a checkpoint.
     """
     config, start = config_of_heads(tuning.config), tuning.start
-    start_workdir(workdir, config, start.checkpoint, start.tokenizer, None)
+    open_run(workdir, config, start.checkpoint, start.tokenizer, None)
     stored, looking = frozen_vectors(tuning, workdir / "vectors")
 
     built = build(tuning, config)

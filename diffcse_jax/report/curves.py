@@ -108,7 +108,7 @@ def _choice(run: Run) -> str:
     """The words beside the ring; weights between the start and a checkpoint are not on the curve."""
     if run.selection is None:
         return "best:" if run.is_finished else "best so far:"
-    return "chosen:" if run.selection.share == 1 else "chosen, nearer to the start:"
+    return "chosen:" if run.selection.interpolation == 1 else "chosen, nearer to the start:"
 
 
 def _about_start(runs: Sequence[Run]) -> str:

@@ -9,9 +9,7 @@ from typing import Any
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path, find_run, read_json, read_json_object
-from diffcse_jax.storage.environment import STARTS
-from diffcse_jax.storage.selection import Record, Selection, read_baseline, read_selection
-from diffcse_jax.training.metrics import read_metrics
+from diffcse_jax.run_folder.records import STARTS, Record, Selection, read_baseline, read_metrics, read_selection
 
 EXPORT = "export"
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own scores may be

@@ -7,7 +7,7 @@ from datetime import timedelta
 from diffcse_jax import objectives
 from diffcse_jax.report.charts import short
 from diffcse_jax.report.runs import Run
-from diffcse_jax.storage.selection import origin
+from diffcse_jax.run_folder.records import origin
 
 TEXT = {
     "columns": "the text",
@@ -74,7 +74,7 @@ def what_came_of_it(run: Run) -> str:
 def chosen(run: Run) -> str:
     """The weights that the run gives, or its best ones so far."""
     if run.selection:
-        return origin(run.selection.share, run.selection.record.step)
+        return origin(run.selection.interpolation, run.selection.record.step)
     return f"step {run.best[0]:,}" + ("" if run.is_finished else ", so far") if run.best else "none yet"
 
 

@@ -1,8 +1,8 @@
-"""A run's checkpoints, `WORKDIR/checkpoints/STEP`, and the encoder that a run gives.
+"""A run's checkpoints, `WORKDIR/checkpoints/STEP`, written and read by Orbax.
 
-A checkpoint has four items, so that the parameters can be read alone: `params`, `opt_state`, `data` (the position in the
-data) and `record` (`Record` as JSON: dev scores, and digests of all items). Orbax writes and reads them. Every item is
-compared with its digest when it is read, and training resumes from the newest intact checkpoint.
+A checkpoint has four items, so that the parameters can be read alone: `params`, `opt_state`, `data` (the position in
+the data) and `record` (`Record` as JSON: dev scores, and digests of all items). Every item is compared with its digest
+when it is read. Training resumes from the newest intact checkpoint.
 """
 
 import contextlib

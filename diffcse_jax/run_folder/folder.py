@@ -57,8 +57,8 @@ _BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # what 
 _SAFE = "What is complete there stays as it is."
 _INSTEAD = "give another --workdir"
 _RESTORE = (
-    "Restore it from a copy, or from starts.jsonl in that folder, where each line has it under `configuration`. Or begin "
-    "a new run in another --workdir"
+    "Restore it from a copy, or from starts.jsonl in that folder, where each line has it under `configuration`. Or "
+    "begin a new run in another --workdir"
 )
 
 # Training does not depend on these keys, so they may change when a run resumes.
@@ -254,7 +254,7 @@ def _check_same_config(workdir: Path, config: Config) -> None:
 
 
 def _other_name(workdir: Path, changed: Mapping[str, Any]) -> str:
-    """Return an example of a --workdir that tells the runs apart, by a changed key with a short value if there is one."""
+    """Return an example of a --workdir that tells the runs apart, by a changed key with a short value."""
     keys = ["seed"] if "train.seed" in changed else [key for key, value in changed.items() if len(str(value)) < 20]
     return f"'{workdir}_{{{keys[0]}}}' ({{{keys[0]}}} becomes its value)" if keys else f"'{workdir}_2'"
 
@@ -285,10 +285,7 @@ def is_local(name_or_path: str) -> bool:
         return False
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
-    try:
-        return os.path.isdir(expand_path(name_or_path))
-    except ConfigError:  # the address of a web page
-        return False
+    return os.path.isdir(expand_path(name_or_path))
 
 
 def is_hub_id(name: str) -> bool:

@@ -97,7 +97,7 @@ class Record:
 
     @property
     def score(self) -> float | None:
-        """The dev score that chooses the best checkpoint, or None if there is none or the checkpoint is not eligible."""
+        """The dev score that chooses the best checkpoint, or None if there is none or it is not eligible."""
         return self.dev[self.dev_metric] if self.dev and self.eligible else None
 
     def content(self) -> dict[str, Any]:
@@ -378,6 +378,5 @@ def read_records(workdir: Path) -> Records:
     Raises:
         CheckpointError: The folder is not a run's, or a record is damaged.
     """
-    return Records(
-        read_config(workdir), read_metrics(workdir), read_baseline(workdir), read_selection(workdir), read_starts(workdir)
-    )
+    config, rows, starts = read_config(workdir), read_metrics(workdir), read_starts(workdir)
+    return Records(config, rows, read_baseline(workdir), read_selection(workdir), starts)

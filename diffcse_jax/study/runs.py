@@ -26,8 +26,7 @@ from typing import Any, TextIO
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError, InUseError
 from diffcse_jax.io import CHECKPOINTS, disk_errors, lock, read_json, write_json, write_text
-from diffcse_jax.storage.run_folder import HEADS
-from diffcse_jax.storage.workdir import FREE_ON_RESUME
+from diffcse_jax.run_folder.folder import HEADS, MAY_CHANGE_ON_RESUME
 from diffcse_jax.study.plan import Plan, Run
 
 RUN = "run.json"
@@ -40,7 +39,7 @@ LOCK = "study.lock"
 NOT_BEGUN = "not begun"
 SAFE = "What the runs have saved stays as it is."
 # Keys that neither trainings nor their scores depend on: those of `eval` choose the model that a run gives.
-FREE = FREE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
+FREE = MAY_CHANGE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its lock file is kept open by what it starts

@@ -20,11 +20,10 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import disk_errors, read_json, write_json
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import pooling_modules, pretrained
 from diffcse_jax.objectives.finetune import score_name
-from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.saved_encoder import read_encoder
-from diffcse_jax.storage.selection import origin
+from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN, SAFE
 from diffcse_jax.training.start import with_own_pooler
 
@@ -57,7 +56,7 @@ def score(folder: Path, tasks: list[str]) -> None:
         saved = read_encoder(Path(model))
         pooler, metric, dev, text = saved.pooler, saved.dev_metric, saved.dev[saved.dev_metric], saved.dev_text
         labelled = {name: saved.dev[name] for name in names_of_scores(config) if name in saved.dev}
-        mixed = {"origin": origin(saved.share, saved.step)} if saved.share != 1 else {}
+        mixed = {"origin": origin(saved.interpolation, saved.step)} if saved.interpolation != 1 else {}
     results: dict[str, Any] = {"asked": tasks, "pooler": pooler, "metric": metric, "dev": dev, "dev_text": text} | mixed
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}}
     if tasks:
@@ -97,7 +96,7 @@ def pooler_of_start(pooler: str, config: Config) -> str:
     """The pooler; for `own` the one that the model records, or else that of its training."""
     if pooler != OWN_POOLER:
         return pooler
-    record = sentence_transformers_folder.recorded(pretrained.load(config.model.name_or_path))
+    record = pooling_modules.recorded(pretrained.load(config.model.name_or_path))
     return record.pooler if record else with_own_pooler(config, None).encoding_pooler
 
 

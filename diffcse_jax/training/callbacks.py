@@ -24,7 +24,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import disk_errors
-from diffcse_jax.training.metrics import MetricsWriter
+from diffcse_jax.run_folder.records import MetricsWriter
 
 SECONDS_BETWEEN_LINES = 30
 _ROWS_ARE_WHOLE = "The rows written before and the checkpoints are whole."

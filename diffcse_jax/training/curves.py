@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from diffcse_jax.config import Config
-from diffcse_jax.storage.selection import read_baseline
-from diffcse_jax.training.metrics import read_metrics
+from diffcse_jax.run_folder.records import read_baseline, read_metrics
 
 UNIFORMITY = "dev/uniformity"  # negative, while the other scores go up to 100
 LOG_SCALE_FROM = 20  # a loss that shrinks by this factor is drawn on a logarithmic axis

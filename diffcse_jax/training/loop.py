@@ -23,11 +23,11 @@ from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.selection import NOTHING, Measured, Record
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.bad_steps import BadSteps
 from diffcse_jax.training.callbacks import Callback, MetricsFile, Progress, TensorBoard, Training, started
-from diffcse_jax.training.metrics import read_metrics, report, shown
+from diffcse_jax.training.metrics import report, shown
 from diffcse_jax.training.optimizer import learning_rate_schedule
 from diffcse_jax.training.selection import Evaluation
 from diffcse_jax.training.start import Start

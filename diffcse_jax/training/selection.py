@@ -11,16 +11,8 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.storage.saved_encoder import SavedEncoder, default_step, read_encoder
-from diffcse_jax.storage.selection import (
-    FEWEST,
-    Measured,
-    Outcomes,
-    Record,
-    Selection,
-    origin,
-    write_selection,
-)
+from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes, Record, Selection, origin, write_selection
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.metrics import report, shown
 from diffcse_jax.training.start import Start
 from diffcse_jax.training.stopping import holds_guard

@@ -8,10 +8,10 @@ from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import OWN_POOLER
+from diffcse_jax.models import pooling_modules
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.pretrained import Pretrained
-from diffcse_jax.storage import sentence_transformers_folder
-from diffcse_jax.storage.sentence_transformers_folder import RecordedPooler
 from diffcse_jax.training.metrics import report
 
 UNRECORDED = "avg"  # the `own` pooler of a checkpoint that records none: sentence-transformers takes the mean, too
@@ -88,13 +88,13 @@ class Start:
 
 
 def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None:
-    """The pooler that a checkpoint records (`sentence_transformers_folder.recorded`); None where it records none.
+    """The pooler that a checkpoint records (`pooling_modules.recorded`); None where it records none.
 
     Raises:
         CheckpointError: one that cannot be followed, where it is asked for. Where it is not, a notice says so.
     """
     try:
-        return sentence_transformers_folder.recorded(checkpoint)
+        return pooling_modules.recorded(checkpoint)
     except CheckpointError as error:
         if asked == OWN_POOLER:
             raise

@@ -14,7 +14,7 @@ from diffcse_jax.edits.augmentation import generated_second_views
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives import Metrics
-from diffcse_jax.storage.checkpoint import TrainState
+from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
 

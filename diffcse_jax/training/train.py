@@ -31,10 +31,9 @@ from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
-from diffcse_jax.storage.checkpoint import Checkpoints
-from diffcse_jax.storage.environment import record_start
-from diffcse_jax.storage.selection import Record, read_baseline, write_baseline
-from diffcse_jax.storage.workdir import check_workdir, start_workdir
+from diffcse_jax.run_folder.checkpoints import Checkpoints
+from diffcse_jax.run_folder.folder import check_run, open_run
+from diffcse_jax.run_folder.records import Record, read_baseline, record_start, write_baseline
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
@@ -91,7 +90,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
     teachers = networks.load_teachers(config, tokenizer)
     networks.check_max_length(config, encoder.config, config.model.name_or_path)
-    check_workdir(workdir, config)
+    check_run(workdir, config)
 
     # 2. Text to tokens, once.
     corpus = open_corpus(config.data)
@@ -103,7 +102,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
     source = _batch_source(config, examples, augmentation, vectors, total_steps, encoder.config.pad_token_id, mesh)
     evaluation = build_evaluation(config, lambda: (row[0] for row in corpus), lambda: start.encoder(config))
-    start_workdir(workdir, config, encoder, tokenizer, generator, {**teachers.digests, **_digest_of_synonyms(config)})
+    open_run(workdir, config, encoder, tokenizer, generator, {**teachers.digests, **_digest_of_synonyms(config)})
 
     # 3. The networks from their checkpoints; a generator of one's own is trained first.
     if config.trains_generator_head:

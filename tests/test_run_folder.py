@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import resource
 import signal
@@ -26,15 +25,23 @@ from diffcse_jax.commands.train import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import system_error
 from diffcse_jax.models.pretrained import Pretrained
-from diffcse_jax.storage import base_model
-from diffcse_jax.storage.workdir import encoder_folder, held, read_config, start_workdir
+from diffcse_jax.run_folder.folder import (
+    BaseModel,
+    describe_base_model,
+    encoder_folder,
+    held,
+    is_local,
+    open_run,
+    read_base_model,
+    read_config,
+)
 
 REPOSITORY = Path(__file__).parents[1]
 WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
 HOLDER = """
 import sys, time
 from pathlib import Path
-from diffcse_jax.storage.workdir import held
+from diffcse_jax.run_folder.folder import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -50,7 +57,7 @@ def start(
 ) -> None:
     config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
     config = dataclasses.replace(config, precision=precision)
-    start_workdir(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
+    open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
     (workdir / "checkpoints" / "1").mkdir(exist_ok=True, parents=True)
 
 
@@ -73,67 +80,58 @@ def other(pretrained: Pretrained, part: str) -> Pretrained:
         ),
     ],
 )
-def test_a_run_does_not_go_on_with_other_weights(changed, message, tmp_path):
+def test_a_run_does_not_resume_with_other_weights(changed, message, tmp_path):
     start(tmp_path)
     start(tmp_path)
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, **changed)
 
 
-def test_weights_of_a_run_that_recorded_none_are_recorded(tmp_path):
-    start(tmp_path)
-    recorded = (tmp_path / "start.json").read_text()
-    (tmp_path / "start.json").unlink()
-    start(tmp_path)
-    assert (tmp_path / "start.json").read_text() == recorded
-    assert set(json.loads(recorded)) == {"model.name_or_path", "generator.name_or_path", "files"}
-
-
-def test_a_damaged_file_of_the_start_is_written_anew(tmp_path, capsys):
+def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys):
     start(tmp_path, encoder=WITH_SIZES)
     path = tmp_path / "encoder/config.json"
     path.write_text(path.read_text().replace("16", "17"))
-    with pytest.raises(CheckpointError, match=r"encoder/config\.json is not what start\.json says was written"):
+    with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
         encoder_folder(tmp_path)
     start(tmp_path, encoder=WITH_SIZES)
-    assert f"warning: {path} was damaged and is written anew" in capsys.readouterr().err
+    assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
     assert encoder_folder(tmp_path) == path.parent
 
 
-def test_a_start_whose_sizes_have_changed_is_refused(tmp_path):
+def test_a_starting_checkpoint_with_changed_sizes_is_refused(tmp_path):
     start(tmp_path, encoder=WITH_SIZES)
     with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
         start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
 
 
-def test_a_configuration_that_is_damaged_is_named(tmp_path):
+def test_a_damaged_configuration_is_named(tmp_path):
     """A key on which no result depends: no comparison with the command's own would notice it."""
     start(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"every": 125', '"every": 121'))
-    with pytest.raises(CheckpointError, match=r"config\.json is not what start\.json beside it says was written"):
+    with pytest.raises(CheckpointError, match=r"config\.json differs from its checksum in start\.json"):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, '{"model":'])
-def test_a_run_whose_configuration_is_lost_does_not_take_on_another(content, tmp_path):
+def test_a_run_without_its_configuration_accepts_no_other(content, tmp_path):
     start(tmp_path)
     path = tmp_path / "config.json"
     path.unlink()
     if content:
         path.write_text(content)
-    remedy = r"config\.json.*; restore it from a copy, or from starts\.jsonl .* in another --workdir$"
+    remedy = r"config\.json.*\. Restore it from a copy, or from starts\.jsonl .* in another --workdir$"
     with pytest.raises(CheckpointError, match=remedy):
         start(tmp_path, {"train": {"seed": 1}})
     assert (path.read_text() if path.exists() else None) == content
 
 
-def test_the_name_of_the_start_is_kept_for_the_model_card(tmp_path):
+def test_the_name_of_the_starting_checkpoint_is_kept(tmp_path):
     start(tmp_path)
-    assert base_model.read(tmp_path / "encoder", "a name given later", {}).hub_id == "bert"
+    assert read_base_model(tmp_path / "encoder").hub_id == "bert"
 
 
-def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
+def test_an_interrupted_start_begins_again(tmp_path):
     start(tmp_path)
     (tmp_path / "config.json").unlink()  # it is written last
     (tmp_path / "checkpoints/1").rmdir()
@@ -142,7 +140,7 @@ def test_a_start_that_was_cut_off_is_begun_again(tmp_path):
         start(tmp_path)
 
 
-def test_a_run_without_a_checkpoint_gives_way_to_another(tmp_path):
+def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     start(tmp_path)
     (tmp_path / "checkpoints/1").rmdir()
     trained_or_computed = [tmp_path / "generator", tmp_path / "vectors"]
@@ -171,26 +169,20 @@ def test_digests_see_names_shapes_and_bytes(differs):
     assert dataclasses.replace(ENCODER, pooler={}, mlm_head=ENCODER.transformer).digest() != ENCODER.digest()
 
 
-def test_another_precision_is_refused_with_the_way_to_go_on(tmp_path):
+def test_another_precision_is_refused_with_advice(tmp_path):
     start(tmp_path)
-    message = r"precision: 'float32' then, 'bfloat16' now \(.*--config\.precision=float32 goes on"
+    message = r"precision: was 'float32', now 'bfloat16' \(.*Resume with --config\.precision=float32"
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, precision="bfloat16")
 
 
-def test_a_precision_that_was_not_resolved_is_accepted_and_left(tmp_path):
-    start(tmp_path, precision="auto")
-    start(tmp_path, precision="bfloat16")
-    assert read_config(tmp_path).precision == "auto"
-
-
-def test_what_results_do_not_depend_on_may_change(tmp_path):
+def test_keys_that_do_not_change_results_may_change(tmp_path):
     start(tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
     tmp_path /= "there"
     train, evaluation = {"log_every": 7, "max_bad_steps": 9}, {"every": 50}
     start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": train, "eval": evaluation})
-    with pytest.raises(ConfigError, match=r"train\.seed: 42 then, 1 now"):
+    with pytest.raises(ConfigError, match=r"train\.seed: was 42, now 1"):
         start(tmp_path, {"train": {"seed": 1}})
 
 
@@ -198,7 +190,7 @@ def test_processes_that_see_different_folders_are_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(hosts, "decided_by_first", lambda decide: decide())
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda seen: np.array([seen, 0]))
-    with pytest.raises(CheckpointError, match="is not the same folder for all processes"):
+    with pytest.raises(CheckpointError, match="is not the same folder on all processes"):
         start(tmp_path)
 
 
@@ -212,7 +204,7 @@ def test_a_workdir_is_held_by_one_run(tmp_path):
         pass
 
 
-def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
+def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(CheckpointError, match=r"cannot write .*/file/run: Not a directory"),
@@ -221,7 +213,7 @@ def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
         pass
 
 
-def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_paragraph_and_the_run_begins_again(tmp_path, monkeypatch):
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
@@ -235,7 +227,7 @@ def test_a_full_disk_is_one_paragraph_and_the_same_start_goes_on(tmp_path, monke
     start(tmp_path)
 
 
-def test_a_lock_without_room_is_told(tmp_path):
+def test_a_lock_without_room_is_reported(tmp_path):
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
     try:
@@ -258,7 +250,7 @@ def test_errors_of_the_system_that_libraries_quote_are_recognised():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_being_stopped_where_no_loop_listens_is_one_line(number, tmp_path, monkeypatch):
+def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatch):
     """Before the first step, as after the last one: the lock is freed, the handler as before."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
     before = signal.getsignal(signal.SIGTERM)
@@ -288,3 +280,38 @@ def test_a_second_training_is_refused_until_the_first_has_ended(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]
     with held(tmp_path):  # the lock died with its process
         pass
+
+
+def test_the_true_name_of_a_base_model(tmp_path):
+    def local(name: str, card: str = "", **recorded: str) -> BaseModel:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "README.md").write_text(card)
+        return describe_base_model(str(folder), folder, recorded)
+
+    packaged = "sentence-transformers/all-MiniLM-L6-v2"
+    assert describe_base_model("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
+    assert describe_base_model("org/name", tmp_path, {}) == BaseModel("org/name", "org/name")
+    assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
+    assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
+    for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
+        assert describe_base_model(str(tmp_path / "mine"), tmp_path, {"_name_or_path": path}) == BaseModel("mine")
+    card = "---\nbase_model: org/parent\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
+    terms = {"license": "other", "license_name": "own"}
+    assert local("carded", card) == BaseModel("carded", "org/parent", terms, ("de", "fr"))
+    for damaged in ("---\nlicense: [\n---\n", "---\n- a list\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
+        (tmp_path / "carded/README.md").write_text(damaged)
+        assert describe_base_model(str(tmp_path / "carded"), tmp_path / "carded", {}) == BaseModel("carded")
+
+
+def test_a_damaged_base_model_is_named(tmp_path):
+    (tmp_path / "base_model.json").write_text('{"other": 1}')
+    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
+        read_base_model(tmp_path)
+
+
+def test_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    assert all(map(is_local, ("./x", "/x", "~/x", "a/b/c", "C:\\models\\x", "runs/mine")))
+    assert not any(map(is_local, ("minilm", "bert-base-uncased", "org/name")))

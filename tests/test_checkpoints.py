@@ -1,10 +1,13 @@
-"""Which checkpoints are kept, which is the best, and that nothing stays open. Whole runs are in test_resume.py."""
+"""Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
 
 import json
+import logging
 import math
 import resource
 import shutil
+import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +23,11 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
-from diffcse_jax.storage import digests
-from diffcse_jax.storage.checkpoint import Checkpoints, TrainState
-from diffcse_jax.storage.saved_encoder import read_encoder
-from diffcse_jax.storage.selection import Measured
-from diffcse_jax.storage.workdir import start_workdir
+from diffcse_jax.run_folder import checkpoints as module
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests
+from diffcse_jax.run_folder.folder import open_run
+from diffcse_jax.run_folder.records import Measured
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 
 CONFIG = config_of(SIMCSE, {"model": {"projector": "none", "pooler": "avg"}})
 HF_CONFIG = {
@@ -34,8 +37,8 @@ HF_CONFIG = {
 }  # fmt: skip
 
 
-def opened(workdir: Path, text: str = "text", dev_text: str = "dev") -> Checkpoints:
-    return Checkpoints(workdir, CONFIG, dev_metric="stsb", dev_text=dev_text, text=text)
+def opened(workdir: Path, **others: str) -> Checkpoints:
+    return Checkpoints(workdir, CONFIG, **{"dev_metric": "stsb", "dev_text": "dev", "text": "text"} | others)
 
 
 def state_of(step: int) -> TrainState:
@@ -47,11 +50,16 @@ def state_of(step: int) -> TrainState:
 def saved(workdir: Path, scores: dict[int, float | None]) -> Path:
     """The workdir of a run that was started anew for every one of its checkpoints."""
     encoder = ENCODER.__class__(ENCODER.folder, HF_CONFIG, ENCODER.config, ENCODER.transformer, None, None)
-    start_workdir(workdir, CONFIG, encoder, mock.Mock(spec=PreTrainedTokenizerFast), None)
+    open_run(workdir, CONFIG, encoder, mock.Mock(spec=PreTrainedTokenizerFast), None)
     for step, score in scores.items():
         with opened(workdir) as checkpoints:
             checkpoints.save(state_of(step), {"next": step}, Measured({} if score is None else {"stsb": score}, []))
     return workdir
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("two"), {1: 80.0, 2: 79.0})
 
 
 def kept(workdir: Path) -> set[int]:
@@ -83,7 +91,7 @@ def test_equal_scores_within_one_process(tmp_path):
     assert kept(tmp_path) == {1, 3, 4}
 
 
-def test_a_checkpoint_that_is_not_eligible_is_no_best_one(tmp_path):
+def test_an_ineligible_checkpoint_is_not_the_best(tmp_path):
     with opened(tmp_path) as checkpoints:
         for step in (1, 2, 3, 4):
             checkpoints.save(state_of(step), {}, Measured({"stsb": 80.0 + step}, []), eligible=step < 3)
@@ -98,29 +106,30 @@ def test_the_newest_state_is_restored(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state, state_of(2))
 
 
-def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path):
+def test_a_missing_checkpoint_is_named_with_the_existing_ones(tmp_path):
     saved(tmp_path, {1: 80.0, 2: 79.0})
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/7; there are: 1, 2"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*/checkpoints/7\. There are: 1, 2"):
         read_encoder(tmp_path / "checkpoints/7")
 
 
-def test_scores_on_other_data_are_not_compared(tmp_path):
-    saved(tmp_path, {1: 80.0})
-    message = r"the data that stsb is measured on are not those .* \(eval\.pairs_file, eval\.data_dir\)"
-    with opened(tmp_path, dev_text="shorter") as checkpoints, pytest.raises(ConfigError, match=message):
-        checkpoints.restore(state_of(1))
-    with opened(tmp_path) as checkpoints:
-        assert int(checkpoints.restore(state_of(1))[0].step) == 1
-
-
-def test_checkpoints_that_cannot_be_restored_are_closed(tmp_path):
-    saved(tmp_path, {1: 80.0})
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"text": "other"}, r"the text of data\.train_file or finetune\.tasks, or its tokenizer, has changed since"),
+        ({"dev_text": "shorter"}, r"the data that stsb is measured on \(eval\.pairs_file, .*\) has changed since"),
+        ({"dev_metric": "mrr"}, r"the metric that chooses the best checkpoint \(now mrr, was stsb; .* has changed"),
+    ],
+)
+def test_scores_on_other_data_are_not_compared(changed, message, two_checkpoints, tmp_path):
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     close = ocp.CheckpointManager.close
     with mock.patch.object(ocp.CheckpointManager, "close", autospec=True, side_effect=close) as closed:
-        checkpoints = opened(tmp_path, text="other")
-        with pytest.raises(ConfigError, match=r"the text of data\.train_file or finetune\.tasks is not"), checkpoints:
+        checkpoints = opened(workdir, **changed)
+        with pytest.raises(ConfigError, match=message), checkpoints:
             checkpoints.restore(state_of(0))
         closed.assert_called_with(checkpoints._manager)
+    with opened(workdir) as checkpoints:
+        assert int(checkpoints.restore(state_of(1))[0].step) == 2
 
 
 def flip_bits(step: Path, item: str) -> None:
@@ -155,13 +164,8 @@ DAMAGE = {
 }
 
 
-@pytest.fixture(scope="module")
-def two_checkpoints(tmp_path_factory) -> Path:
-    return saved(tmp_path_factory.mktemp("two"), {1: 80.0, 2: 79.0})
-
-
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, two_checkpoints, tmp_path, capsys):
+def test_training_resumes_from_the_newest_intact_checkpoint(damage, two_checkpoints, tmp_path, capsys):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     DAMAGE[damage](workdir / "checkpoints/2")
     with opened(workdir) as checkpoints:
@@ -171,23 +175,58 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_intact_one_taken(damage, t
     jax.tree.map(np.testing.assert_array_equal, state, state_of(1))
     warning = capsys.readouterr().err
     assert f"warning: cannot read the checkpoint {workdir}/checkpoints/2 (" in warning
-    assert f"it is now {workdir}/damaged/2, and training goes on from step 1" in warning
+    assert f"Moved it to {workdir}/damaged/2. Training resumes from step 1" in warning
     assert kept(workdir) == {1, 2}
     with opened(workdir) as checkpoints:
         assert checkpoints.restore(state_of(0))[1] == {"next": 2}
     assert not capsys.readouterr().err
 
 
-def test_reads_that_end_after_a_failure_print_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # to put it back after the test
-    with pytest.raises(KeyError), opened(saved(tmp_path, {1: 80.0})):
-        raise KeyError
+def test_messages_of_orbax_are_hidden_only_while_it_works(two_checkpoints, tmp_path, monkeypatch, caplog):
+    """Importing changes no logger. A failed read hides late errors a little longer and then restores the hook."""
+    hook = mock.Mock()
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    monkeypatch.setattr(module, "_QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_quiet", module._Quiet())  # an earlier test may have left the other one active
+    monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
     late = types.SimpleNamespace(exc_value=RuntimeError("Event loop is closed"))
+    other = types.SimpleNamespace(exc_value=RuntimeError("another"))
+    orbax = logging.LogRecord("absl", logging.ERROR, "/lib/orbax/x.py", 1, "from orbax", None, None)
+    absl = logging.LogRecord("absl", logging.ERROR, "/home/ada/x.py", 1, "from elsewhere", None, None)
+    checkpoints = opened(shutil.copytree(two_checkpoints, tmp_path / "run"))
+    for record in (orbax, absl):
+        logging.getLogger("absl").handle(record)
+    checkpoints.__exit__(KeyError, KeyError(), None)
+    assert caplog.messages == ["from elsewhere"]
     sys.unraisablehook(late)
-    assert not capsys.readouterr().err
+    sys.unraisablehook(other)
+    hook.assert_called_once_with(other)
+    deadline = time.monotonic() + 20
+    while sys.unraisablehook is not hook and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sys.unraisablehook is hook
+    assert not logging.getLogger("absl").filters
 
 
-def test_metrics_that_have_changed_are_told(tmp_path, capsys):
+def test_importing_the_package_leaves_logging_and_hooks_alone():
+    """Defects of an earlier version: the host application's absl errors were silenced."""
+    program = """
+import logging, sys
+before = sys.unraisablehook
+import absl.logging, orbax.checkpoint, huggingface_hub, transformers
+names = ("", "absl", "huggingface_hub", "transformers", "jax", "orbax")
+def state():
+    return [(n, logging.getLogger(n).level, logging.getLogger(n).handlers, logging.getLogger(n).filters) for n in names]
+earlier = state()
+from diffcse_jax import SentenceEncoder, train
+import diffcse_jax.run_folder.checkpoints, diffcse_jax.export, diffcse_jax.training.train
+assert state() == earlier, (earlier, state())
+assert sys.unraisablehook is before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_changed_metrics_are_reported(tmp_path, capsys):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 1, "loss": 0.25}\n')
     saved(tmp_path, {1: 80.0})
@@ -197,7 +236,7 @@ def test_metrics_that_have_changed_are_told(tmp_path, capsys):
         metrics.write_text(content)
         with opened(tmp_path) as checkpoints:
             checkpoints.restore(state_of(0))
-        told = f"warning: {metrics} is damaged: its rows up to step 1 are not those that were written"
+        told = f"warning: {metrics} is damaged: rows up to step 1 have changed"
         assert (told in capsys.readouterr().err) == ("0.25" not in content)
 
 
@@ -213,11 +252,11 @@ def test_a_checkpoint_loses_its_name_before_it_is_removed(tmp_path, monkeypatch)
     assert kept(tmp_path) == {2, 3}
 
 
-def test_where_no_checkpoint_is_intact_nothing_is_touched(two_checkpoints, tmp_path):
+def test_without_an_intact_checkpoint_nothing_is_changed(two_checkpoints, tmp_path):
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     for step in ("1", "2"):
         DAMAGE["no record"](workdir / "checkpoints" / step)
-    message = r"no checkpoint of .* can be read.*nothing was changed(.|\n)*checkpoints/2(.|\n)*checkpoints/1"
+    message = r"no checkpoint of .* is readable\. Nothing was changed(.|\n)*checkpoints/2(.|\n)*checkpoints/1"
     with pytest.raises(CheckpointError, match=message), opened(workdir) as checkpoints:
         checkpoints.restore(state_of(0))
     assert kept(workdir) == {1, 2}
@@ -238,19 +277,7 @@ def test_no_encoder_is_read_from_a_damaged_checkpoint(damage, two_checkpoints, t
     assert 1 in kept(workdir)  # not deleted as one that is not the best
 
 
-def test_checkpoints_without_digests_are_read(two_checkpoints, tmp_path):
-    """Those of earlier versions, which kept the score beside the record, too."""
-    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
-    for step in (1, 2):
-        record = workdir / f"checkpoints/{step}/record/metadata"
-        edit(record, lambda record: [record.pop(name) for name in ("digests", "bad_steps")])
-    with opened(workdir) as checkpoints:
-        state, _ = checkpoints.restore(state_of(0))
-    assert (state.step, state.bad_steps) == (2, 0)
-    assert read_encoder(workdir).step == 1
-
-
-def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
+def test_a_full_disk_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
     """A limit on the size of files stands for the disk: tensorstore writes in its own code."""
     workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -264,7 +291,7 @@ def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, t
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value) == (
-        f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are whole. Please make "
+        f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are complete. Please make "
         "room on that disk; then run the same command again to resume"
     )
     assert "Traceback" not in capfd.readouterr().err
@@ -276,12 +303,12 @@ def test_a_full_disk_is_one_paragraph_and_costs_no_checkpoint(two_checkpoints, t
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.bool_])
-def test_a_digest_is_that_of_the_bits_wherever_they_are(dtype):
+def test_digests_do_not_depend_on_sharding(dtype):
     array = jnp.asarray(np.random.default_rng(0).integers(0, 2, (16, 24)), dtype)
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spread = jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b", "a")))
-    expected = digests.of_arrays({"x": array})
-    assert expected == digests.of_arrays({"x": np.asarray(array)}) == digests.of_arrays({"x": spread})
+    expected = array_digests({"x": array})
+    assert expected == array_digests({"x": np.asarray(array)}) == array_digests({"x": spread})
     changed = array.at[3, 5].set(1 - array[3, 5].astype(jnp.int32).astype(dtype)) if dtype != jnp.bool_ else ~array
-    assert digests.of_arrays({"x": changed}) != expected
-    assert digests.of_arrays({"x": array[::-1]}) != expected
+    assert array_digests({"x": changed}) != expected
+    assert array_digests({"x": array[::-1]}) != expected
