@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -24,6 +25,7 @@ from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.run_folder.folder import describe_base_model
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
@@ -37,6 +39,8 @@ def saved(tmp_path, minilm_dir, monkeypatch):
 
     def make(family="bert", pooler="cls", with_head=True):
         base = pretrained.load(str(write_tiny_model(tmp_path / "base", minilm_dir, family, pooler=False)))
+        base_model = describe_base_model("bert-base-uncased", tmp_path, {})
+        (base.folder / "base_model.json").write_text(json.dumps(dataclasses.asdict(base_model)))
         trained = SavedEncoder(
             config=Config(),
             hf_config=base.hf_config,
@@ -347,9 +351,7 @@ def test_a_damaged_export_is_named(name, saved, tmp_path, monkeypatch):
     path = tmp_path / "out" / name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(
-        CheckpointError, match=rf"out/{name} is not what export_check\.json beside it says was exported"
-    ):
+    with pytest.raises(CheckpointError, match=rf"out/{name} differs from the checksum in export_check\.json"):
         SentenceEncoder.from_pretrained(tmp_path / "out")
 
 
@@ -371,5 +373,5 @@ def test_as_a_command_it_refuses_what_is_no_workdir(tmp_path):
     command = [sys.executable, "-m", "diffcse_jax.export", "--workdir", tmp_path, "--output", tmp_path / "out"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
-    assert "is no training workdir" in finished.stderr
+    assert "is not the folder of a run" in finished.stderr
     assert "Traceback" not in finished.stderr

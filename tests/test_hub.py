@@ -141,7 +141,7 @@ def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp
         return line
 
     assert "the token is that of ada, who has no right to write there; it has for ada/x, lab/x" in refused("eve/x")
-    assert "is no training workdir" in refused("ada/x")
+    assert "is not the folder of a run" in refused("ada/x")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token (401)" in refused("ada/x")
     monkeypatch.delenv("HF_TOKEN")

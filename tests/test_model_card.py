@@ -79,7 +79,7 @@ def test_the_hub_reads_the_metadata():
 
 def test_what_is_not_known_is_left_out():
     config = config_of("adapt", data__train_file="notes.txt")
-    saved = dataclasses.replace(saved_with(config), dev={}, start=None)
+    saved = dataclasses.replace(saved_with(config), dev={}, baseline=None)
     data = ModelCard(card_of(saved, BaseModel("mine"))).data.to_dict()
     assert set(data) == {"library_name", "pipeline_tag", "tags"}
     asked = ModelCard(card_of(saved, BaseModel("mine", "bert-base-uncased"), license="mit", language=("de", "fr"))).data

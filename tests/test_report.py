@@ -315,7 +315,7 @@ def test_encoders_that_are_there_are_loaded_and_others_are_named(tmp_path, minil
     sample = Sample("two texts", ["one text", "another one"])
     (start,), problems = vectors.placed(vectors.loaders([run]), sample)
     assert start.label == "start (tiny, avg)"
-    assert problems == [f"mine: no complete checkpoint {run.workdir}; there are: none"]
+    assert problems == [f"mine: cannot read {run.workdir}/start.json: no such file"]
     expected = SentenceEncoder.from_pretrained(tiny, pooler="avg").encode(list(sample.first))
     assert start.raw.shape == (2, HIDDEN)
     np.testing.assert_allclose(start.raw, expected, atol=1e-6)

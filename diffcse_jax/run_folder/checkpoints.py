@@ -134,7 +134,7 @@ class Checkpoints:
             dev_text=self._dev_text,
             metrics=self._metrics_digest(),
         )
-        digests = {"data": json_digest(data), "record": json_digest(record.content())}
+        digests: dict[str, Any] = {"data": json_digest(data), "record": json_digest(record.content())}
         digests |= {name: array_digests(arrays) for name, arrays in items.items()}
         self._scores[step] = record.score
         with self._disk_errors():

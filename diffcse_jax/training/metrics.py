@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 import jax
 
-from diffcse_jax.hosts import log_line as report  # noqa: F401
+from diffcse_jax.hosts import log_line
+
+report = log_line
 
 
 def shown(scores: Mapping[str, float]) -> str:

@@ -31,7 +31,7 @@ def write_modules(folder, *names, pooling=None, activation=None):
         ({"embedding_dimension": 16, "pooling_mode": "cls"}, "cls_before_pooler"),
     ],
 )
-def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
+def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
     write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
     assert pooling_modules.read(tmp_path) == pooling_modules.RecordedPooler(pooler, None)
 
@@ -39,19 +39,19 @@ def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (5, "modules.json is no list of modules with their `type` and `path`"),
-        ([5], "modules.json is no list of modules"),
-        ([{"type": "a.Pooling"}], "modules.json is no list of modules"),
-        ([{"type": ["a"], "path": ""}], "modules.json is no list of modules"),
-        ([{"type": "a.Pooling", "path": "../x"}], "modules.json names '../x', which is no folder inside"),
-        ([{"type": "a.Pooling", "path": "/etc"}], "modules.json names '/etc', which is no folder inside"),
+        (5, "modules.json is not a list of modules with `type` and `path`"),
+        ([5], "modules.json is not a list of modules"),
+        ([{"type": "a.Pooling"}], "modules.json is not a list of modules"),
+        ([{"type": ["a"], "path": ""}], "modules.json is not a list of modules"),
+        ([{"type": "a.Pooling", "path": "../x"}], "modules.json: '../x' is not a folder inside"),
+        ([{"type": "a.Pooling", "path": "/etc"}], "modules.json: '/etc' is not a folder inside"),
         ([{"type": "a.Pooling", "path": "absent"}], "cannot read .*absent/config.json: no such file"),
         ([{"type": "a.Pooling", "path": "a"}], "a/config.json is not a JSON object"),
         ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "b"}], "b: only a dense layer with tanh"),
-        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no tensor linear.weight of 2 axes"),
+        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no .* tensor linear.weight with 2 axes"),
         (
             [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "c"}],
-            "no tensor layer_weights of 1 axes",
+            "no floating-point tensor layer_weights with 1 axes",
         ),
         (
             [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "b"}],
@@ -59,7 +59,7 @@ def test_both_ways_to_write_a_pooling_mode_are_read(pooling, pooler, tmp_path):
         ),
     ],
 )
-def test_modules_of_another_form_are_named(content, message, tmp_path):
+def test_malformed_modules_are_named(content, message, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(content))
     configs = {"a": 3, "b": {"pooling_mode": "mean"}, "c": {"activation_function": "torch.nn.modules.activation.Tanh"}}
     for name, config in configs.items():
@@ -73,15 +73,15 @@ def test_modules_of_another_form_are_named(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("names", "pooling", "message"),
     [
-        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "cannot follow the modules Transformer, Pooling, LSTM"),
-        (["Normalize"], None, "cannot follow the modules"),
-        (["Pooling"], {"pooling_mode_max_tokens": True}, "cannot follow max_tokens pooling"),
-        (["Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}, "cannot follow mean_tokens"),
+        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "the modules Transformer, Pooling, LSTM are not supported"),
+        (["Normalize"], None, "the modules .* are not supported"),
+        (["Pooling"], {"pooling_mode_max_tokens": True}, "max_tokens pooling with"),
+        (["Pooling"], {f"pooling_mode_{kind}_tokens": True for kind in ("max", "mean")}, r"mean_tokens\+max_tokens pooling"),
         (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
-        (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "modules.json lists two modules Dense"),
+        (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "two modules Dense are not supported"),
     ],
 )
-def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message, tmp_path):
+def test_unsupported_modules_are_refused(names, pooling, message, tmp_path):
     write_modules(tmp_path, *names, pooling=pooling, activation="torch.nn.modules.linear.Identity")
     with pytest.raises(CheckpointError, match=message):
         pooling_modules.read(tmp_path)
@@ -96,7 +96,7 @@ def test_modules_that_are_no_pooler_of_ours_are_refused(names, pooling, message,
         ({"truncate_dim": True}, "truncate_dim: expected a whole number from 1"),
     ],
 )
-def test_settings_of_another_form_are_named(content, message, tmp_path):
+def test_malformed_settings_are_named(content, message, tmp_path):
     write_modules(tmp_path, "Pooling", pooling={"pooling_mode": "mean"})
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
