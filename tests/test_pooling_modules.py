@@ -48,7 +48,7 @@ def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
         ([{"type": "a.Pooling", "path": "absent"}], "cannot read .*absent/config.json: no such file"),
         ([{"type": "a.Pooling", "path": "a"}], "a/config.json is not a JSON object"),
         ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "b"}], "b: only a dense layer with tanh"),
-        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no .* tensor linear.weight with 2 axes"),
+        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no .* linear.weight with 2"),
         (
             [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "c"}],
             "no floating-point tensor layer_weights with 1 axes",
@@ -76,7 +76,7 @@ def test_malformed_modules_are_named(content, message, tmp_path):
         (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "the modules Transformer, Pooling, LSTM are not supported"),
         (["Normalize"], None, "the modules .* are not supported"),
         (["Pooling"], {"pooling_mode_max_tokens": True}, "max_tokens pooling with"),
-        (["Pooling"], {f"pooling_mode_{kind}_tokens": True for kind in ("max", "mean")}, r"mean_tokens\+max_tokens pooling"),
+        (["Pooling"], {f"pooling_mode_{kind}_tokens": True for kind in ("max", "mean")}, r"mean_tokens\+max_tokens"),
         (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
         (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "two modules Dense are not supported"),
     ],

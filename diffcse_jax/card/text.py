@@ -13,8 +13,8 @@ from diffcse_jax.io import HUB_REPOSITORY
 from diffcse_jax.models import families
 from diffcse_jax.onnx_graph import GRAPH
 from diffcse_jax.run_folder.folder import BaseModel
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 PLACE = "path/to/this/folder"  # in the usage, of a model without a name on the hub
 SENTENCES = 'sentences = ["A man plays the guitar.", "Someone makes music."]'

@@ -13,8 +13,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import pretrained
-from diffcse_jax.models import pooling_modules
+from diffcse_jax.models import pooling_modules, pretrained
 
 _LAYERS = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1], "avg_first_block_last": [1, -1]}
 

@@ -28,10 +28,9 @@ from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_re
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, encode_groups, read_pairs, score_pairs, similarities
 from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
 from diffcse_jax.groups import EvalConfig
-from diffcse_jax.io import expand_path
-from diffcse_jax.search.nearest import normalized
-from diffcse_jax.io import json_digest
+from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
+from diffcse_jax.search.nearest import normalized
 
 STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
