@@ -37,9 +37,9 @@ def ours(path: Path) -> Search:
     vectors = np.load(path, mmap_mode="r")
 
     def search(queries: np.ndarray, top_k: int) -> Found:
-        return nearest(queries, blocks_of(vectors), len(vectors), top_k, unit=True)
+        return nearest(queries, blocks_of(vectors), len(vectors), top_k)
 
-    nearest(np.load(path.with_name("queries.npy")), [vectors[:BLOCK_ROWS]], BLOCK_ROWS, 10, unit=True)
+    nearest(np.load(path.with_name("queries.npy")), [vectors[:BLOCK_ROWS]], BLOCK_ROWS, 10)
     return search
 
 
@@ -114,14 +114,14 @@ def anonymous_memory() -> int:
 def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
     """Writes random vectors of length 1, and such queries beside them."""
     from diffcse_jax.search.nearest import normalized
-    from diffcse_jax.storage.vector_files import NpyWriter
 
     rng = np.random.default_rng(0)
     np.save(path.with_name("queries.npy"), normalized(rng.random((queries, dimension), np.float32) - np.float32(0.5)))
-    with NpyWriter(path, dimension) as file:
-        for start in range(0, rows, BLOCK_ROWS):
-            count = min(BLOCK_ROWS, rows - start)
-            file.append(normalized(rng.random((count, dimension), np.float32) - np.float32(0.5)))
+    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, dimension))
+    for start in range(0, rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, rows - start)
+        vectors[start : start + count] = normalized(rng.random((count, dimension), np.float32) - np.float32(0.5))
+    vectors.flush()
 
 
 def main() -> None:

@@ -1,4 +1,8 @@
-"""Sentences to vectors with a trained encoder."""
+"""SentenceEncoder: from sentences to embeddings, similarities and search.
+
+The path of a sentence: `encode` -> `_tokenize` -> `_batch` (padded rows of similar lengths) -> `compiled_forward`
+(transformer, pooler).
+"""
 
 import collections
 import contextlib
@@ -7,7 +11,6 @@ import functools
 import hashlib
 import json
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,60 +19,70 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-import tqdm
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.data.entries import read_entries, table_of
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
-from diffcse_jax.data.vector_folder import TEXT
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.groups import POOLERS
+from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import parameters, pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
-from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, with_long_texts
+from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.storage.encoder_record import EncoderRecord
+from diffcse_jax.search.records import TEXT, checked_sentences, not_utf8, read_records, table_of
+from diffcse_jax.search.vector_store import EncoderRecord
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 
+PRECISIONS = ("float32", "bfloat16")
 SHORTEST_BUCKET = 16
-CPU_TOKENS_PER_BATCH = 2048  # more leave the processor's caches: a token then takes a fifth longer
+CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
 
 Sentences = str | Iterable[str]
 
-# Programs for several devices wait for one another on all of them: two that threads start at once may never end.
+# Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
 _all_devices = threading.RLock()
 
 
 class SentenceEncoder:
-    """A transformer (the network of blocks) with a pooler (how its hidden states become a vector) and a tokenizer.
+    """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
 
-    One sentence or many: where a method takes a string it returns one result, where it takes a list a row per entry.
-    Several threads may use one encoder; on several devices they take turns.
+    Where a method takes one string, it returns one result; where it takes many strings, it returns one row for each.
+    Several threads may use one encoder. Encoders can be pickled and copied. A process that was forked after JAX has
+    started hangs: start processes with the method "spawn", or call `from_pretrained` in each of them.
 
     Args:
-        config: sizes of the transformer.
-        transformer: parameters of the transformer. Batches are spread over the device mesh that they live on; other
+        config: The sizes of the transformer.
+        transformer: The parameters of the transformer. Batches are spread over the device mesh of these arrays; other
             arrays are copied to all devices of this host.
-        tokenizer: a fast tokenizer; its settings for truncation and padding are neither used nor changed.
-        pooler: one of `diffcse_jax.groups.POOLERS`.
-        pooler_head: parameters of the dense + tanh head that the pooler `cls` needs.
-        dtype: computation type of the transformer; vectors are float32 always.
-        truncate_dim: cut vectors to their first so many numbers; None: whole vectors.
-        name: the model's, for records and errors.
+        tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor changed.
+        pooler: `cls`, `cls_before_pooler`, `avg`, `avg_top2`, `avg_first_last` or `avg_first_block_last`.
+        pooler_head: The parameters of the dense + tanh head that the pooler `cls` needs.
+        dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
+        truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
+        name: The name of the model, for records and errors.
 
     Raises:
-        CheckpointError: the pooler is unknown, or `cls` and there is no pooler head; or the tokenizer has more tokens
-            than the transformer has embeddings.
-        ConfigError: vectors do not have so many numbers.
+        CheckpointError: The pooler is unknown or its head is missing, or the tokenizer has more tokens than the
+            transformer.
+        ConfigError: `truncate_dim` is larger than the embedding size, or `dtype` is neither float32 nor bfloat16.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "SentenceEncoder":
+        """Refuse the name of a model, which `from_pretrained` takes."""
+        if cls is SentenceEncoder and args and isinstance(args[0], str | Path):
+            raise ConfigError(
+                f"SentenceEncoder({str(args[0])!r}) takes a loaded model, not a name. Use "
+                f"SentenceEncoder.from_pretrained({str(args[0])!r})"
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -84,23 +97,22 @@ class SentenceEncoder:
         name: str = "an encoder without a name",
     ):
         if pooler not in POOLERS:
-            raise CheckpointError(f"unknown pooler {pooler!r}; known: {', '.join(POOLERS)}")
+            raise CheckpointError(f"unknown pooler {pooler!r}. Use one of: {', '.join(POOLERS)}")
         if pooler == "cls":
             _check_pooler_head(pooler_head, config.hidden_size)
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
-                f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size} embeddings"
+                f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
+                "Use the tokenizer of this model"
             )
         self.config = config
         self.tokenizer = tokenizer
         self.pooler = pooler
-        self.dtype = dtype
+        self.dtype = _checked_dtype(dtype)
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
         self.name = name
-        self._backend = unlimited_tokenizer(tokenizer)
-        self._tokenizing = threading.Lock()  # the backend holds the number of tokens that it cuts at
         self._index: SentenceIndex | None = None
-        self._set_params(transformer, pooler_head if pooler == "cls" else None)
+        self._set_up(transformer, pooler_head if pooler == "cls" else None)
 
     @classmethod
     def from_pretrained(
@@ -111,20 +123,21 @@ class SentenceEncoder:
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
     ) -> "SentenceEncoder":
-        """Loads an encoder.
+        """Load an encoder.
 
         Args:
-            path_or_id: a training workdir (its best checkpoint is taken), one checkpoint of it, a Hugging Face or
-                sentence-transformers folder, a hub id, or `minilm`. A Normalize module of sentence-transformers is not
-                applied: ask `encode` for it.
-            pooler: overrides the recorded pooler, with a warning; needed where nothing is recorded.
-            dtype: computation type.
-            truncate_dim: cut vectors to their first so many numbers; None: to as many as the folder records, if any.
+            path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
+                sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`. A
+                Normalize module of sentence-transformers is not applied: use `encode(normalize=True)`.
+            pooler: Replaces the recorded pooler, with a warning; needed if none is recorded.
+            dtype: The precision of the computation, `float32` or `bfloat16`.
+            truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
 
         Raises:
-            CheckpointError: the model cannot be read, or its pooler is unknown.
-            ConfigError: vectors do not have so many numbers.
+            CheckpointError: The model cannot be read, or its pooler is unknown.
+            ConfigError: `truncate_dim` is larger than the embedding size, or `dtype` is neither float32 nor bfloat16.
         """
+        dtype = _checked_dtype(dtype)  # before anything is loaded
         path = expand_path(path_or_id)
         if find_run(path):
             saved = read_encoder(path)
@@ -152,7 +165,7 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         name: str = "",
     ) -> "SentenceEncoder":
-        """The encoder of a `diffcse_jax.run_folder.saved_encoder.SavedEncoder`."""
+        """Return the encoder of a checkpoint that `read_encoder` has read; arguments as for `from_pretrained`."""
         return cls(
             saved.transformer_config,
             saved.transformer,
@@ -164,14 +177,31 @@ class SentenceEncoder:
             name=name or f"the checkpoint of step {saved.step}",
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"SentenceEncoder({self.name!r}, pooler={self.pooler!r}, dimension={self.dimension}, "
+            f"dtype={jnp.dtype(self.dtype).name!r})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickle and copy keep: parameters as NumPy arrays, without locks and devices."""
+        left_out = ("_params", "_mesh", "_backend", "_tokenizing")
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
+        return state | {"_params": {name: np.asarray(array) for name, array in self._params.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        params = state.pop("_params")
+        vars(self).update(state)
+        self._set_up(parameters.subset(params, "transformer"), parameters.subset(params, "pooler_head"))
+
     @property
     def dimension(self) -> int:
-        """Length of a sentence vector."""
+        """The embedding size."""
         return self.truncate_dim or self.config.hidden_size
 
     @property
     def params(self) -> Params:
-        """Parameters of the transformer and, for the pooler `cls`, of its head, as `models.teachers` names them."""
+        """The parameters of the transformer and, for the pooler `cls`, of its head, as `models.teachers` names them."""
         return self._params
 
     def encode(
@@ -181,48 +211,50 @@ class SentenceEncoder:
         normalize: bool = False,
         show_progress: bool = False,
         max_length: int | None = None,
-        on_progress: Callable[[int], object] | None = None,
+        *,
+        normalize_embeddings: bool = False,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
-        """Vectors of one sentence, (dimension,), or of many, (sentences, dimension).
+        """Return the embedding of one sentence, shape (dimension,), or of many, shape (sentences, dimension).
 
         Args:
-            sentences: text. Each distinct sentence is computed once.
-            batch_size: sentences per call of the compiled function; on a CPU fewer where they are long. It does not
-                change results beyond rounding.
-            normalize: scale vectors to length 1.
-            show_progress: draw a progress bar.
-            max_length: cut sentences to this many tokens, special ones included. By default nothing is cut but what
-                exceeds the model's positions, and that with a warning.
-            on_progress: told of the number of sentences computed since it was told last.
+            sentences: A string, or any iterable of strings. Each distinct sentence is computed once.
+            batch_size: Sentences in a call of the compiled function; on a CPU fewer if they are long. Results change
+                only by rounding.
+            normalize: Scale embeddings to length 1.
+            show_progress: Report progress on stderr.
+            max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
+                truncated only to the model's positions, with a warning.
+            normalize_embeddings: The name of `normalize` in sentence-transformers.
 
         Raises:
-            CheckpointError: a vector is not finite.
-            ConfigError: `batch_size` is below 1.
+            DataError: A sentence is not text.
+            CheckpointError: An embedding is NaN or infinite.
+            ConfigError: `batch_size` or `max_length` is too small.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}: expected at least 1")
-        if isinstance(sentences, str):
-            return self.encode([sentences], batch_size, normalize, show_progress, max_length, on_progress)[0]
-        sentences = list(sentences)  # an iterator can be read once only
-        distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
-        turn: contextlib.AbstractContextManager[Any] = _all_devices if self._mesh.size > 1 else contextlib.nullcontext()
-        with (
-            turn,
-            tqdm.tqdm(total=len(distinct), desc="encoding", unit=" sentences", disable=not show_progress) as progress,
-        ):
-            vectors = np.empty((len(distinct), self.dimension), np.float32)
+        batch_size = check_count("batch_size", batch_size)
+        texts = checked_sentences(sentences)
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        vectors = np.empty((len(distinct), self.dimension), np.float32)
+        with contextlib.ExitStack() as stack:
+            if self._mesh.size > 1:
+                stack.enter_context(_all_devices)
+            progress = stack.enter_context(Progress("encoding", "sentences", len(distinct))) if show_progress else None
             for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):
                 vectors[rows] = computed
-                progress.update(len(rows))
-                if on_progress:
-                    on_progress(len(rows))
+                if progress:
+                    progress.update(len(rows))
         require_finite(vectors)
-        if normalize:
+        if normalize or normalize_embeddings:
             vectors = normalized(vectors)
-        return vectors[[distinct[sentence] for sentence in sentences]]
+        if isinstance(sentences, str):
+            return vectors[0]
+        return vectors[[distinct[text] for text in texts]]
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
-        """Cosine similarities of all pairs: (len(a), len(b)), without the axis of an argument that is one string."""
+        """Return the cosine similarities of all pairs, shape (len(a), len(b)).
+
+        An argument that is one string has no axis in the result.
+        """
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
     def build_index(
@@ -233,83 +265,85 @@ class SentenceEncoder:
         *,
         faiss: str = "",
     ) -> None:
-        """Encodes the sentences that `search` looks through, in place of any earlier ones.
+        """Encode the sentences that `search` will look through; an earlier index is replaced.
 
         Args:
-            sentences: text; or the path of a file of sentences, as training reads it.
-            batch_size: as for `encode`.
-            show_progress: as for `encode`.
-            faiss: faiss's description of the index that searches; `Flat` is exact, `IVF1024,Flat` and `HNSW32` are
-                not. By default all vectors are compared, exactly, on the device.
+            sentences: Any iterable of strings; or the path of a file or folder, as training reads it.
+            batch_size: As for `encode`.
+            show_progress: As for `encode`.
+            faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
+                not. By default the device compares all embeddings, exactly.
 
         Raises:
-            DataError: the file cannot be read.
-            ConfigError: faiss is not installed, or cannot make such an index.
+            DataError: The file cannot be read, or a sentence is not text.
+            UserError: faiss is not installed.
+            ConfigError: faiss cannot build such an index.
         """
-        if isinstance(sentences, (str, Path)):
-            texts = table_of([*read_entries(sentences, "build_index")])
+        if isinstance(sentences, str | Path):
+            table = table_of([*read_records(sentences, "build_index")])
+            texts = table[TEXT].to_pylist()
         else:
-            texts = pa.table({TEXT: pa.array(list(sentences), pa.large_string())})
-        vectors = self.encode(texts[TEXT].to_pylist(), batch_size, normalize=True, show_progress=show_progress)
-        index = SentenceIndex(ArrayStore(vectors, with_long_texts(texts)), self.record())
+            texts, table = checked_sentences(sentences), None
+        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress)
+        table = pa.table({TEXT: pa.array(texts, pa.large_string())}) if table is None else table
+        index = SentenceIndex.of(table, vectors, self.record())
         self._index = index.with_faiss(faiss) if faiss else index
 
     def save_index(self, folder: str | Path) -> None:
-        """Writes the index to a folder, in place of an earlier index there.
+        """Write the index to a folder; an earlier index there is replaced.
 
         Raises:
-            ValueError: there is no index yet.
-            CheckpointError: there is something else in the folder, or it cannot be written.
+            ConfigError: There is no index yet.
+            CheckpointError: The folder holds something else, or cannot be written.
         """
-        self._built().save(expand_path(folder))
+        self._built_index().save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
-        """Takes the index of a folder that `save_index`, `diffcse search` or `diffcse embed` has written.
-
-        Its vectors stay on disk and are mapped into memory, or read as they are needed.
+        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk.
 
         Raises:
-            DataError: it holds no index that can be read.
-            CheckpointError: its files are damaged.
-            ConfigError: its vectors are of another encoder.
+            DataError: There is no index.
+            CheckpointError: Its files are damaged.
+            ConfigError: Its embeddings have another encoder.
         """
         index = find_index(expand_path(folder))
         if index is None:
-            raise DataError(f"{folder}: no index and no vectors there; `save_index` or `diffcse embed` writes some")
+            raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
         index.encoder.require(self.record(), index.name)
+        if warning := index.warning():
+            warn_user(warning)
         self._index = index
 
     def search(
         self, queries: Sentences, top_k: int = 5, threshold: float | None = None
     ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
-        """The most similar sentences of the index.
+        """Find the most similar sentences of the index.
 
         Args:
-            queries: one string or many.
-            top_k: at most so many sentences per query.
-            threshold: least cosine similarity; None: any.
+            queries: A string, or any iterable of strings.
+            top_k: The largest number of sentences for a query.
+            threshold: The least cosine similarity; None for any.
 
         Returns:
-            Pairs (sentence, cosine similarity), best first, for a string; a list of such lists for many.
+            Pairs (sentence, cosine similarity), best first: a list for one string, a list of such lists for many.
 
         Raises:
-            ValueError: there is no index yet.
+            ConfigError: There is no index yet, `top_k` is below 1, or `threshold` is NaN.
         """
-        index = self._built()
+        index = self._built_index()
         vectors = self.encode([queries] if isinstance(queries, str) else queries, normalize=True)
         found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
         return found[0] if isinstance(queries, str) else found
 
-    def _built(self) -> SentenceIndex:
+    def _built_index(self) -> SentenceIndex:
         if self._index is None:
-            raise ValueError("there is no index to search; call build_index(sentences) or load_index(folder) first")
+            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
         return self._index
 
     def record(self) -> EncoderRecord:
-        """What tells this encoder's vectors from those of others."""
-        return EncoderRecord(
-            self.name, self.pooler, jnp.dtype(self.dtype).name, self.dimension, weights=self.fingerprint()
-        )
+        """Return what distinguishes this encoder's embeddings from those of other encoders."""
+        precision = jnp.dtype(self.dtype).name
+        return EncoderRecord(self.name, self.pooler, precision, self.dimension, weights=self.fingerprint())
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
@@ -331,7 +365,10 @@ class SentenceEncoder:
             digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()[:32]
 
-    def _set_params(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
+    def _set_up(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
+        """Place the parameters on devices and prepare the tokenizer."""
+        self._backend = unlimited_tokenizer(self.tokenizer)
+        self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
         params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
@@ -344,7 +381,7 @@ class SentenceEncoder:
     def _encode_distinct(
         self, sentences: list[str], batch_size: int, max_length: int | None
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
-        """TokenRows, longest sentences first, and their vectors."""
+        """Yield numbers of sentences and their embeddings, longest sentences first."""
         token_ids = self._tokenize(sentences, max_length)
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
@@ -366,17 +403,20 @@ class SentenceEncoder:
         fewest = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         if max_length is not None and max_length < fewest:
             raise ConfigError(
-                f"max_length={max_length}: expected at least {fewest} tokens, or None for the model's own"
+                f"max_length={max_length}: expected at least {fewest} tokens, or None for the model's positions"
             )
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
-            found = tokenise(self._backend, sentences)
+            try:
+                found = tokenise(self._backend, sentences)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise not_utf8(sentences) or error from error
         if max_length is None or max_length > self.config.max_length:
             warn_of_cut(found.cut, self.config.max_length)
         return found.ids
 
     def _rows_per_batch(self, count: int, batch_size: int, length: int) -> int:
-        """The rows of all batches of a length, so that few shapes are compiled; a multiple of the devices."""
+        """Return the number of rows, a multiple of the devices, that all batches of a length have: few shapes."""
         rows = min(batch_size, _power_of_two(count))
         if self._mesh.devices.flat[0].platform == "cpu":
             rows = min(rows, max(1, CPU_TOKENS_PER_BATCH // length))
@@ -385,7 +425,7 @@ class SentenceEncoder:
     def _batch(
         self, token_ids: list[list[int]], rows: int, length: int
     ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
-        """Token ids and attention mask, padded to `rows` and to `length`."""
+        """Return token ids and attention mask, padded to `rows` and to `length`."""
         input_ids = np.full((rows, length), self.config.pad_token_id, np.int32)
         attention_mask = np.zeros((rows, length), np.int32)
         for row, ids in enumerate(token_ids):
@@ -394,9 +434,78 @@ class SentenceEncoder:
         return self._placed(input_ids), self._placed(attention_mask)
 
     def _placed(self, array: np.ndarray) -> jax.Array:
-        """The array with its rows spread over the mesh; every host gives the same one."""
+        """Spread the rows of an array, the same on every host, over the mesh."""
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _checked_dtype(dtype: Any) -> np.dtype:
+    with contextlib.suppress(TypeError):
+        if jnp.dtype(dtype).name in PRECISIONS:
+            return jnp.dtype(dtype)
+    name = getattr(dtype, "__name__", dtype)
+    raise ConfigError(f"dtype={str(name)!r}: use 'float32' or 'bfloat16'")
+
+
+def _check_pooler_head(head: Mapping[str, Any] | None, size: int) -> None:
+    if head is None:
+        raise CheckpointError(
+            "pooler 'cls' needs a dense + tanh head, and this model has no weights for it. Use 'cls_before_pooler' for "
+            "the first position without a head"
+        )
+    shape = head["dense.kernel"].shape
+    if shape != (size, size):
+        raise CheckpointError(
+            f"pooler 'cls': its dense layer has the shape {shape}, which does not fit the hidden size {size}. Use "
+            "another pooler"
+        )
+
+
+def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
+    """Return the explicit pooler if there is one, otherwise the recorded one.
+
+    Raises:
+        CheckpointError: There is neither.
+    """
+    pooler = explicit or recorded
+    if pooler is None:
+        raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
+    if explicit and recorded and explicit != recorded:
+        warn_user(
+            f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
+        )
+    return pooler
+
+
+def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
+    """Return the number of dimensions to keep as it was given; None keeps all.
+
+    Raises:
+        ConfigError: It is below 1 or larger than the embedding size.
+    """
+    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
+        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {hidden_size}. Keep 1 to {hidden_size}")
+    return truncate_dim
+
+
+def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
+    """Warn if any sentence exceeds the positions of a model."""
+    if any(cut):
+        warn_user(f"truncated {sum(cut)} of {len(cut)} sentences that are longer than the model's {max_length} tokens")
+
+
+def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
+    """Return the embeddings unchanged.
+
+    Raises:
+        CheckpointError: One is NaN or infinite, and comparisons would give it a score.
+    """
+    if not np.isfinite(vectors).all():
+        raise CheckpointError(
+            "the encoder returns embeddings that are NaN or infinite: its training diverged, or its weights are "
+            "damaged. Use an earlier checkpoint, or train with a lower learning rate"
+        )
+    return vectors
 
 
 def _plain_values(config: TransformerConfig) -> dict[str, Any]:
@@ -411,82 +520,17 @@ def _plain_values(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _check_pooler_head(head: Mapping[str, Any] | None, size: int) -> None:
-    if head is None:
-        raise CheckpointError(
-            "pooler 'cls' is dense + tanh on position 0, and this model has no such weights; "
-            "use 'cls_before_pooler' for position 0 alone"
-        )
-    shape = head["dense.kernel"].shape
-    if shape != (size, size):
-        raise CheckpointError(f"pooler 'cls': its dense layer is {shape}, which does not fit a hidden size of {size}")
-
-
-def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
-    """The explicit pooler if there is one, else the recorded one.
-
-    Raises:
-        CheckpointError: there is neither.
-    """
-    pooler = explicit or recorded
-    if pooler is None:
-        raise CheckpointError(f"{source} does not record its pooler; choose one of: {', '.join(POOLERS)}")
-    if explicit and recorded and explicit != recorded:
-        warnings.warn(
-            f"{source} was trained for the pooler {recorded!r} and is used with {explicit!r}: "
-            "scores can be far lower than the model's own",
-            stacklevel=3,
-        )
-    return pooler
-
-
-def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
-    """The length that vectors are cut to, as it was asked for; None: they stay whole.
-
-    Raises:
-        ConfigError: vectors do not have so many numbers.
-    """
-    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
-        raise ConfigError(
-            f"truncate_dim={truncate_dim}: this model's vectors have {hidden_size} numbers; keep 1 to {hidden_size}"
-        )
-    return truncate_dim
-
-
-def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
-    """Warns if any of these sentences exceeds the positions of a model."""
-    if any(cut):
-        warnings.warn(
-            f"{sum(cut)} of {len(cut)} sentences are longer than the model's {max_length} tokens and were cut",
-            stacklevel=5,
-        )
-
-
-def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
-    """The vectors as they are: comparisons with NaN would give them a score.
-
-    Raises:
-        CheckpointError: one is not finite.
-    """
-    if not np.isfinite(vectors).all():
-        raise CheckpointError(
-            "the encoder gives vectors that are not finite; its training diverged or its weights are damaged: "
-            "take an earlier checkpoint, or train with a lower learning rate"
-        )
-    return vectors
-
-
 @functools.lru_cache
 def compiled_forward(
     config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
-    """`(params, input_ids, attention_mask) -> vectors`, one for all encoders of a kind."""
+    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by all encoders of these sizes."""
     config = config.on(mesh.devices.flat[0].platform)
     transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
     pooler_head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        # The default precision of accelerators is below float32.
+        # Because the default precision of accelerators is below float32.
         with jax.default_matmul_precision("highest"):
             bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
             states = bound(TokenRows(input_ids, attention_mask), last_positions=positions_read(pooler))["hidden_states"]
@@ -495,18 +539,18 @@ def compiled_forward(
                 pooled = parameters.bind(pooler_head, parameters.subset(params, "pooler_head"))(pooled)
         return pooled.astype(jnp.float32)
 
-    # Replicated, every host can read the whole result.
+    # Replicated, so that every host can read the whole result.
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _bucket(length: int) -> int:
-    """The padded length: 16, 20, ... 32, 40, ... 64, 80, ... Few shapes are compiled, and little is padding."""
+    """Return the padded length, 16, 20, ... 32, 40, ... 64, 80, ...: few shapes and little padding."""
     step = max(4, _power_of_two(length) // 8)
     return max(SHORTEST_BUCKET, -(-length // step) * step)
 
 
 def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[list[int], jax.Array]]:
-    """The same, drawn two ahead: the device computes while the host prepares the next batches."""
+    """Draw two batches ahead: the device computes while the host prepares them."""
     drawn: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
     for batch in batches:
         drawn.append(batch)
@@ -516,5 +560,5 @@ def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[lis
 
 
 def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()

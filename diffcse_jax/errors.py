@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+_NOT_THE_USERS = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
+
 
 class UserError(Exception):
     """Something the user can fix: the message names the file, line, key or value, and what to do."""
@@ -106,3 +108,12 @@ def require_extra(module: str, extra: str) -> Any:
             f"this needs the package {error.name}, which is not installed. Install the extra {extra!r}: "
             f"pip install 'diffcse_jax[{extra}]'"
         ) from error
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the caller outside this package, whatever the depth of the call."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)

@@ -11,5 +11,5 @@
 set -euo pipefail
 
 # Quoted, so that patterns reach the command and not the shell; no --kill-on-bad-exit: a lost host stops no other.
-exec srun bash -c 'JAX_PROCESS_ID=$SLURM_PROCID JAX_NUM_PROCESSES=$SLURM_NTASKS exec python -m diffcse_jax.embed "$@"' \
+exec srun bash -c 'JAX_PROCESS_ID=$SLURM_PROCID JAX_NUM_PROCESSES=$SLURM_NTASKS exec diffcse embed "$@"' \
     embed "$@"

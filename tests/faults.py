@@ -148,7 +148,7 @@ def export(world: World) -> int:
 def embed(world: World) -> int:
     arguments = ["--model", str(world.export), "--input", f"{world.inputs}/shards/*.txt"]
     arguments += ["--output", str(world.trial / "embedded"), "--rows_per_file", "20"]
-    sys.modules["diffcse_jax.embed"].main(arguments)
+    sys.modules["diffcse_jax.commands.embed"].main(arguments)
     return 0
 
 
@@ -171,9 +171,9 @@ def vectors(world: World) -> int:
     from diffcse_jax.data.stored_vectors import open_vectors
     from diffcse_jax.data.tokenizer import load_tokenizer
     from diffcse_jax.data.tokens import build_or_open
-    from diffcse_jax.data.vector_folder import find_store
     from diffcse_jax.errors import reported_to_user
     from diffcse_jax.groups import DataConfig
+    from diffcse_jax.search.vector_store import find_store
 
     with reported_to_user():
         corpus = open_corpus(DataConfig(train_file=str(world.inputs / "text.txt")))
@@ -742,9 +742,9 @@ def main() -> int:
 
 def _import_everything() -> None:
     """Here, so that no worker has to."""
+    import diffcse_jax.commands.embed
     import diffcse_jax.commands.evaluate
     import diffcse_jax.commands.train
-    import diffcse_jax.embed
     import diffcse_jax.evaluation.dev
     import diffcse_jax.evaluation.geometry
     import diffcse_jax.evaluation.runner

@@ -1,9 +1,7 @@
 import errno
-import fcntl
 import gzip
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +16,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
-from diffcse_jax import SentenceEncoder, embed
-from diffcse_jax.data.vector_folder import find_store
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.apps import embed as app
+from diffcse_jax.commands import embed, search
 from diffcse_jax.errors import DataError, InUseError
-from diffcse_jax.io import lock
+from diffcse_jax.search.vector_store import find_store
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_every_sentence_is_embedded_once(tmp_path, shards, model, capsys):
 def test_processes_share_the_files(tmp_path, shards, model, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     done = []  # files, where a process waits for the others
-    monkeypatch.setattr(embed.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
+    monkeypatch.setattr(app.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
     for index in range(3):
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         embed.main(arguments(tmp_path, model))
@@ -104,22 +103,6 @@ def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model, capsys
     assert str(schema.field("embedding").type) == "fixed_size_list<element: halffloat>[5]"
 
 
-def test_half_written_files_are_written_again(tmp_path, shards, model):
-    embed.main(arguments(tmp_path, model))
-    out = tmp_path / "out"
-    state = tmp_path / "out.state/inputs"
-    (state / "shard-1.txt.done").unlink()
-    part = out / "shard-1.txt.000001.parquet"
-    part.rename(state / f".{part.name}.{32 * '0'}")  # as a killed process leaves it
-    other = state / f".shard-1.txt.gz.json.{32 * '1'}"  # of another process
-    other.touch()
-    kept = (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns
-    embed.main(arguments(tmp_path, model))
-    check(out, shards, model)
-    assert (out / "shard-1.txt.000002.parquet").stat().st_mtime_ns == kept
-    assert [*state.glob(".*")] == [other]
-
-
 def test_a_folder_holds_nothing_but_its_files(tmp_path, shards, model):
     """Polars and Hugging Face's data sets take whatever is there; each file tells who wrote it."""
     embed.main([*arguments(tmp_path, model), "--normalize"])
@@ -128,34 +111,8 @@ def test_a_folder_holds_nothing_but_its_files(tmp_path, shards, model):
     assert pyarrow.dataset.dataset(out).count_rows() == 45
     store = find_store(str(out))
     assert store.record() == SentenceEncoder.from_pretrained(model, pooler="avg").record()
-    assert store.unit
-    lengths = np.concatenate([np.linalg.norm(vectors, axis=1) for vectors in store.vector_blocks()])
+    lengths = np.concatenate([np.linalg.norm(vectors, axis=1) for _, vectors in store.blocks()])
     np.testing.assert_allclose(lengths, np.ones(45), rtol=1e-6)
-
-
-def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
-    out, state = tmp_path / "out", tmp_path / "out.state"
-    (state / "inputs/shard-1.txt.done").unlink()
-    (out / "shard-1.txt.000001.parquet").unlink()
-    for path in (state / "inputs").iterdir():
-        path.rename(out / f"_{path.name}")
-    (state / "settings.json").rename(out / "_embed.json")
-    shutil.rmtree(state)
-    (out / f".shard-1.txt.000001.parquet.{32 * 'a'}").touch()
-    mine = out / ".mine"
-    mine.touch()
-    options = arguments(tmp_path, model)
-    assert options[-2:] == ["--rows_per_file", "10"]  # it is known
-    options = options[:-2]
-    with lock(out / "_shard-1.txt.lock"), pytest.raises(SystemExit):
-        embed.main(options)
-    assert "with an earlier version; wait for its end" in capsys.readouterr().err
-    embed.main(options)
-    assert "process 0 of 1: 10 sentences of 4 files embedded" in capsys.readouterr().err
-    check(out, shards, model)
-    assert sorted({path.suffix for path in out.iterdir() if path != mine}) == [".parquet"]
-    assert mine.exists()
 
 
 def test_named_columns_and_ids_are_kept(tmp_path, model, capsys):
@@ -174,7 +131,7 @@ def test_named_columns_and_ids_are_kept(tmp_path, model, capsys):
     ]  # fmt: skip
     with pytest.raises(SystemExit):
         embed.main([*arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted[:2]])
-    assert "columns: ['title', 'body'] then, ['title'] now; id_column: 'key' then, None now" in capsys.readouterr().err
+    assert "columns: ['title', 'body'] then, ['title'] now; id_column: 'key' then, '' now" in capsys.readouterr().err
 
 
 def test_other_settings_are_refused(tmp_path, shards, model, capsys):
@@ -183,27 +140,27 @@ def test_other_settings_are_refused(tmp_path, shards, model, capsys):
     with pytest.raises(SystemExit) as stopped:
         embed.main(arguments(tmp_path, model, pooler="cls_before_pooler"))
     assert stopped.value.code == 2
-    assert "pooler: 'avg' then, 'cls_before_pooler' now" in capsys.readouterr().err
+    assert "pooler avg there, cls_before_pooler here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model, dtype="float16"))
+    assert "begun with other settings: dtype: 'float32' then, 'float16' now. Use the earlier" in capsys.readouterr().err
 
 
 def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"nothing matches .*none-\*"):
-        embed.find_inputs([f"{tmp_path}/none-*"])
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(DataError, match=r"--input: cannot read .*pipe\.txt: it is a pipe or a device"):
-        embed.find_inputs([f"{tmp_path}/pipe*"])
+        app.find_inputs([f"{tmp_path}/none-*"])
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same.txt").write_text("x\n")
     with pytest.raises(DataError, match="have the same name"):
-        embed.find_inputs([f"{tmp_path}/*/same.txt"])
-    assert embed.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [tmp_path / "a/same.txt"]
+        app.find_inputs([f"{tmp_path}/*/same.txt"])
+    assert app.find_inputs([f"{tmp_path}/a/*", f"{tmp_path}/a/same.txt"]) == [f"{tmp_path}/a/same.txt"]
 
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
     for name in ("data1.txt", "data[1].txt"):
         (tmp_path / name).write_text("x\n")
-        assert embed.find_inputs([f"{tmp_path}/data[1].txt"]) == [tmp_path / name]
+        assert app.find_inputs([f"{tmp_path}/data[1].txt"]) == [f"{tmp_path}/{name}"]
 
 
 def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
@@ -217,45 +174,22 @@ def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
         }  # fmt: skip
     err = capsys.readouterr().err
     note = "shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)"
-    assert err.count(note) == 1  # done, it is not read again
+    assert err.count(note) == 1  # the second time it is complete and not read again
     assert "process 0 of 1: 38 sentences of 6 files embedded" in err
 
 
 def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, model, capsys):
     embed.main(arguments(tmp_path, model))
     file = tmp_path / "shards/shard-1.txt"
-    file.write_text(file.read_text().replace("sentence 7", "sentence 8"))
+    text = file.read_text()
+    file.write_text(text.replace("sentence 7", "sentence 8"))
     with pytest.raises(SystemExit) as stopped:
         embed.main(arguments(tmp_path, model))
     assert stopped.value.code == 2
-    err = capsys.readouterr().err
-    assert re.search(
-        r"shards/shard-1\.txt has content of SHA-256 \w{12}; .* were made from content of SHA-256 \w{12}\.", err
-    )
-
-
-def test_a_record_of_an_earlier_version_is_compared_by_its_size(tmp_path, shards, model, capsys):
+    assert "shard-1.txt is not the text that" in (err := capsys.readouterr().err)
+    assert "its SHA-256 has changed. Give another --output, or remove" in err
+    file.write_text(text)
     embed.main(arguments(tmp_path, model))
-    for record in (tmp_path / "out.state/inputs").glob("shard-*.json"):
-        record.write_text(json.dumps({"bytes": json.loads(record.read_text())["bytes"]}))
-    embed.main(arguments(tmp_path, model))
-    assert "process 0 of 1: 0 sentences" in capsys.readouterr().err
-    (tmp_path / "shards/shard-1.txt").write_text("other\n")
-    with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model))
-    assert "shard-1.txt has 6 bytes; " in capsys.readouterr().err
-
-
-def test_another_file_of_an_embedded_name_is_refused(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
-    with (tmp_path / "shards/shard-1.txt").open("a") as file:
-        file.write("one more sentence\n")
-    with pytest.raises(SystemExit) as stopped:
-        embed.main(arguments(tmp_path, model))
-    assert stopped.value.code == 2
-    err = capsys.readouterr().err
-    assert "shards/shard-1.txt has 558 bytes" in err
-    assert "from 540 bytes. Give another --output, or remove" in err
 
 
 def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys):
@@ -267,8 +201,7 @@ def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys)
     save_file(tensors, file)
     with pytest.raises(SystemExit):
         embed.main(arguments(tmp_path, model))
-    remedy = f"give another --output (or remove it and {tmp_path / 'out.state'})"
-    assert f"begun with other settings; {remedy}, or these: weights: '" in capsys.readouterr().err
+    assert f"holds embeddings of {model}, but the encoder is {model}: their weights differ" in capsys.readouterr().err
 
 
 def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
@@ -281,50 +214,37 @@ def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
     assert 0 < np.abs(exact - half).max() < 0.05
 
 
-def test_an_output_without_links_is_written(tmp_path, shards, model, monkeypatch):
-    """As a mounted bucket."""
-
-    def link(source, target):
-        raise OSError(errno.ENOTSUP, "links are not supported")
-
-    monkeypatch.setattr(os, "link", link)
-    embed.main(arguments(tmp_path, model))
-    embed.main(arguments(tmp_path, model))
-    check(tmp_path / "out", shards, model)
-    assert not list((tmp_path / "out.state").rglob(".*"))
-
-
-def test_a_damaged_record_is_named_and_what_killed_processes_left_is_removed(tmp_path):
-    path = tmp_path / "_a.json"
-    embed._record_once(path, {"bytes": 1})
-    (tmp_path / "._a.json.0123").write_text("half a record")
-    assert embed._record_once(path, {"bytes": 2}) == {"bytes": 1}
-    assert [each.name for each in tmp_path.iterdir()] == ["_a.json"]
-    for damaged in (b"", b'{"bytes', b'{"bytes": "\x8a"}'):
-        path.write_bytes(damaged)
-        with pytest.raises(
-            DataError, match=r"_a\.json is not valid JSON: .*remove that file, and the same command goes"
-        ):
-            embed._record_once(path, {"bytes": 1})
-    (tmp_path / "a").write_text("a sentence\n")
-    path = tmp_path / "out.state/inputs/a.json"
-    path.parent.mkdir(parents=True)
-    embed._require_same_file(tmp_path / "out", tmp_path / "a")
-    path.write_text(path.read_text().replace("sha256", "shb256"))
-    with pytest.raises(DataError, match=r"a\.json is damaged \('shb256' is no key of it\); .*remove that file"):
-        embed._require_same_file(tmp_path / "out", tmp_path / "a")
-
-
 def test_vectors_that_were_removed_are_made_again(tmp_path, shards, model, capsys):
     embed.main(arguments(tmp_path, model))
     shutil.rmtree(tmp_path / "out")
     embed.main(arguments(tmp_path, model))
     next((tmp_path / "out").glob("shard-3*.parquet")).unlink()
-    done = tmp_path / "out.state/inputs/shard-2.txt.done"
-    for content in ("", "[", "7", done.read_text()):  # of an earlier version, damaged, whole
-        done.write_text(content)
+    embed.main(arguments(tmp_path, model))
+    check(tmp_path / "out", shards, model)
+
+
+def test_damaged_state_files_are_named(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    for name in ("settings.json", "inputs/shard-1.txt.json"):
+        path = tmp_path / "out.state" / name
+        path.write_text("{")
+        with pytest.raises(SystemExit):
+            embed.main(arguments(tmp_path, model))
+        assert f"{name} is not valid JSON" in (err := capsys.readouterr().err)
+        assert "Remove that file and run the same command again" in err
+        path.unlink()
         embed.main(arguments(tmp_path, model))
         check(tmp_path / "out", shards, model)
+
+
+def test_settings_are_read_from_the_files_if_the_state_is_gone(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    shutil.rmtree(tmp_path / "out.state")
+    embed.main(arguments(tmp_path, model)[:-2])  # without --rows_per_file
+    check(tmp_path / "out", shards, model)
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model, rows_per_file="7"))
+    assert "rows_per_file: 10 then, 7 now" in capsys.readouterr().err
 
 
 def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys):
@@ -338,7 +258,7 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys)
         full_disk.setattr(pq, "write_table", write_table)
         with pytest.raises(SystemExit):
             embed.main(arguments(tmp_path, model))
-    assert "No space left on device; started again, the same command goes on" in capsys.readouterr().err
+    assert "No space left on device. Complete Parquet files are kept. Please make room" in capsys.readouterr().err
     embed.main(arguments(tmp_path, model))
     assert "process 0 of 1: 12 sentences of 4 files embedded" in capsys.readouterr().err
     check(tmp_path / "out", shards, model)
@@ -348,36 +268,23 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, 
     """It used to remove the first one's partial file."""
     encode, out = SentenceEncoder.encode, tmp_path / "out"
     options = {"rows_per_file": 10, "batch_size": 8, "dtype": "float32"}
-    encoder, inputs = SentenceEncoder.from_pretrained(model, pooler="avg"), embed.find_inputs([f"{tmp_path}/shards/*"])
+    encoder, inputs = SentenceEncoder.from_pretrained(model, pooler="avg"), [f"{tmp_path}/shards/*"]
     refused = []
 
     def with_a_second_process(self, sentences, **keywords):
         monkeypatch.setattr(SentenceEncoder, "encode", encode)
         with pytest.raises(
-            InUseError, match=r"is in use by process .* or share the work: give each process JAX_PROCESS"
+            InUseError, match=r"is in use by process .* or share the inputs: give each process JAX_PROCESS"
         ):
-            embed.embed(inputs, out, encoder, **options)
+            app.embed(inputs, out, lambda: encoder, **options)
         refused.append(True)
         return encode(self, sentences, **keywords)
 
     out.mkdir()
     monkeypatch.setattr(SentenceEncoder, "encode", with_a_second_process)
-    assert embed.embed(inputs, out, encoder, **options) == 45
+    assert app.embed(inputs, out, lambda: encoder, **options) == 45
     assert refused
     check(out, shards, model)
-
-
-def test_a_lock_that_was_opened_early_keeps_others_out(tmp_path):
-    """Of three processes one opens the lock before another frees it; the third comes then."""
-    path = tmp_path / "a.lock"
-    with embed._alone(path):
-        early = path.open("a+")
-    with early:
-        fcntl.flock(early, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(InUseError, match="share the work"), embed._alone(path):
-            pass
-    with embed._alone(path):
-        path.unlink()  # an earlier version did so, at its end
 
 
 @pytest.mark.parametrize("option", ["batch_size", "rows_per_file"])
@@ -397,7 +304,7 @@ def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
     (tmp_path / "shards").mkdir()
     for name, sentences in shards.items():
         (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
-    command = [sys.executable, "-m", "diffcse_jax.embed", *arguments(tmp_path, model, rows_per_file="20")]
+    command = [sys.executable, "-m", "diffcse_jax.commands.embed", *arguments(tmp_path, model, rows_per_file="20")]
     environment = os.environ | {"XLA_FLAGS": "", "JAX_NUM_PROCESSES": "2"}
     first, second = (
         subprocess.Popen(command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.DEVNULL)
@@ -409,8 +316,61 @@ def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
     second.send_signal(signal.SIGKILL)
     second.wait()
     assert first.wait(timeout=120) == 0
-    assert (tmp_path / "out.state/inputs/shard-0.txt.done").is_file()
-    assert not (tmp_path / "out.state/inputs/shard-1.txt.done").exists()
+    assert find_store(str(tmp_path / "out")).unfinished == ("shard-1.txt",)
     subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, check=True, stderr=subprocess.DEVNULL)
     rows = read(tmp_path / "out")
     assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards
+
+
+def test_the_same_model_under_another_path_resumes(tmp_path, shards, model, capsys):
+    embed.main(arguments(tmp_path, model))
+    (tmp_path / "link").symlink_to(model)
+    embed.main(arguments(tmp_path, str(tmp_path / "link")))
+    err = capsys.readouterr().err
+    assert f"resuming {tmp_path}/out: 4 of 4 inputs are complete, 7 Parquet files exist" in err
+    assert "process 0 of 1: 0 sentences" in err
+
+
+def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, model, monkeypatch, capsys):
+    encode, calls = SentenceEncoder.encode, []
+
+    def interrupted(self, sentences, **options):
+        calls.append(len(sentences))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, sentences, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SentenceEncoder, "encode", interrupted)
+        with pytest.raises(SystemExit) as stopped:
+            embed.main(arguments(tmp_path, model))
+    assert stopped.value.code == 130
+    message = "interrupted after 17 sentences; complete Parquet files are kept. To resume, run diffcse embed --model"
+    assert message in capsys.readouterr().err
+    assert find_store(str(tmp_path / "out")).unfinished == ("shard-1.txt", "shard-2.txt", "shard-3.txt")
+    search.main(["--input", f"{tmp_path}/out", "--pooler", "avg", "a query"])
+    assert f"warning: {tmp_path}/out is incomplete: `diffcse embed` has not finished 3" in capsys.readouterr().err
+    encoder = SentenceEncoder.from_pretrained(model, pooler="avg")
+    with pytest.warns(UserWarning, match="is incomplete"):
+        encoder.load_index(tmp_path / "out")
+    embed.main(arguments(tmp_path, model))
+    assert find_store(str(tmp_path / "out")).unfinished == ()
+    next((tmp_path / "out").glob("shard-3.txt.000001.parquet")).unlink()
+    with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):
+        find_store(str(tmp_path / "out"))
+
+
+def test_a_failure_leaves_no_empty_folder(tmp_path, shards, model, monkeypatch):
+    def fail(self, sentences, **options):
+        raise DataError("no embeddings")
+
+    monkeypatch.setattr(SentenceEncoder, "encode", fail)
+    with pytest.raises(SystemExit):
+        embed.main(arguments(tmp_path, model))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "shards"]
+
+
+def test_a_total_is_shown(tmp_path, shards, model, monkeypatch, capsys):
+    monkeypatch.setattr("diffcse_jax.hosts.SECONDS_BETWEEN_LINES", 0)
+    embed.main(arguments(tmp_path, model))
+    assert "embedding: 45 of 45 sentences" in capsys.readouterr().err

@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from diffcse_jax.apps.embed import FORMATS
+from diffcse_jax.apps.search import LINES_PER_HIT
 from diffcse_jax.commands import encode, search
-from diffcse_jax.data.entries import in_chunks
-from diffcse_jax.data.vector_folder import find_store
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import Progress
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.storage.encoder_record import EncoderRecord
+from diffcse_jax.search.records import in_chunks
+from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
 DIMENSION = 8
 LINES = ["the cat sleeps", "a dog runs", "caf\u00e9", "a dog runs"]
@@ -32,10 +33,9 @@ class HashEncoder(SentenceEncoder):
     def __init__(self, name="hash"):
         self.name = name
 
-    def encode(self, sentences, batch_size=64, normalize=False, on_progress=lambda count: None):
-        distinct = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
-        on_progress(len({*sentences}))
-        vectors = np.array(distinct, np.float32)
+    def encode(self, sentences, batch_size=64, normalize=False, show_progress=False):
+        rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
+        vectors = np.array(rows, np.float32)
         return normalized(vectors) if normalize else vectors
 
     def record(self):
@@ -47,9 +47,10 @@ def load(monkeypatch):
     """Loads the encoder of `--model` or of the record."""
 
     def load_encoder(options, **defaults):
-        if (options.model or defaults["model"]) == "missing":
+        name = options.model or defaults["model"]
+        if name == "missing":
             raise CheckpointError("missing: no such model")
-        return HashEncoder(options.model or defaults["model"])
+        return HashEncoder(name)
 
     for module in (encode, search):
         monkeypatch.setattr(module, "load_encoder", load_encoder)
@@ -90,27 +91,27 @@ def test_lines_of_standard_input_become_lines_of_json(monkeypatch, capsys):
 
 def test_the_suffix_says_what_is_written(tmp_path, text, capsys):
     expected = HashEncoder().encode(LINES, normalize=True)
-    for suffix in encode.FORMATS:
-        encode.main(["--model", "hash", text, "--normalize", "--output", f"{tmp_path}/out{suffix}"])
+    for suffix in FORMATS:
+        encode.main(["--model", "hash", "--input", text, "--normalize", "--output", f"{tmp_path}/out{suffix}"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
     store = find_store(f"{tmp_path}/out.parquet")
-    assert (store.unit, store.record()) == (True, HashEncoder().record())
+    assert store.record() == HashEncoder().record()
     ((sentences, vectors),) = store.blocks()
     assert sentences == LINES
     np.testing.assert_array_equal(vectors, expected)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["sentence"] for row in rows] == LINES
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.npy", "out.parquet", "text.txt"]
-    assert "--output x.csv: its suffix says what is written: .jsonl, .npy, .parquet" in error_of(
-        capsys, encode.main, "--model", "hash", text, "--output", "x.csv"
+    assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy, .parquet" in error_of(
+        capsys, encode.main, "--model", "hash", "--input", text, "--output", "x.csv"
     )
 
 
 def test_rows_of_an_array_are_those_of_the_lines(tmp_path, monkeypatch, capsys):
     file = tmp_path / "gap.txt"
     file.write_text("one\n\nthree\n")
-    message = error_of(capsys, encode.main, "--model", "hash", str(file), "--output", str(tmp_path / "out.npy"))
-    assert "gap.txt, line 2: empty; correct it, or write .parquet or .jsonl, which hold the numbers of lines" in message
+    message = error_of(capsys, encode.main, "--model", "hash", "--input", str(file), "--output", f"{tmp_path}/out.npy")
+    assert "gap.txt, line 2: empty" in message
     assert [path.name for path in tmp_path.iterdir()] == ["gap.txt"]
 
 
@@ -118,13 +119,13 @@ def test_columns_ids_and_files_are_told(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract\nx1,a,b\nx2,c,d\n")
     arguments = ["--model", "hash", "--columns", "abstract", "title", "--id_column", "doi"]
-    encode.main([str(table), *arguments])
+    encode.main(["--input", str(table), *arguments])
     rows = [" ".join(map(str, [*row.values()][:-1])) for row in objects(capsys)]
     assert rows == ["2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c"]
-    encode.main([text, text, "--model", "hash"])
+    encode.main(["--input", text, text, "--model", "hash"])
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
     assert "no column 'none' (--columns); it has: doi, title, abstract" in error_of(
-        capsys, encode.main, str(table), "--model", "hash", "--columns", "none"
+        capsys, encode.main, "--input", str(table), "--model", "hash", "--columns", "none"
     )
 
 
@@ -137,7 +138,7 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
         (shards / f"{file}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     if name.endswith("GZ"):
         (shards / name[1:]).write_bytes(gzip.compress(json.dumps([*objects_of["a"], *objects_of["b"]]).encode()))
-    encode.main([f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
+    encode.main(["--input", f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
     found = [(row["line"], row["id"], row["sentence"]) for row in rows]
@@ -147,10 +148,10 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
 
 def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text, monkeypatch, capsys):
     model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors.parquet"), str(tmp_path / "index")
-    encode.main([text, *model, "--output", vectors])
+    encode.main(["--input", text, *model, "--output", vectors])
     encoder, queries = HashEncoder(), ["a dog runs", "caf\u00e9"]
     similar = encoder.encode(queries, normalize=True) @ encoder.encode(LINES, normalize=True).T
-    for arguments in (["--corpus", text, *model, "--save_index", index], ["--corpus", vectors], ["--corpus", index]):
+    for arguments in (["--input", text, *model, "--output", index], ["--input", vectors], ["--input", index]):
         search.main([*arguments, *queries, "--top_k", "3", "--json"])
         found = objects(capsys)
         assert [hits["query"] for hits in found] == queries
@@ -159,14 +160,14 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
             np.testing.assert_allclose([hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6)
             assert [row[hit["line"] - 1] for hit in hits["hits"]] == pytest.approx(np.sort(row)[:-4:-1])
     stdin(monkeypatch, b"a dog runs\n")
-    search.main(["--corpus", index, "--threshold", "0.99", "--json"])
+    search.main(["--input", index, "--threshold", "0.99", "--json"])
     ((hits),) = objects(capsys)
     assert [hit["line"] for hit in hits["hits"]] == [2, 4]
-    message = error_of(capsys, search.main, "--corpus", index, "--model", "other", "x")
-    assert "index holds vectors of hash, and the encoder is other: their weights differ" in message
-    message = error_of(capsys, search.main, "--corpus", vectors, "--model", "missing", "x")
-    assert "vectors.parquet holds vectors of hash (avg, 8 numbers), and missing cannot take its place" in message
-    assert "--model: " in error_of(capsys, search.main, "--corpus", text, "x")
+    message = error_of(capsys, search.main, "--input", index, "--model", "other", "x")
+    assert "index holds embeddings of hash, but the encoder is other: their weights differ" in message
+    message = error_of(capsys, search.main, "--input", vectors, "--model", "missing", "x")
+    assert "vectors.parquet holds embeddings of hash (avg, 8 dimensions), and missing cannot be loaded" in message
+    assert "Name the encoder with --model" in error_of(capsys, search.main, "--input", text, "x")
     assert pq.read_metadata(vectors).num_rows == 4
 
 
@@ -174,15 +175,15 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("COLUMNS", "60")
     file = tmp_path / "long.txt"
     file.write_text("word " * 60 + "\n\x1b[31mred\x1b[0m text\n")
-    search.main(["--corpus", str(file), "--model", "hash", "what"])
+    search.main(["--input", str(file), "--model", "hash", "what"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what"
     assert max(map(len, lines)) <= 60
-    assert sum("word" in line for line in lines) == search.LINES_PER_HIT
+    assert sum("word" in line for line in lines) == LINES_PER_HIT
     assert any(line.endswith("word ...") for line in lines)
     assert any(line.endswith("[31mred [0m text") for line in lines)
     assert "\x1b" not in "".join(lines)
-    search.main(["--corpus", str(file), "--model", "hash", "what", "--threshold", "2"])
+    search.main(["--input", str(file), "--model", "hash", "what", "--threshold", "2"])
     assert "nothing with a similarity of 2 or more" in capsys.readouterr().out
 
 
@@ -199,3 +200,16 @@ def test_chunks_end_after_rows_or_characters():
     entries = [{"line": line, "sentence": "x" * length} for line, length in enumerate((3, 3, 5, 4, 9, 1, 1, 1), 1)]
     lines = [[entry["line"] for entry in chunk] for chunk in in_chunks(entries, 3, 10)]
     assert lines == [[1, 2, 3], [4, 5], [6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top_k", "-1", "x"], "--top_k: expected at least 1, got -1"),
+        (["--threshold", "nan", "x"], "--threshold nan: expected a number"),
+        (["caf\udce9"], "is not valid UTF-8. Check the terminal's encoding"),
+        ([" "], "QUERY: the text is empty"),
+    ],
+)
+def test_queries_that_cannot_be_searched_are_refused(arguments, message, text, capsys):
+    assert message in error_of(capsys, search.main, "--input", text, "--model", "hash", *arguments)

@@ -1,6 +1,10 @@
 import concurrent.futures
+import copy
 import json
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -20,6 +24,7 @@ from diffcse_jax.io import find_run
 from diffcse_jax.models import pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.search.records import checked_sentences
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 SENTENCES = [
@@ -98,7 +103,7 @@ def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
         TorchEncoder(str(tiny_dir), "avg", 5).encode(SENTENCES), cut.encode(SENTENCES), atol=1e-5
     )
     for size in (0, HIDDEN + 1):
-        with pytest.raises(ConfigError, match=rf"truncate_dim={size}: this model's vectors have {HIDDEN} numbers"):
+        with pytest.raises(ConfigError, match=rf"truncate_dim={size}: the embedding size is {HIDDEN}"):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=size)
 
 
@@ -118,7 +123,7 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batches_of_nothing_are_refused(tiny, batch_size, monkeypatch):
     monkeypatch.setattr(tiny, "_encode_distinct", lambda *_: iter(()))  # it would never end
-    with pytest.raises(ConfigError, match=f"batch_size={batch_size}: expected at least 1"):
+    with pytest.raises(ConfigError, match=f"batch_size={batch_size}: expected a whole number of at least 1"):
         tiny.encode(["a dog"], batch_size=batch_size)
 
 
@@ -171,23 +176,23 @@ def test_an_index_of_a_file_goes_to_a_folder_and_back(tiny, tiny_dir, tmp_path):
     other.load_index(tmp_path / "index")
     assert other.search(["a dog", "no"], top_k=3) == found
     cut = SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=5)
-    with pytest.raises(ConfigError, match=rf"vectors of {tiny_dir}, and the encoder is {tiny_dir}: dimension 16 there"):
+    with pytest.raises(ConfigError, match=r"but the encoder is .*: dimension 16 there, 5 here"):
         cut.load_index(tmp_path / "index")
     with pytest.raises(DataError, match=r"cannot read none\.txt: no such file"):
         tiny.build_index("none.txt")
-    with pytest.raises(DataError, match="no index and no vectors there"):
+    with pytest.raises(DataError, match="holds no index and no embeddings"):
         tiny.load_index(tmp_path)
 
 
 def test_search_without_index_says_what_to_do(tiny_dir):
-    with pytest.raises(ValueError, match="build_index"):
+    with pytest.raises(ConfigError, match="build_index"):
         SentenceEncoder.from_pretrained(tiny_dir, pooler="avg").search("a dog")
 
 
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):
     fits = " ".join(["dog"] * (MAX_LENGTH - 2))
     assert not np.allclose(tiny.encode(fits), tiny.encode(fits + " cat", max_length=MAX_LENGTH - 1))
-    with pytest.warns(UserWarning, match="1 of 2 sentences are longer than the model's 40 tokens"):
+    with pytest.warns(UserWarning, match="truncated 1 of 2 sentences that are longer than the model's 40 tokens"):
         cut = tiny.encode([fits + " cat", "no"])
     np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
 
@@ -250,18 +255,18 @@ def test_threads_encode_at_once(tiny, devices):
 
 
 def test_a_folder_without_record_needs_a_pooler(tiny_dir):
-    with pytest.raises(CheckpointError, match="choose one of: cls, cls_before_pooler, avg, avg_top2, avg_first_last"):
+    with pytest.raises(CheckpointError, match="Choose one of: cls, cls_before_pooler, avg, avg_top2, avg_first_last"):
         SentenceEncoder.from_pretrained(tiny_dir)
 
 
 def test_another_pooler_than_recorded_warns():
-    with pytest.warns(UserWarning, match="trained for the pooler 'avg' and is used with 'cls_before_pooler'"):
+    with pytest.warns(UserWarning, match="trained with the pooler 'avg' and is used with 'cls_before_pooler'"):
         assert SentenceEncoder.from_pretrained("minilm", pooler="cls_before_pooler").pooler == "cls_before_pooler"
 
 
 def test_cls_needs_pooler_weights(tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir, pooler=False)
-    with pytest.raises(CheckpointError, match="use 'cls_before_pooler'"):
+    with pytest.raises(CheckpointError, match="Use 'cls_before_pooler'"):
         SentenceEncoder.from_pretrained(folder, pooler="cls")
 
 
@@ -327,7 +332,7 @@ def test_a_diverged_model_gives_no_vectors(tiny):
     name = next(name for name in params if name.endswith("scale"))
     with jax.debug_nans(False):
         diverged = with_weights(tiny, params | {name: np.full_like(params[name], np.nan)})
-        with pytest.raises(CheckpointError, match="gives vectors that are not finite"):
+        with pytest.raises(CheckpointError, match="returns embeddings that are NaN or infinite"):
             diverged.encode(SENTENCES)
 
 
@@ -339,11 +344,14 @@ def test_the_tokenizers_own_settings_stay(tiny_dir):
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_fingerprint_does_not_depend_on_names_in_the_code(tiny, monkeypatch):
-    before = tiny.fingerprint()
-    monkeypatch.setattr(type(tiny.config), "__qualname__", "Renamed")
-    monkeypatch.setattr(type(tiny.config), "__module__", "moved")
-    assert tiny.fingerprint() == before
+def test_fingerprint_does_not_depend_on_names_in_the_code(tiny):
+    before, kind = tiny.fingerprint(), type(tiny.config)
+    name, module = kind.__qualname__, kind.__module__
+    kind.__qualname__, kind.__module__ = "Renamed", "moved"
+    try:
+        assert tiny.fingerprint() == before
+    finally:
+        kind.__qualname__, kind.__module__ = name, module
 
 
 @pytest.mark.parametrize("make", [iter, lambda texts: (text for text in texts), lambda texts: map(str, texts), tuple])
@@ -353,3 +361,77 @@ def test_iterators_are_read_once(tiny, make):
     assert tiny.similarity(make(SENTENCES), make(["no"])).shape == (5, 1)
     tiny.build_index(make(SENTENCES))
     assert [hits[0][0] for hits in tiny.search(make(SENTENCES), top_k=1)] == SENTENCES
+
+
+def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
+    tiny.build_index(SENTENCES)
+    expected, found = tiny.encode(SENTENCES), tiny.search("a dog")
+    for other in (pickle.loads(pickle.dumps(tiny)), copy.deepcopy(tiny)):
+        np.testing.assert_array_equal(other.encode(SENTENCES), expected)
+        assert other.search("a dog") == found
+        assert other.fingerprint() == tiny.fingerprint()
+
+
+def test_repr_names_the_model(tiny, tiny_dir):
+    assert repr(tiny) == f"SentenceEncoder('{tiny_dir}', pooler='avg', dimension=16, dtype='float32')"
+
+
+def test_normalize_has_the_name_of_sentence_transformers(tiny):
+    expected = tiny.encode(SENTENCES, normalize=True)
+    np.testing.assert_array_equal(tiny.encode(SENTENCES, normalize_embeddings=True), expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float64", "nonsense"])
+def test_other_precisions_are_refused(dtype, tiny_dir):
+    with pytest.raises(ConfigError, match=f"dtype='{dtype}': use 'float32' or 'bfloat16'"):
+        SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        (None, "expected a string or an iterable of strings, got NoneType"),
+        (b"bytes", "got bytes"),
+        ({"a": "b"}, "got dict"),
+        (7, "got int"),
+        ([None], r"sentence 0 is None \(NoneType\), not a string"),
+        (["a", b"b"], "sentence 1 is b'b'"),
+        ([1.5], "sentence 0 is 1.5"),
+        ([("a", "b")], "an embedding of its own: give one flat list"),
+    ],
+)
+def test_what_is_not_text_is_refused(sentences, message):
+    with pytest.raises(DataError, match=message):
+        checked_sentences(sentences)
+
+
+def test_lone_surrogates_are_refused(tiny):
+    with pytest.raises(DataError, match=r"'caf\\udce9' contains a lone surrogate"):
+        tiny.encode(["the cat", "caf\udce9"])
+
+
+USER_SCRIPT = """
+from diffcse_jax import SentenceEncoder
+encoder = SentenceEncoder.from_pretrained({folder!r}, pooler="avg")
+encoder.encode("dog " * 50)
+for call in (lambda: SentenceEncoder("minilm"), lambda: encoder.encode(["a"], batch_size=None)):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+encoder.encode(["a"], show_progress=True)
+"""
+
+
+def test_a_user_sees_his_own_line_and_plain_messages(tmp_path, tiny_dir):
+    """In a process of its own, where arguments are not checked by type."""
+    script = tmp_path / "script.py"
+    script.write_text(USER_SCRIPT.format(folder=str(tiny_dir)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert re.search(r"script\.py:4: UserWarning: truncated 1 of 1 sentences", done.stderr)
+    assert "encoding:" not in done.stderr  # no progress bar in a pipe
+    assert done.stdout.splitlines() == [
+        "ConfigError SentenceEncoder('minilm') takes a loaded model, not a name. Use "
+        "SentenceEncoder.from_pretrained('minilm')",
+        "ConfigError batch_size=None: expected a whole number of at least 1",
+    ]

@@ -16,6 +16,7 @@ def launch(tmp_path):
     calls = tmp_path / "calls"
     stand_ins = {
         "python": f'printf "%s\\n" "${{JAX_PROCESS_ID-}}/${{JAX_NUM_PROCESSES-}}" "$@" >> {calls}',
+        "diffcse": f'printf "%s\\n" "${{JAX_PROCESS_ID-}}/${{JAX_NUM_PROCESSES-}}" "$@" >> {calls}',
         "srun": 'while [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=1 SLURM_NTASKS=4 "$@"',
         "gcloud": 'for last; do :; done\n[[ $last == --command=*python* ]] || exit 0\neval "${last#--command=}"',
         "pip": "",
@@ -69,7 +70,7 @@ while true; do sleep 0.1; done
 
 def test_embedding_under_slurm(launch):
     arguments = ["--model", "m", "--input", "shards/*.txt", "--output", "out"]
-    assert launch("slurm_embed.sh", *arguments) == ["1/4", "-m", "diffcse_jax.embed", *arguments]
+    assert launch("slurm_embed.sh", *arguments) == ["1/4", "embed", *arguments]
 
 
 @pytest.mark.parametrize("overrides", [[], [OVERRIDE]])

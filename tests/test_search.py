@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax.data.vector_folder import vector_table
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.search import nearest as module
-from diffcse_jax.search.index import ArrayStore, SentenceIndex, find_index, index_of, with_long_texts, write_index
+from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.nearest import nearest, normalized
-from diffcse_jax.storage.encoder_record import EncoderRecord
+from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
 DIMENSION = 4
 RECORD = EncoderRecord("mine", "avg", "float32", DIMENSION, "0123")
@@ -44,9 +43,8 @@ def test_blocks_give_what_sorting_all_gives(rows, queries, top_k, half, cuts):
     edges = sorted({0, rows, *(cut for cut in cuts if cut < rows)})
     blocks = (vectors[first:end] for first, end in itertools.pairwise(edges))
     with pytest.MonkeyPatch.context() as smaller:
-        smaller.setattr(module, "BLOCK_ROWS", 16)
         smaller.setattr(module, "BLOCK_QUERIES", 8)
-        scores, found = nearest(asked, blocks, rows, top_k, unit=False)
+        scores, found = nearest(asked, map(normalized, blocks), rows, top_k)
     expected, order = by_sorting(asked, vectors, top_k)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     np.testing.assert_array_equal(found, order)
@@ -56,22 +54,22 @@ def test_queries_and_corpora_share_few_programs(caplog):
     jax.clear_caches()
     with jax.log_compiles():
         for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 1, 6)):
-            nearest(random_vectors(queries), [random_vectors(rows)], rows, top_k, unit=True)
+            nearest(random_vectors(queries), [random_vectors(rows)], rows, top_k)
     assert sum("Compiling jit(_better)" in message for message in caplog.messages) == 1
 
 
-def store_of(vectors: np.ndarray) -> ArrayStore:
+def index_of(vectors: np.ndarray, record: EncoderRecord = RECORD) -> SentenceIndex:
     texts = pa.table({"line": range(1, len(vectors) + 1), "sentence": [f"text {row}" for row in range(len(vectors))]})
-    return ArrayStore(normalized(vectors), with_long_texts(texts))
+    return SentenceIndex.of(texts, normalized(vectors), record)
 
 
 def hits_of(index: SentenceIndex, queries: np.ndarray, **options) -> list:
     return [[(hit.row["sentence"], round(hit.score, 5)) for hit in hits] for hits in index.search(queries, **options)]
 
 
-def test_an_index_is_the_same_from_its_folder(tmp_path, monkeypatch):
+def test_an_index_is_the_same_from_its_folder(tmp_path):
     vectors, queries = random_vectors(50), normalized(random_vectors(3, seed=1))
-    index = SentenceIndex(store_of(vectors), RECORD)
+    index = index_of(vectors)
     expected = hits_of(index, queries, top_k=7)
     scores, rows = by_sorting(queries, vectors, 7)
     assert expected == [
@@ -91,15 +89,6 @@ def test_an_index_is_the_same_from_its_folder(tmp_path, monkeypatch):
     assert loaded.search(queries, 1)[0][0].row == {"line": rows[0][0] + 1, "sentence": expected[0][0][0]}
 
 
-def test_an_index_is_written_in_chunks(tmp_path):
-    vectors, queries = random_vectors(50), normalized(random_vectors(3, seed=1))
-    store = store_of(vectors)
-    expected = hits_of(SentenceIndex(store, RECORD), queries, top_k=7)
-    chunks = [(store.table[start : start + 20], store.vectors[start : start + 20]) for start in (0, 20, 40)]
-    assert hits_of(write_index(tmp_path / "index", chunks, RECORD), queries, top_k=7) == expected
-    assert hits_of(index_of(chunks, RECORD), queries, top_k=7) == expected
-
-
 def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
     folder.mkdir(exist_ok=True)
     start = 0
@@ -116,7 +105,7 @@ def test_vectors_of_embed_are_searched_where_they_are(dtype, tmp_path):
     vectors, queries = random_vectors(50).astype(dtype), normalized(random_vectors(3, seed=1))
     write_parts(tmp_path / "vectors", vectors, 3)
     index = find_index(tmp_path / "vectors")
-    expected = hits_of(SentenceIndex(store_of(vectors.astype(np.float32)), RECORD), queries, top_k=9)
+    expected = hits_of(index_of(vectors.astype(np.float32)), queries, top_k=9)
     assert hits_of(index, queries, top_k=9) == expected
     hit = index.search(queries, 1)[0][0]
     assert hit.row["file"] == "a.txt"
@@ -127,8 +116,8 @@ def test_vectors_of_embed_are_searched_where_they_are(dtype, tmp_path):
 def test_what_is_no_index_is_refused(tmp_path):
     assert find_index(tmp_path) is find_index(tmp_path / "none") is None
     (tmp_path / "notes.txt").write_text("mine")
-    index = SentenceIndex(store_of(random_vectors(5)), RECORD)
-    with pytest.raises(CheckpointError, match="no index and not empty; choose another folder"):
+    index = index_of(random_vectors(5))
+    with pytest.raises(CheckpointError, match=r"not empty and not an index\. Choose another folder"):
         index.save(tmp_path)
     assert (tmp_path / "notes.txt").exists()
     folder = tmp_path / "index"
@@ -143,19 +132,19 @@ def test_what_is_no_index_is_refused(tmp_path):
 def test_vectors_of_no_encoder_or_of_several_are_refused(tmp_path):
     write_parts(tmp_path, random_vectors(4), 2)
     write_parts(tmp_path, random_vectors(4), 1, EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), first=2)
-    with pytest.raises(DataError, match=r"000002\.parquet holds vectors of other, .* of another encoder, mine"):
+    with pytest.raises(DataError, match=r"000002\.parquet holds embeddings of other, .* another encoder, mine"):
         find_index(tmp_path)
     part = tmp_path / "a.txt.000002.parquet"
     pq.write_table(pq.read_table(part).replace_schema_metadata(None), part)
-    with pytest.raises(CheckpointError, match=r"000002\.parquet does not tell which encoder"):
+    with pytest.raises(CheckpointError, match=r"000002\.parquet does not name the encoder"):
         find_index(tmp_path)
 
 
 def test_another_encoder_is_refused_with_both_names():
     RECORD.require(EncoderRecord("moved", "avg", "float32", DIMENSION, "0123"), "index")
-    with pytest.raises(ConfigError, match=r"index holds vectors of mine, and the encoder is other: pooler avg there"):
+    with pytest.raises(ConfigError, match=r"index holds embeddings of mine, but the encoder is other: pooler avg there, cls"):
         RECORD.require(EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), "index")
-    with pytest.raises(ConfigError, match=r"vectors of mine, and the encoder is mine: their weights differ"):
+    with pytest.raises(ConfigError, match=r"embeddings of mine, but the encoder is mine: their weights differ"):
         RECORD.require(EncoderRecord("mine", "avg", "float32", DIMENSION, "4567"), "index")
 
 
@@ -164,7 +153,7 @@ def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
     pytest.importorskip("faiss")
     vectors, queries = random_vectors(1000, dimension=16), normalized(random_vectors(20, seed=1, dimension=16))
     record = EncoderRecord("mine", "avg", "float32", 16, "0123")
-    exact = SentenceIndex(store_of(vectors), record)
+    exact = index_of(vectors, record)
     by_faiss = exact.with_faiss(factory)
     expected, found = (hits_of(index, queries, top_k=10) for index in (exact, by_faiss))
     shared = [len({*dict(one)} & {*dict(other)}) for one, other in zip(expected, found, strict=True)]
@@ -176,13 +165,13 @@ def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
 
 def test_a_faiss_index_that_cannot_be_made_is_told():
     pytest.importorskip("faiss")
-    index = SentenceIndex(store_of(random_vectors(5)), RECORD)
-    with pytest.raises(ConfigError, match=r"faiss makes no index 'nonsense' of 5 vectors"):
+    index = index_of(random_vectors(5))
+    with pytest.raises(ConfigError, match=r"faiss cannot build 'nonsense' for 5 embeddings"):
         index.with_faiss("nonsense")
 
 
 def test_threads_search_at_once():
-    index = SentenceIndex(store_of(random_vectors(300)), RECORD)
+    index = index_of(random_vectors(300))
     queries = [normalized(random_vectors(3, seed=seed)) for seed in range(6)]
     expected, found = [hits_of(index, each, top_k=5) for each in queries], {}
     threads = [
@@ -218,7 +207,7 @@ def flipped_header_byte(content: bytearray) -> None:
 
 @pytest.mark.parametrize("damage", [nan_row, scaled_rows, reversed_rows, flipped_byte, flipped_header_byte])
 def test_a_damaged_index_is_refused(damage, tmp_path):
-    SentenceIndex(store_of(random_vectors(5)), RECORD).save(tmp_path / "index")
+    index_of(random_vectors(5)).save(tmp_path / "index")
     file = tmp_path / "index/vectors.npy"
     content = bytearray(file.read_bytes())
     damage(content)
@@ -230,5 +219,16 @@ def test_a_damaged_index_is_refused(damage, tmp_path):
 def test_a_missing_parquet_part_is_reported(tmp_path):
     write_parts(tmp_path / "vectors", random_vectors(9), 3)
     (tmp_path / "vectors/a.txt.000001.parquet").unlink()
-    with pytest.raises(DataError, match=r"a\.txt\.000001\.parquet is missing\. Run `diffcse embed` again"):
+    with pytest.raises(DataError, match=r"a\.txt\.000001\.parquet is missing\. Run the same `diffcse embed` command"):
         find_index(tmp_path / "vectors")
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 1.5, True, None])
+def test_a_number_of_hits_below_one_is_refused(top_k):
+    with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
+        check_count("top_k", top_k)
+
+
+def test_a_threshold_of_nan_is_refused():
+    with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
+        index_of(random_vectors(5)).search(normalized(random_vectors(1)), 1, float("nan"))

@@ -13,18 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax.apps.embed import embed
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.examples import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import TokenStore, build_or_open
-from diffcse_jax.data.vector_folder import OLD_SETTINGS_FILE, VectorStore, find_store
-from diffcse_jax.embed import embed
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.storage.encoder_record import EncoderRecord
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 DIMENSION = 6
 
@@ -46,7 +45,7 @@ def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
     record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
     encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda: record)
     folder.mkdir(exist_ok=True)
-    embed(files, folder, encoder, rows_per_file=7, batch_size=4, dtype=dtype)
+    embed([*map(str, files)], folder, lambda: encoder, rows_per_file=7, batch_size=4, dtype=dtype)
     return find_store(str(folder))
 
 
@@ -115,9 +114,10 @@ def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokeni
     for part in store.parts:
         part.unlink()
     open_vectors(store, *tokenised(text))  # the digest of this store is known
-    write_part(tmp_path / "store/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
+    (tmp_path / "other").mkdir()
+    write_part(tmp_path / "other/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
     with pytest.raises(DataError, match=r"lacks vectors of 24 of the 24 sentences"):
-        open_vectors(find_store(str(tmp_path / "store")), *tokenised(text))
+        open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
 
 
 def test_what_a_store_lacks_is_told(tmp_path, text, tokenised):
@@ -141,7 +141,7 @@ def test_vectors_that_are_not_finite_are_refused(tmp_path, text, tokenised):
     vectors = np.ones((3, DIMENSION), np.float32)
     vectors[1, 2] = np.nan
     write_part(store.parts[1], ["a", "b", "c"], vectors)
-    with pytest.raises(DataError, match=r"000001\.parquet, row 2: no sentence, or a vector that is not finite"):
+    with pytest.raises(DataError, match=r"000001\.parquet, row 2: the text is missing, or the embedding is NaN"):
         open_vectors(store, *tokenised(text))
 
 
@@ -149,17 +149,18 @@ def test_files_that_are_no_store_are_refused(tmp_path):
     assert find_store("minilm") is find_store(str(tmp_path)) is None
     write_part(tmp_path / "a.parquet", ["a"], np.ones((1, 3), np.float32))
     write_part(tmp_path / "b.parquet", ["b"], np.ones((1, 4), np.float32))
-    with pytest.raises(DataError, match=r"b\.parquet: vectors of .*\[4\], and .*\[3\] in a\.parquet"):
+    with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
         find_store(str(tmp_path))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / OLD_SETTINGS_FILE).write_text("{}")
-    with pytest.raises(DataError, match="empty holds no vectors yet"):
+    for folder in ("empty", "empty.state"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "empty.state/settings.json").write_text("{}")
+    with pytest.raises(DataError, match="empty holds no embeddings yet"):
         find_store(str(tmp_path / "empty"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"b\.parquet: cannot be read"):
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
         find_store(str(tmp_path))
     pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet: not as `diffcse embed` writes it.*has: sentence"):
+    with pytest.raises(DataError, match=r"b\.parquet was not written by `diffcse embed`: .*has: sentence"):
         find_store(str(tmp_path))
 
 
@@ -187,7 +188,7 @@ def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
     content = bytearray(part.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
     part.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=f"{part.name}: cannot be read .*(CRC|crc|[Cc]hecksum)"):
+    with pytest.raises(DataError, match=f"{part.name} cannot be read .*(CRC|crc|[Cc]hecksum)"):
         open_vectors(find_store(str(store.folder)), corpus, tokens)
 
 

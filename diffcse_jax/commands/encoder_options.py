@@ -1,6 +1,10 @@
 """Options of the commands that encode sentences."""
 
 import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.errors import ConfigError
@@ -11,35 +15,35 @@ if TYPE_CHECKING:
 
 
 def add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") -> None:
-    """Adds `--model` and what says how it encodes.
+    """Add `--model` and the options of encoding.
 
     Args:
-        parser: of the command.
-        recorded: in help, where defaults come from if not from the model; `--model` may then be left out.
+        parser: The parser of the command.
+        recorded: Where defaults come from, for help; `--model` may then be left out.
     """
     default = recorded or "the model's"
-    models = "workdir, checkpoint of it, Hugging Face or sentence-transformers folder, hub id, `minilm`"
+    models = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id, or `minilm`"
     add = parser.add_argument
     add("--model", required=not recorded, help=models + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", choices=POOLERS, help=f"in place of the recorded pooler (default: {default})")
-    add("--truncate_dim", type=int, help=f"keep the first so many numbers of each vector (default: {default})")
+    add("--pooler", choices=POOLERS, help=f"replaces the recorded pooler (default: {default})")
+    add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
     precision = f"of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), default=None if recorded else "float32", help=precision)
     add("--batch_size", type=int, default=64, help="sentences per step on this host (default: 64)")
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--columns` and `--id_column`."""
-    columns = "those of text, in files that have some (default: the only one, or the first whose name tells its role)"
+    """Add `--columns` and `--id_column`."""
+    columns = "columns of text (default: the only one, or the first with a known name)"
     parser.add_argument("--columns", nargs="+", default=[], metavar="NAME", help=columns)
-    parser.add_argument("--id_column", default="", metavar="NAME", help="its values are kept, as `id` of the rows")
+    parser.add_argument("--id_column", default="", metavar="NAME", help="a column whose values are kept as `id`")
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:
-    """Refuses numbers below 1.
+    """Refuse numbers below 1.
 
     Raises:
-        ConfigError: an option's value is one.
+        ConfigError: The value of an option is below 1.
     """
     for name in names:
         if getattr(options, name) is not None and getattr(options, name) < 1:
@@ -47,15 +51,15 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 
 
 def load_encoder(options: argparse.Namespace, **defaults: Any) -> "SentenceEncoder":
-    """The encoder of the options of `add_encoder_options`.
+    """Load the encoder that the options of `add_encoder_options` name.
 
     Args:
-        options: the parsed options.
-        **defaults: of `model`, `pooler`, `precision` and `truncate_dim`, where they were not given.
+        options: The parsed options.
+        **defaults: Values for `model`, `pooler`, `precision` and `truncate_dim`, if they were not given.
 
     Raises:
-        CheckpointError: the model cannot be read.
-        ConfigError: vectors do not have so many numbers.
+        CheckpointError: The model cannot be read.
+        ConfigError: `truncate_dim` is larger than the embedding size.
     """
     from diffcse_jax.encoder import SentenceEncoder
     from diffcse_jax.hosts import keep_compiled
@@ -69,3 +73,14 @@ def load_encoder(options: argparse.Namespace, **defaults: Any) -> "SentenceEncod
         dtype=chosen["precision"] or "float32",
         truncate_dim=chosen["truncate_dim"],
     )
+
+
+@contextlib.contextmanager
+def closed_pipe_is_no_error() -> Iterator[None]:
+    """End the command quietly if the reader of its output, such as `head`, has gone."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes there
+        sys.exit(141)

@@ -10,8 +10,9 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import tqdm
@@ -19,7 +20,6 @@ from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.tokens import META, TokenStore
-from diffcse_jax.data.vector_folder import VectorStore
 from diffcse_jax.errors import CheckpointError, DataError
 from diffcse_jax.io import (
     atomic_dir,
@@ -32,6 +32,30 @@ from diffcse_jax.io import (
 )
 
 _ARRAYS = ("vectors.npy", "rows.npy")
+
+
+@runtime_checkable
+class VectorStore(Protocol):
+    """What is read of `diffcse_jax.search.vector_store.VectorStore`."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the store."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the embeddings."""
+
+    @property
+    def dimension(self) -> int:
+        """The embedding size."""
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the content."""
+
+    def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
+        """Yield texts and their embeddings."""
 
 
 class SentenceVectors:

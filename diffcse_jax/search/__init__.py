@@ -1,1 +1,1 @@
-"""Search for the sentences that are most similar to a query."""
+"""Search among embeddings: an index, nearest neighbours, and Parquet files of embeddings."""

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.data.vector_folder import VectorStore, find_store
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
@@ -28,6 +27,7 @@ from diffcse_jax.models.pretrained import Pretrained, load
 from diffcse_jax.models.teachers import Teacher
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives import Network, Starts
+from diffcse_jax.search.vector_store import VectorStore, find_store
 
 
 class Built(NamedTuple):

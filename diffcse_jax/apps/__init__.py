@@ -1,0 +1,1 @@
+"""Applications: each uses the core, and none imports another."""

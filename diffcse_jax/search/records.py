@@ -1,0 +1,196 @@
+"""Texts of files, each with its place: what `encode`, `embed`, `search` and `build_index` read."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from diffcse_jax.data.corpus import Corpus, Fault
+from diffcse_jax.data.entries import told
+from diffcse_jax.data.lines import LONGEST_LINE, lines_of
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+
+STDIN = "-"
+TEXT, LINE, ID, COLUMN = "sentence", "line", "id", "column"  # the keys of a record
+
+Record = Mapping[str, Any]  # `line`; `id` if asked for; `column` if several are read; `sentence`
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """The texts of one source. Iterating reads it from its start.
+
+    Attributes:
+        corpus: The rows: the id, if there is one, then the texts.
+        columns: The columns of the texts, if they were named.
+        has_id: Whether rows begin with an id.
+    """
+
+    corpus: Corpus
+    columns: tuple[str, ...]
+    has_id: bool
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the source in hexadecimal; reads all of it."""
+        return self.corpus.fingerprint()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the texts in order; texts of one row in the order of the columns.
+
+        Raises:
+            DataError: As `Corpus.numbered`.
+        """
+        for line, row in self.corpus.numbered():
+            place: dict[str, Any] = {LINE: line}
+            if self.has_id:
+                place[ID] = row[0]
+            texts = row[self.has_id :]
+            if len(self.columns) < 2:
+                yield place | {TEXT: texts[0]}
+                continue
+            for column, text in zip(self.columns, texts, strict=True):
+                yield place | {COLUMN: column, TEXT: text}
+
+
+def read_records(
+    source: str | Path,
+    option: str = "--input",
+    *,
+    columns: Sequence[str] = (),
+    id_column: str = "",
+    every_line: bool = False,
+) -> Records:
+    """Open anything that training reads (a file, a pattern, a folder), or standard input (`-`), one text a line.
+
+    Args:
+        source: Its name, or `-`.
+        option: The option that named it, for errors.
+        columns: Columns whose texts are read. By default the only one, or the first with a known name.
+        id_column: A column whose values identify the rows; in jsonl and json they may be whole numbers.
+        every_line: Refuse lines without text instead of skipping them.
+
+    Raises:
+        DataError: The source cannot be read or lacks a column, or it has several columns and none is named.
+    """
+    on_bad_line = "error" if every_line else "skip"
+    if str(source) == STDIN:
+        if columns or id_column:
+            raise DataError("standard input has no columns. Remove --columns and --id_column")
+        return Records(_standard_input(on_bad_line), (), has_id=False)
+    if id_column in columns:
+        raise DataError(f"--id_column {id_column} is also in --columns. Name columns of text in --columns only")
+    if id_column and not columns:
+        raise DataError("--id_column needs the columns of text, too. Add --columns NAME [NAME ...]")
+    corpus = open_text(
+        str(source), option, (*([id_column] if id_column else []), *columns), id_column, on_bad_line=on_bad_line
+    )
+    return Records(corpus, tuple(columns), has_id=bool(id_column))
+
+
+def read_all(
+    inputs: Sequence[str],
+    option: str = "--input",
+    *,
+    columns: Sequence[str] = (),
+    id_column: str = "",
+    every_line: bool = False,
+) -> Iterator[Record]:
+    """Yield the texts of all inputs, with the name of their `file` if there are several; report what is skipped.
+
+    Arguments and errors are those of `read_records`; all inputs are opened before the first is read.
+    """
+    if STDIN in inputs and sys.stdin.isatty():
+        print("reading sentences from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
+    sources = [
+        read_records(each, option, columns=columns, id_column=id_column, every_line=every_line) for each in inputs
+    ]
+
+    def records() -> Iterator[Record]:
+        for name, source in zip(inputs, sources, strict=True):
+            file = {"file": name} if len(sources) > 1 else {}
+            yield from (file | dict(record) for record in source)
+            if skipped := source.corpus.skipped_summary():
+                print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
+
+    return records()
+
+
+def open_text(name: str, option: str, columns: tuple[str, ...], id_column: str, *, on_bad_line: str) -> Corpus:
+    """Open a source of text; errors name the option."""
+    with told({"data.train_file": option, "data.columns": "--columns"}):
+        return open_corpus(
+            DataConfig(train_file=name, columns=columns, on_bad_line=on_bad_line), option, id_column=id_column
+        )
+
+
+def in_chunks(records: Iterable[Record], rows: int, characters: int = sys.maxsize) -> Iterator[list[Record]]:
+    """Yield lists of `rows` records, shorter ones where the texts reach a number of characters."""
+    chunk: list[Record] = []
+    held = 0
+    for record in records:
+        chunk.append(record)
+        held += len(record[TEXT])
+        if len(chunk) == rows or held >= characters:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """Return the records as a table with a column for each key."""
+    return pa.table({name: pa.array([record[name] for record in records]) for name in records[0]})
+
+
+def checked_sentences(sentences: Any) -> list[str]:
+    """Return one string or an iterable of strings as a list.
+
+    Raises:
+        DataError: It is something else; the message names the first entry that is not text.
+    """
+    if isinstance(sentences, str):
+        return [sentences]
+    if isinstance(sentences, bytes | Mapping) or not isinstance(sentences, Iterable):
+        raise DataError(f"expected a string or an iterable of strings, got {type(sentences).__name__}")
+    if hasattr(sentences, "columns"):
+        raise DataError(f"expected strings, got a {type(sentences).__name__}. Give one of its columns")
+    texts = list(sentences)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            advice = "Remove it or convert it to a string"
+            if isinstance(text, tuple | list):
+                advice = "Each text gets an embedding of its own: give one flat list of strings"
+            raise DataError(f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. {advice}")
+    return texts
+
+
+def not_utf8(sentences: Sequence[str]) -> DataError | None:
+    """Return the error for the first sentence with a lone surrogate, if there is one."""
+    for text in sentences:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return DataError(
+                f"{text!r:.60} contains a lone surrogate: the text was not valid UTF-8. Correct the text, or read it "
+                'with errors="replace"'
+            )
+    return None
+
+
+def _standard_input(on_bad_line: str) -> Corpus:
+    def rows() -> Iterator[tuple[int, tuple[str] | Fault]]:
+        for number, line in enumerate(lines_of(sys.stdin.buffer), 1):
+            text = "" if line is None else line.decode(errors="surrogateescape")
+            yield number, Fault.TOO_LONG if line is None or len(text) > LONGEST_LINE else (text,)
+
+    def no_fingerprint() -> str:
+        raise DataError("standard input can be read only once")
+
+    return Corpus("standard input", ("sentence",), rows, no_fingerprint, on_bad_line)

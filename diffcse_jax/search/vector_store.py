@@ -1,0 +1,331 @@
+"""Parquet files of texts and embeddings, as `diffcse embed` and `diffcse encode` write them.
+
+A folder of embeddings holds Parquet files and nothing else, because some readers of data sets take every file of a
+folder. What `embed` needs to resume is in the folder `NAME.state` next to it. The metadata of each file names its
+encoder.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float, Float32, Int
+
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.io import expand_path, read_json_object, sha256
+from diffcse_jax.search.nearest import BLOCK_ROWS, normalized
+from diffcse_jax.search.records import TEXT
+
+VECTOR = "embedding"
+SETTINGS_FILE = "settings.json"  # in the state folder
+UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # what Arrow raises for damaged files
+
+_METADATA = b"diffcse_jax"
+_PART = re.compile(r"(.+)\.(\d{6})\.parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderRecord:
+    """The identity of an encoder, and what it takes to load it again.
+
+    Attributes:
+        model: What `SentenceEncoder.from_pretrained` was given.
+        pooler: The pooler.
+        precision: The precision of the computation, `float32` or `bfloat16`.
+        dimension: The embedding size.
+        weights: `SentenceEncoder.fingerprint()`.
+    """
+
+    model: str
+    pooler: str
+    precision: str
+    dimension: int
+    weights: str
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
+        """Return the record in the settings of a file.
+
+        Raises:
+            CheckpointError: A part of the record is missing or has the wrong type.
+        """
+        for name, kind in typing.get_type_hints(cls).items():
+            if type(settings.get(name)) is not kind:
+                raise CheckpointError(f"{source} does not name the encoder of its embeddings: {name!r} is missing")
+        return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
+
+    def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
+        """Refuse an encoder whose embeddings cannot be compared with the stored ones.
+
+        Raises:
+            ConfigError: It is another encoder; the message names both.
+        """
+        if encoder.weights == self.weights:
+            return
+        there, here = dataclasses.asdict(self), dataclasses.asdict(encoder)
+        differences = [
+            f"{name} {there[name]} there, {here[name]} here"
+            for name in ("pooler", "precision", "dimension")
+            if there[name] != here[name]
+        ]
+        raise ConfigError(
+            f"{folder} holds embeddings of {self.model}, but the encoder is {encoder.model}: "
+            f"{', '.join(differences) or 'their weights differ'}. Use the encoder of the folder, or embed the text "
+            "again into another folder"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorStore:
+    """Parquet files with texts and embeddings.
+
+    Attributes:
+        folder: The folder, or the only file.
+        parts: The files.
+        dtype: The type of the embeddings, float16 or float32.
+        dimension: The embedding size.
+        counts: The number of rows of each file.
+        settings: What the metadata of each file says about its encoder; empty if it says nothing.
+        unfinished: Inputs that `embed` has begun but not finished.
+    """
+
+    folder: Path
+    parts: tuple[Path, ...]
+    dtype: np.dtype
+    dimension: int
+    counts: tuple[int, ...]
+    settings: tuple[Mapping[str, Any], ...]
+    unfinished: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the content in hexadecimal; reads all of it."""
+        return sha256(self.parts)
+
+    def record(self) -> EncoderRecord:
+        """Return the encoder of the embeddings.
+
+        Raises:
+            CheckpointError: A file does not name its encoder.
+            DataError: The files have different encoders.
+        """
+        records = [EncoderRecord.read(*each) for each in zip(self.settings, self.parts, strict=True)]
+        for part, record in zip(self.parts, records, strict=True):
+            if record.weights != records[0].weights:
+                raise DataError(
+                    f"{part} holds embeddings of {record.model}, but {self.parts[0].name} has another encoder, "
+                    f"{records[0].model}. Embed the text again into a folder of its own"
+                )
+        return records[0]
+
+    def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
+        """Yield texts and their embeddings, some thousand at a time.
+
+        Raises:
+            DataError: A file cannot be read, or a row has no text or an embedding that is NaN or infinite.
+        """
+        for batch, vectors in self._blocks([TEXT, VECTOR]):
+            yield batch.column(TEXT).to_pylist(), vectors
+
+    def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
+        """Yield the embeddings alone, scaled to length 1; raises like `blocks`."""
+        is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
+        return (vectors if is_unit else normalized(vectors) for _, vectors in self._blocks([VECTOR]))
+
+    def texts(self) -> Iterator[pa.Table]:
+        """Yield the texts and their other columns, file by file."""
+        for index in range(len(self.parts)):
+            yield self._texts_of(index)
+
+    def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
+        """Return the texts of rows, numbered from 0 over all files, and their other columns.
+
+        Raises:
+            DataError: A file cannot be read.
+        """
+        starts = np.cumsum((0, *self.counts))
+        parts = np.searchsorted(starts, numbers, side="right") - 1
+        found: dict[int, dict[str, Any]] = {}
+        for part in np.unique(parts):
+            mine = np.unique(numbers[parts == part])
+            taken = self._texts_of(int(part)).take(pa.array(mine - starts[part]))
+            found |= zip(mine.tolist(), taken.to_pylist(), strict=True)
+        return [found[number] for number in numbers.tolist()]
+
+    def _texts_of(self, index: int) -> pa.Table:
+        part = self.parts[index]
+        try:
+            file = pq.ParquetFile(part, page_checksum_verification=True)
+            table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
+        except UNREADABLE as error:
+            raise _unreadable(part, error) from error
+        source = _PART.fullmatch(part.name)
+        names = pa.array([source[1] if source else part.name]).take(pa.array(np.zeros(len(table), np.int64)))
+        return table.replace_schema_metadata(None).append_column("file", names)
+
+    def _blocks(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Float[np.ndarray, "rows dimension"]]]:
+        for part in self.parts:
+            rows = 0
+            for batch in _batches(part, columns):
+                vectors = batch.column(VECTOR)
+                numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
+                numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
+                usable = np.isfinite(numbers).all(axis=1)
+                for column in batch.columns:
+                    usable &= column.is_valid().to_numpy(zero_copy_only=False)
+                if not usable.all():
+                    raise DataError(
+                        f"{part}, row {rows + int(usable.argmin()) + 1}: the text is missing, or the embedding is NaN "
+                        "or infinite. Remove the file and run `diffcse embed` again"
+                    )
+                rows += len(batch)
+                yield batch, numbers
+
+
+def state_of(folder: Path) -> Path:
+    """Return the folder with what `embed` needs to resume, on the same disk as the folder of embeddings."""
+    real = folder.resolve()
+    return real.with_name(f"{real.name}.state")
+
+
+def input_record(folder: Path, name: str) -> Path:
+    """Return the state file of one input: its size and SHA-256, and its Parquet files once all are written."""
+    return state_of(folder) / "inputs" / f"{name}.json"
+
+
+def find_store(name: str) -> VectorStore | None:
+    """Open a folder of embeddings or one Parquet file of them; return None if it is neither.
+
+    Raises:
+        DataError: The files are damaged, missing, of different kinds, or not as `diffcse embed` writes them.
+    """
+    folder = expand_path(name)
+    if folder.is_file():
+        holds_vectors = folder.suffix == ".parquet" and VECTOR in _metadata(folder).schema.to_arrow_schema().names
+        parts = [folder] * holds_vectors
+    else:
+        parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
+    begun = folder.is_dir() and (state_of(folder) / SETTINGS_FILE).is_file()
+    if not parts and begun:
+        raise DataError(f"{folder} holds no embeddings yet. Let `diffcse embed` write some first")
+    if not parts:
+        return None
+    unfinished = _check_parts(folder, {part.name for part in parts})
+    files = [_metadata(part) for part in parts]
+    kinds = [_kind_of_vectors(part, file.schema.to_arrow_schema()) for part, file in zip(parts, files, strict=True)]
+    for part, kind in zip(parts, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(
+                f"{part} holds embeddings of type {kind}, but {parts[0].name} has {kinds[0]}. Keep the embeddings of "
+                "each encoder in a folder of their own"
+            )
+    return VectorStore(
+        folder,
+        tuple(parts),
+        np.dtype(kinds[0].value_type.to_pandas_dtype()),
+        kinds[0].list_size,
+        tuple(file.num_rows for file in files),
+        tuple(map(read_settings, parts)),
+        unfinished,
+    )
+
+
+def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
+    """Compare the files with `embed`'s records, and return the inputs that are not finished.
+
+    Raises:
+        DataError: A file is missing.
+    """
+    for name in sorted(names):
+        if (match := _PART.fullmatch(name)) and int(match[2]) > 0:
+            before = f"{match[1]}.{int(match[2]) - 1:06d}.parquet"
+            if before not in names:
+                raise _missing(folder / before)
+    if not (state_of(folder) / SETTINGS_FILE).is_file():
+        return ()
+    unfinished = []
+    for source in read_json_object(state_of(folder) / SETTINGS_FILE).get("inputs", []):
+        written = None
+        with contextlib.suppress(CheckpointError):  # a damaged record: `embed` writes it again
+            written = read_json_object(input_record(folder, source)).get("parts")
+        if written is None:
+            unfinished.append(source)
+        elif missing := next((each for each in written if each not in names), None):
+            raise _missing(folder / missing)
+    return tuple(unfinished)
+
+
+def _missing(part: Path) -> DataError:
+    return DataError(f"{part} is missing. Run the same `diffcse embed` command again to restore it")
+
+
+def vector_table(
+    texts: pa.Table, vectors: Float[np.ndarray, "rows dimension"], settings: Mapping[str, Any]
+) -> pa.Table:
+    """Return texts and embeddings as a Parquet file holds them.
+
+    Args:
+        texts: A table with the column `sentence`.
+        vectors: One embedding for each row.
+        settings: The metadata: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
+    """
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    table = texts.append_column(VECTOR, embedding)
+    return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
+
+
+def _kind_of_vectors(part: Path, schema: pa.Schema) -> Any:
+    """Return the Arrow type of the column of embeddings."""
+    kind = schema.field(VECTOR).type if {TEXT, VECTOR} <= {*schema.names} else None
+    if not (kind and pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float16(), pa.float32())):
+        raise DataError(
+            f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of one "
+            f"size, float32 or float16), and has: {', '.join(schema.names)}"
+        )
+    return kind
+
+
+def read_settings(part: Path) -> Mapping[str, Any]:
+    """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing.
+
+    Raises:
+        DataError: The metadata is damaged.
+    """
+    try:
+        settings = json.loads((_metadata(part).metadata or {}).get(_METADATA, b"{}"))
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise DataError(f"{part}: its metadata is damaged. Remove the file and run `diffcse embed` again")
+    return settings
+
+
+def _metadata(part: Path) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(part)
+    except UNREADABLE as error:
+        raise _unreadable(part, error) from error
+
+
+def _batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    try:
+        file = pq.ParquetFile(part, page_checksum_verification=True)
+        yield from file.iter_batches(BLOCK_ROWS, columns=columns)
+    except UNREADABLE as error:
+        raise _unreadable(part, error) from error
+
+
+def _unreadable(part: Path, error: Exception) -> DataError:
+    return DataError(f"{part} cannot be read ({error}). Remove it and run `diffcse embed` again")
