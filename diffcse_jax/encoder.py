@@ -35,11 +35,11 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.nearest import normalized
 from diffcse_jax.search.records import TEXT, checked_sentences, not_utf8, read_records, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 
 PRECISIONS = ("float32", "bfloat16")
 SHORTEST_BUCKET = 16

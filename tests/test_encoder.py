@@ -24,8 +24,8 @@ from diffcse_jax.io import find_run
 from diffcse_jax.models import pooling_modules, pretrained
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.search.records import checked_sentences
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
+from diffcse_jax.search.records import checked_sentences
 
 SENTENCES = [
     "a dog runs in the park",
