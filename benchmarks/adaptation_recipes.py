@@ -111,9 +111,9 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
     from datasets import Dataset
 
     from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.models import pretrained
+    from diffcse_jax.models import hf
 
-    start = str(pretrained.load(config.model.name_or_path).folder)
+    start = str(hf.read(config.model.name_or_path).folder)
     recipe, watch = RECIPES[name], Stopwatch()
     transformers.set_seed(config.train.seed)
     model = library.SentenceTransformer(start, device="cpu", trust_remote_code=False)

@@ -26,7 +26,7 @@ from diffcse_jax.edits import TOKENS_AT_ONCE, choose_token
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.models.hf import transformer_config
 
 AS_IS = "as it is"
 Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it is done

@@ -19,7 +19,7 @@ from benchmarks import measure, workload
 from benchmarks.measure import Implementation
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 
 
 def ours(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
@@ -39,7 +39,7 @@ def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -
 
     transformer, pooling, *_ = library.SentenceTransformer(str(folder), trust_remote_code=False)
     model = library.SentenceTransformer(modules=[transformer, pooling])
-    sizes = pretrained.transformer_config(pretrained.read_hf_config(folder), source=str(folder))
+    sizes = hf.transformer_config(hf.read_hf_config(folder), source=str(folder))
     model.max_seq_length = sizes.max_length  # the folder's own limit cuts sentences that ours does not
     return _implementation(lambda: model.encode(sentences, batch_size=batch_size, show_progress_bar=False), {})
 
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Measures what the command line says and writes the record, which is also returned."""
     args = parse(argv)
     measure.use_cores(args.threads)
-    folder = pretrained.find_folder(args.model)
+    folder = hf.find_folder(args.model)
     if args.text:
         sentences = workload.read_sentences(args.text, args.sentences)
     else:

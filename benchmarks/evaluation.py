@@ -23,7 +23,7 @@ from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import senteval, sts
 from diffcse_jax.evaluation.regression import REGRESSION_TASKS
 from diffcse_jax.evaluation.tasks import find_task, senteval_folder
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 
 TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3, 2, 5)}
 
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     options = parser.parse_args(argv)
 
     folder = senteval_folder(options.data_dir)
-    torch_encoder = torch_senteval.Encoder(pretrained.find_folder(options.model))
+    torch_encoder = torch_senteval.Encoder(hf.find_folder(options.model))
     record: dict[str, Any] = {"model": options.model, "mode": options.mode, "tasks": {}}
     for name in options.tasks.split(","):
         record["tasks"][name] = compare(find_task(name), folder, options.mode, options.model, torch_encoder)

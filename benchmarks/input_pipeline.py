@@ -23,7 +23,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.data.tokens import build_or_open
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 
 LENGTH = 32
 
@@ -55,7 +55,7 @@ def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: floa
 
 def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
     """Text to token store, reading and writing included, on all cores of this process."""
-    tokenizer = load_tokenizer(pretrained.find_folder("minilm"))
+    tokenizer = load_tokenizer(hf.find_folder("minilm"))
     words = np.array(sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha()))
     rng = np.random.default_rng(0)
     text = folder / f"{sentences}.txt"

@@ -21,7 +21,7 @@ from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
 from diffcse_jax.models import parameters
-from diffcse_jax.models.pretrained import Pretrained, transformer_config
+from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.objectives import Network, Starts
 

@@ -26,7 +26,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.models.hf import transformer_config
 from diffcse_jax.training.networks import build
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved, shard_batch

@@ -15,7 +15,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
 
@@ -73,20 +73,20 @@ def vocabulary(size: str) -> Vocabulary:
     return Vocabulary(ENCODERS[size]["vocab_size"], mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
 
 
-def random_checkpoint(hf_config: dict[str, Any], seed: int) -> pretrained.Pretrained:
+def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
     """An encoder with a masked-LM head, with the weights that training from scratch starts from."""
-    sizes = pretrained.transformer_config(hf_config, source="benchmark")
+    sizes = hf.transformer_config(hf_config, source="benchmark")
     transformer_key, head_key = jax.random.split(jax.random.key(seed))
     transformer = parameters.initial(partial(Transformer, sizes), transformer_key)
     mlm_head = parameters.initial(partial(MaskedLMHead, sizes), head_key)
-    return pretrained.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
+    return hf.Pretrained(Path("random"), hf_config, sizes, transformer, pooler=None, mlm_head=mlm_head)
 
 
-def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> pretrained.Pretrained:
+def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> hf.Pretrained:
     """The shapes of an encoder with a masked-LM head, without weights."""
-    sizes = pretrained.transformer_config(hf_config, source=source)
+    sizes = hf.transformer_config(hf_config, source=source)
     transformer, head = (parameters.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
-    return pretrained.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
+    return hf.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
 
 
 def sizes_of(name: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def sizes_of(name: str) -> dict[str, Any]:
         return BY_NAME[name]
     if not Path(name).is_dir():
         raise ConfigError(f"the sizes of {name} are not known: name a local folder, or one of {', '.join(BY_NAME)}")
-    return dict(pretrained.read_hf_config(Path(name)))
+    return dict(hf.read_hf_config(Path(name)))
 
 
 def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int[np.ndarray, " count"]:
@@ -141,7 +141,7 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
     folder.mkdir(parents=True)
     lines = folder / "lines.txt"
     lines.write_text("".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8")
-    tokenizer = load_tokenizer(pretrained.find_folder("minilm"))
+    tokenizer = load_tokenizer(hf.find_folder("minilm"))
     return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder, quiet=True)
 
 

@@ -30,7 +30,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_use
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import parameters, pooling_modules, pretrained
+from diffcse_jax.models import hf, parameters, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import pool, positions_read
@@ -142,7 +142,7 @@ class SentenceEncoder:
         if find_run(path):
             saved = read_encoder(path)
             return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
-        model = pretrained.load(str(path_or_id))
+        model = hf.read(str(path_or_id))
         record = pooling_modules.recorded(model)
         return cls(
             model.config,

@@ -41,7 +41,7 @@ from diffcse_jax.io import (
     write_tensors,
     write_text,
 )
-from diffcse_jax.models import families, pooling_modules, pretrained
+from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
@@ -171,9 +171,9 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         hf_config["output_hidden_states"] = True
     write_json(folder / "config.json", hf_config)
 
-    tensors = pretrained.to_hf(saved.transformer, "transformer", sizes)
+    tensors = hf.to_hf(saved.transformer, "transformer", sizes)
     if saved.pooler_head:
-        tensors |= pretrained.to_hf(saved.pooler_head, "pooler", sizes)
+        tensors |= hf.to_hf(saved.pooler_head, "pooler", sizes)
     write_tensors(folder / "model.safetensors", tensors)
 
     for name in _TOKENIZER_FILES:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from diffcse_jax.models.dropout_schedules import MASKS, NUM_BLOCKS, scheduled
+from diffcse_jax.models.transformer import DROPOUT_MASKS, MASKED_BLOCKS, scheduled_rates
 
 FOLDER = Path(__file__).parent / "figures"
 INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
@@ -202,14 +202,14 @@ def reconstruction() -> Figure:
 
 def dropout_schedules() -> Figure:
     """The twelve masks of the report on adjusting dropout."""
-    rates = np.array([scheduled(name, (0.1,), NUM_BLOCKS) for name in MASKS])
+    rates = np.array([scheduled_rates(name, (0.1,), MASKED_BLOCKS) for name in DROPOUT_MASKS])
     figure, axes = plt.subplots(figsize=(6.6, 3.6))
     axes.imshow(rates, cmap="Blues", vmin=0.0, vmax=0.7)
     for (row, column), rate in np.ndenumerate(rates):
         axes.text(column, row, f"{rate:.1f}", ha="center", va="center", fontsize=8)
-    axes.set(xlabel="block", xticks=range(NUM_BLOCKS), yticks=range(len(MASKS)), aspect="auto")
-    axes.set_xticklabels(range(1, NUM_BLOCKS + 1))
-    axes.set_yticklabels(MASKS)
+    axes.set(xlabel="block", xticks=range(MASKED_BLOCKS), yticks=range(len(DROPOUT_MASKS)), aspect="auto")
+    axes.set_xticklabels(range(1, MASKED_BLOCKS + 1))
+    axes.set_yticklabels(DROPOUT_MASKS)
     return figure
 
 

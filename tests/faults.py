@@ -219,7 +219,7 @@ def make_inputs(folder: Path) -> None:
     from tiny_model import hf_config_of, random_params
 
     from diffcse_jax.io import write_tensors
-    from diffcse_jax.models import pretrained
+    from diffcse_jax.models import hf
     from diffcse_jax.models.heads import MlpProjector
     from diffcse_jax.models.transformer import Transformer
 
@@ -230,9 +230,9 @@ def make_inputs(folder: Path) -> None:
     vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
     hf_config = hf_config_of("bert", blocks=1) | {"vocab_size": len(vocabulary)}
     (model / "config.json").write_text(json.dumps(hf_config))
-    config = pretrained.transformer_config(hf_config, source="faults")
-    tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
-    tensors |= pretrained.to_hf(random_params(MlpProjector, config), "pooler", config)
+    config = hf.transformer_config(hf_config, source="faults")
+    tensors = hf.to_hf(random_params(Transformer, config), "transformer", config)
+    tensors |= hf.to_hf(random_params(MlpProjector, config), "pooler", config)
     write_tensors(model / "model.safetensors", tensors)
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

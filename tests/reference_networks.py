@@ -14,7 +14,7 @@ from tiny_networks import views_of
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Masked
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training import networks
 
@@ -62,8 +62,8 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
 
 
 @functools.cache
-def minilm() -> pretrained.Pretrained:
-    return pretrained.load("minilm")
+def minilm() -> hf.Pretrained:
+    return hf.read("minilm")
 
 
 def mlm_head(extra: Mapping[str, np.ndarray], prefix: str) -> Params:
@@ -81,7 +81,7 @@ def by_reference_name(params: Params) -> dict[str, np.ndarray]:
     named = {}
     for network, prefix in (("encoder", "bert"), ("discriminator", "discriminator")):
         if own := parameters.subset(params, network):
-            tensors = pretrained.to_hf(own, "transformer", minilm().config)
+            tensors = hf.to_hf(own, "transformer", minilm().config)
             named |= {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
     for name, ours in HEADS.items():
         if ours in params:

@@ -36,7 +36,7 @@ from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = train_step.Settings(
     size="tiny", objective="diffcse", length=12, batch_size=8, precision="float32", distinct_batches=1
 )
-SIZES = pretrained.transformer_config(workload.ENCODERS["tiny"], source="test")
+SIZES = hf.transformer_config(workload.ENCODERS["tiny"], source="test")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 IMPLEMENTATION_KEYS = {
     "step_seconds", "sentences_per_second", "compile_seconds", "peak_memory_bytes", "peak_rss_bytes",
@@ -79,7 +79,7 @@ class Sides:
     def _copy(self) -> None:
         networks = ["encoder"] + ["discriminator"] * ("difference" in self.config.objectives)
         for name in networks:
-            tensors = pretrained.to_hf(parameters.subset(self.params, name), "transformer", SIZES)
+            tensors = hf.to_hf(parameters.subset(self.params, name), "transformer", SIZES)
             getattr(self.twin, name).load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
         heads = {"dense": "0"} if self.config.model.projector == "mlp" else {"expand": "0", "contract": "3"}
         for ours, theirs in heads.items():
@@ -202,7 +202,7 @@ def test_flops_by_hand():
 
 
 def test_flops_of_a_transformer_are_nearly_those_xla_counts():
-    sizes = pretrained.transformer_config(workload.ENCODERS["minilm"], source="test")
+    sizes = hf.transformer_config(workload.ENCODERS["minilm"], source="test")
     transformer = functools.partial(Transformer, sizes)
     definition = parameters.definition(transformer)
 

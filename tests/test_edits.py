@@ -21,7 +21,7 @@ from diffcse_jax.edits.options import EditOptions
 from diffcse_jax.groups import GeneratorConfig
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training import networks
 

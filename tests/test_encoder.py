@@ -21,7 +21,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.io import find_run
-from diffcse_jax.models import pooling_modules, pretrained
+from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -57,7 +57,7 @@ def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
     reference = np.load(reference_dir / "outputs.npz")
     expected = reference["sent_emb.cls" if pooler == "cls_before_pooler" else f"sent_emb.{pooler}.diffcse_code"]
     sentences = [re.sub(r"\[(CLS|SEP|PAD)\]", "", text) for text in minilm.tokenizer.batch_decode(token_ids)]
-    encoder = SentenceEncoder(minilm.config, pretrained.load("minilm").transformer, minilm.tokenizer, pooler=pooler)
+    encoder = SentenceEncoder(minilm.config, hf.read("minilm").transformer, minilm.tokenizer, pooler=pooler)
     np.testing.assert_allclose(encoder.encode(sentences, max_length=32), expected, atol=1e-5)
 
 
@@ -291,7 +291,7 @@ def test_a_tokenizer_that_cannot_read_unknown_words_is_refused(tmp_path, minilm_
 def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, monkeypatch):
     (tmp_path / "checkpoints/7").mkdir(parents=True)
     (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
-    base = pretrained.load(str(tiny_dir))
+    base = hf.read(str(tiny_dir))
     head = random_params(MlpProjector, base.config, seed=3)
     saved = SavedEncoder(
         Config(), base.hf_config, base.folder, base.config, base.transformer, head, "cls", 7, {}, "stsb_spearman"
@@ -339,7 +339,7 @@ def test_a_diverged_model_gives_no_vectors(tiny):
 def test_the_tokenizers_own_settings_stay(tiny_dir):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_dir)
     before = tokenizer.backend_tokenizer.to_str()
-    base = pretrained.load(str(tiny_dir))
+    base = hf.read(str(tiny_dir))
     SentenceEncoder(base.config, base.transformer, tokenizer, pooler="avg").encode(SENTENCES, max_length=5)
     assert tokenizer.backend_tokenizer.to_str() == before
 

@@ -22,7 +22,7 @@ from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.folder import describe_base_model
@@ -38,7 +38,7 @@ def saved(tmp_path, minilm_dir, monkeypatch):
     """Makes a trained encoder of a family and pooler that `export` then finds in any workdir."""
 
     def make(family="bert", pooler="cls", with_head=True):
-        base = pretrained.load(str(write_tiny_model(tmp_path / "base", minilm_dir, family, pooler=False)))
+        base = hf.read(str(write_tiny_model(tmp_path / "base", minilm_dir, family, pooler=False)))
         base_model = describe_base_model("bert-base-uncased", tmp_path, {})
         (base.folder / "base_model.json").write_text(json.dumps(dataclasses.asdict(base_model)))
         trained = SavedEncoder(
@@ -209,12 +209,12 @@ def test_without_torch_the_folder_is_read_back_by_jax_alone(saved, tmp_path, mon
 
 def test_a_wrong_export_leaves_nothing(saved, tmp_path, monkeypatch):
     saved()
-    right = pretrained.to_hf
+    right = hf.to_hf
 
     def slightly_wrong(params, part, config):
         return {name: array * np.float32(1.001) for name, array in right(params, part, config).items()}
 
-    monkeypatch.setattr(pretrained, "to_hf", slightly_wrong)
+    monkeypatch.setattr(hf, "to_hf", slightly_wrong)
     with pytest.raises(CheckpointError, match="read by diffcse_jax, they differ by"):
         export.export(tmp_path / "workdir", tmp_path / "runs/out")
     assert list((tmp_path / "runs").iterdir()) == []

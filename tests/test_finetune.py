@@ -30,7 +30,7 @@ from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.run import finetune, mixture, prepare, rows_of_batch
 from diffcse_jax.groups import OptimConfig
 from diffcse_jax.hosts import StopRequest
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.objectives.finetune import (
     Task,
@@ -365,7 +365,7 @@ def test_the_heads_come_first(tuned, config):
     assert "head_classes" in str(moments)
     assert "encoder" not in str(moments)  # no state, and so no gradient, of the frozen encoder
     assert "encoder" in str(jax.tree_util.tree_leaves_with_path(everything["opt_state"]))
-    start = pretrained.load(config.model.name_or_path).transformer
+    start = hf.read(config.model.name_or_path).transformer
     name = "blocks.0.output.kernel"
     assert (everything["params"][f"encoder.{name}"] != start[name]).any()
     rows = {row["step"]: row for row in read_metrics(workdir) if "dev/average" in row}
@@ -402,7 +402,7 @@ def test_the_start_may_be_moved_and_not_changed(tuned, minilm_dir):
     moved = dataclasses.replace(then, model=dataclasses.replace(then.model, name_or_path="elsewhere"))
     check_run(workdir, moved)
     with pytest.raises(ConfigError, match=r"the files of model\.name_or_path='elsewhere' have changed since the run"):
-        open_run(workdir, moved, pretrained.load(str(minilm_dir)), load_tokenizer(minilm_dir), None)
+        open_run(workdir, moved, hf.read(str(minilm_dir)), load_tokenizer(minilm_dir), None)
 
 
 @pytest.mark.slow
@@ -484,7 +484,7 @@ def test_transformers_reads_the_heads_that_it_has_a_class_for(family, pooler, op
 
 def saved_encoder(folder: Path, family: str, pooler: str, tokenizer_from: Path) -> SavedEncoder:
     write_tiny_model(folder, tokenizer_from, family=family, blocks=1, pooler=family != "distilbert")
-    loaded = pretrained.load(str(folder))
+    loaded = hf.read(str(folder))
     head = random_params(MlpProjector, loaded.config, seed=5)
     return SavedEncoder(
         Config.from_dict({}), loaded.hf_config, folder, loaded.config, loaded.transformer,

@@ -34,7 +34,7 @@ from diffcse_jax.evaluation import senteval, sts
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import find_run, write_tensors
-from diffcse_jax.models import pooling_modules, pretrained
+from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.folder import read_config
@@ -284,8 +284,8 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     hf_config = hf_config_of("bert") | {"vocab_size": len(VOCABULARY), "num_hidden_layers": 1}
     write(folder / "config.json", hf_config)
-    config = pretrained.transformer_config(hf_config, source="test")
-    tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
+    config = hf.transformer_config(hf_config, source="test")
+    tensors = hf.to_hf(random_params(Transformer, config), "transformer", config)
     write_tensors(folder / "model.safetensors", tensors)
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
@@ -324,7 +324,7 @@ def test_configurations_of_models(copied, data):
     document = json.loads((folder / "config.json").read_text())
     content = data.draw(changed(document) | spoiled(json.dumps(document).encode()))
     write(folder / "config.json", content)
-    result_or_user_error(pretrained.load, str(folder))
+    result_or_user_error(hf.read, str(folder))
 
 
 @fuzzed
@@ -343,7 +343,7 @@ def test_weights_of_models(copied, data):
         shape = data.draw(st.sampled_from([other.shape, (0,), (2, 3), ()]))
         tensors[renamed] = np.zeros(shape, dtype)
         save_file(tensors | {name: other} if data.draw(st.booleans()) else tensors, file)
-    checkpoint = result_or_user_error(pretrained.load, str(folder))
+    checkpoint = result_or_user_error(hf.read, str(folder))
     if checkpoint:
         assert {array.dtype for array in checkpoint.transformer.values()} == {np.dtype(np.float32)}
 
@@ -356,7 +356,7 @@ def test_parts_of_models(copied, data):
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model.safetensors")}
     content = data.draw(changed(index) | spoiled(json.dumps(index).encode()))
     write(folder / "model.safetensors.index.json", content)
-    result_or_user_error(pretrained.load, str(folder))
+    result_or_user_error(hf.read, str(folder))
 
 
 @fuzzed
@@ -370,7 +370,7 @@ def test_pickles(copied, content):
         (folder / "pytorch_model.bin").write_bytes(content)
     else:
         torch.save(content, folder / "pytorch_model.bin")
-    assert result_or_user_error(pretrained.load, str(folder)) is None
+    assert result_or_user_error(hf.read, str(folder)) is None
 
 
 @fuzzed

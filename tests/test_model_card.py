@@ -19,7 +19,7 @@ from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.commands.train import parsed
 from diffcse_jax.config import Config, flat, shipped_config
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.pretrained import transformer_config
+from diffcse_jax.models.hf import transformer_config
 from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder

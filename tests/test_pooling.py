@@ -8,8 +8,8 @@ import pytest
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters
+from diffcse_jax.models.hf import read
 from diffcse_jax.models.pooling import pool
-from diffcse_jax.models.pretrained import load
 from diffcse_jax.models.transformer import Transformer
 
 LENGTHS = (5, 1, 3)
@@ -70,7 +70,7 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     """Hidden states of the real encoder on the reference sentences, and their mask."""
     inputs = np.load(reference_dir / "inputs.npz")
     ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
-    checkpoint = load("minilm")
+    checkpoint = read("minilm")
     definition = parameters.definition(partial(Transformer, checkpoint.config))
     run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(TokenRows(*batch))["hidden_states"])
     return list(map(np.asarray, run(checkpoint.transformer, ids, mask))), mask

@@ -11,8 +11,8 @@ from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, ran
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.forward import Computation
+from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import bind, definition
-from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
 from diffcse_jax.training import networks
 from diffcse_jax.training.objective import corrupt, total_loss
 
@@ -26,7 +26,7 @@ def test_given_its_own_state_the_head_is_the_masked_lm():
     rows = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True)).rows
     build = functools.partial(networks.Transformer, SIZES)
     states = bind(definition(build), GENERATOR.transformer)(rows)["hidden_states"]
-    start = start_of_head(GENERATOR.transformer, GENERATOR.mlm_head, SIZES, 1)
+    start = reconstruction_start(GENERATOR.transformer, GENERATOR.mlm_head, SIZES, 1)
     head = bind(definition(functools.partial(ReconstructionHead, SIZES, 1)), start)
     real = np.asarray(rows.attention_mask) == 1
     outputs = head(rows, states[1], states[1][:, 0])

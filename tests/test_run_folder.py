@@ -24,7 +24,7 @@ from diffcse_jax import hosts
 from diffcse_jax.commands.train import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import system_error
-from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.run_folder.folder import (
     BaseModel,
     describe_base_model,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_json
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.training import networks
@@ -83,5 +83,5 @@ def test_modules_that_cannot_be_followed_matter_where_they_are_asked_for(tmp_pat
 
 
 def test_minilm_is_a_sentence_encoder():
-    checkpoint = dataclasses.replace(ENCODER, folder=pretrained.find_folder("minilm"))
+    checkpoint = dataclasses.replace(ENCODER, folder=hf.find_folder("minilm"))
     assert recorded_pooler(checkpoint, "own") == RECORDED["avg"]

@@ -15,7 +15,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 
 STS12, STS13, STS14, *_ = YEARS
 STSB_ROWS = [
@@ -163,7 +163,7 @@ def test_another_pooler_scores_as_in_senteval(data_dir):
 def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatch):
     dev = STSB.load(data_dir / "senteval", "dev")
     pairs = sts.ScoredPairs(dev.first[::5], dev.second[::5], dev.gold[::5])
-    checkpoint = pretrained.load("minilm")
+    checkpoint = hf.read("minilm")
     tokenizer = load_tokenizer(checkpoint.folder)
     scores = []
     for devices, batch_size, shortest_bucket in ((1, 64, 16), (3, 50, 64)):

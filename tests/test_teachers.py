@@ -17,8 +17,8 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import pooling_modules
+from diffcse_jax.models.hf import read
 from diffcse_jax.models.parameters import bind, definition
-from diffcse_jax.models.pretrained import load
 from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.training import networks
 
@@ -29,7 +29,7 @@ SENTENCES = ["A dog runs.", "Cats sleep all day long, and at night they do not."
 def folders(tmp_path_factory, minilm_dir) -> Path:
     """A folder that records its pooler, with a head and a cut, and one that does not."""
     folder = tmp_path_factory.mktemp("teachers")
-    model = load(str(write_tiny_model(folder / "recorded", minilm_dir)))
+    model = read(str(write_tiny_model(folder / "recorded", minilm_dir)))
     sizes = {"num_blocks": model.config.num_blocks, "hidden_size": model.config.hidden_size}
     pooling_modules.write(folder / "recorded", "cls", **sizes, head=model.pooler, truncate_dim=7)
     write_tiny_model(folder / "bare", minilm_dir, family="distilbert", pooler=False)

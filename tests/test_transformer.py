@@ -1,4 +1,4 @@
-"""The encoder's own properties. That its numbers are PyTorch's is shown in test_pretrained.py."""
+"""The encoder's own properties. That its numbers are PyTorch's is shown in test_hf.py."""
 
 import dataclasses
 from functools import partial
@@ -15,7 +15,7 @@ from tiny_model import hf_config_of
 from diffcse_jax.batch import TokenRows, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import about_equal_views, for_run
@@ -28,7 +28,7 @@ MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
 
 
 def sizes(family: str = "bert", hidden_dropout: float = 0.1, attention_dropout: float = 0.1) -> TransformerConfig:
-    config = pretrained.transformer_config(hf_config_of(family), source="test")
+    config = hf.transformer_config(hf_config_of(family), source="test")
     config = dataclasses.replace(
         config,
         vocab_size=20,

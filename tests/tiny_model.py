@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 
@@ -25,15 +25,15 @@ def write_tiny_model(
     (folder / "config.json").write_text(json.dumps(hf_config))
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(tokenizer_from / name, folder / name)
-    config = pretrained.transformer_config(hf_config, source="test")
-    tensors = pretrained.to_hf(random_params(Transformer, config), "transformer", config)
+    config = hf.transformer_config(hf_config, source="test")
+    tensors = hf.to_hf(random_params(Transformer, config), "transformer", config)
     if pooler:
-        tensors |= pretrained.to_hf(random_params(MlpProjector, config), "pooler", config)
+        tensors |= hf.to_hf(random_params(MlpProjector, config), "pooler", config)
     write_tensors(folder / "model.safetensors", tensors)
     return folder
 
 
-def random_params(module: type[nnx.Module], config: pretrained.TransformerConfig, seed: int = 0) -> parameters.Params:
+def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0) -> parameters.Params:
     """Weights far larger than at initialisation, biases and norms included, so that every one of them matters."""
     rng = np.random.default_rng(seed)
     return {

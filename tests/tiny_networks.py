@@ -15,7 +15,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.shapes import BatchShape
 from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
-from diffcse_jax.models.pretrained import Pretrained
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3

@@ -13,7 +13,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import pooling_modules, pretrained
+from diffcse_jax.models import hf, pooling_modules
 
 _LAYERS = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1], "avg_first_block_last": [1, -1]}
 
@@ -60,7 +60,7 @@ class TorchEncoder:
             raise CheckpointError("the torch backend needs torch. Install it: pip install torch") from error
 
         # The strict reader refuses what the JAX encoder refuses, before transformers reads the same files.
-        checkpoint = pretrained.load(path_or_id)
+        checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
         self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

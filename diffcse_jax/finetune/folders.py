@@ -14,7 +14,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.export import SAMPLES, TOLERANCE, write_folder
 from diffcse_jax.finetune.model import TaskModel
 from diffcse_jax.io import disk_errors, read_json, replace_dir, write_json, write_tensors
-from diffcse_jax.models import families, pretrained
+from diffcse_jax.models import families, hf
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.objectives.finetune import Task
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -91,9 +91,7 @@ def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, fol
     if saved.pooler == "cls":
         assert saved.pooler_head is not None
         layers.insert(0, (np.asarray(saved.pooler_head["dense.kernel"]), np.asarray(saved.pooler_head["dense.bias"])))
-    tensors = {
-        family.prefix + name: value for name, value in pretrained.to_hf(saved.transformer, "transformer", sizes).items()
-    }
+    tensors = {family.prefix + name: value for name, value in hf.to_hf(saved.transformer, "transformer", sizes).items()}
     names = family.sequence_classifier.dense, family.sequence_classifier.classifier
     for name, (kernel, bias) in zip(names, (layers[0], _as_logits(task, *layers[1])), strict=True):
         tensors |= {f"{name}.weight": np.ascontiguousarray(kernel.T), f"{name}.bias": bias}

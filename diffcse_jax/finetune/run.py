@@ -28,11 +28,11 @@ from diffcse_jax.finetune.data import TaskData, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Networks
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.objectives.finetune import ENCODER, Options, head_of
 from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
@@ -132,7 +132,7 @@ def open_start(config: Config, mesh: Mesh) -> Start:
     name, hardware = config.model.name_or_path, (mesh.devices.flat[0].platform, mesh.shape["data"])
     path = expand_path(name)
     if not find_run(path):
-        encoder = pretrained.load(name).on(*hardware)
+        encoder = hf.read(name).on(*hardware)
         return Start(name, encoder, load_tokenizer(encoder.folder), recorded_pooler(encoder, config.model.pooler))
     saved = read_encoder(path)
     head = saved.pooler_head

@@ -1,7 +1,9 @@
-"""Heads: projectors of the sentence vector, the masked-LM head, the discriminator's token classifier, tasks' heads."""
+"""Heads: projectors of the embedding, masked-LM head, token classifier, InfoCSE's reconstruction head, task heads."""
 
 import itertools
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, dropout, matmul
-from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.models.packing import pack, unpack
+from diffcse_jax.models.parameters import Params, prefixed, subset
+from diffcse_jax.models.transformer import Block, TransformerConfig, mask_bias
 
 
 class MlpProjector(nnx.Module):
@@ -60,15 +65,14 @@ class BatchNorm(nnx.Module):
         return normalised.astype(rows.dtype)
 
 
-HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}
 PROJECTORS = {"mlp": MlpProjector, "batchnorm": BatchNormProjector}
 
 
 class MaskedLMHead(nnx.Module):
     """Hidden states to vocabulary logits: dense, activation, norm, decoder with a bias.
 
-    Args:
-        tied: the decoder is the encoder's word-embedding table, given to each call; otherwise the head has its own.
+    If `tied`, the decoder is the encoder's table of word embeddings, which each call receives. Otherwise the head has
+    its own decoder.
     """
 
     def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
@@ -84,24 +88,65 @@ class MaskedLMHead(nnx.Module):
         hidden_states: Float[Array, "*tokens hidden"],
         word_embeddings: Float[Array, "vocab hidden"] | None = None,
     ) -> Float[Array, "*tokens vocab"]:
-        """Float32 logits over the vocabulary."""
+        """Return float32 logits over the vocabulary."""
         decoder = word_embeddings if self.decoder is None else self.decoder[...]
         transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_states)))
         logits = matmul(transformed, jnp.asarray(decoder).T, jnp.float32)
         return logits + jnp.broadcast_to(self.bias[...], logits.shape)
 
 
-def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """The discriminator's head: two logits per token, class 1 = replaced.
+class ReconstructionHead(nnx.Module):
+    """The last `count` blocks of a masked LM and its head, over lower states of it (InfoCSE, Wu et al. 2022).
 
-    Initialised as PyTorch's `nn.Linear`, U(-1/sqrt(hidden), 1/sqrt(hidden)), from which the published runs began
-    (not BERT's N(0, 0.02)).
+    A sentence embedding at position 0 helps them to reconstruct the masked tokens.
     """
-    return linear(config.hidden_size, 2, dtype=dtype, rngs=rngs)
+
+    def __init__(self, config: TransformerConfig, count: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        indices = range(config.num_blocks - count, config.num_blocks)
+        self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
+        self.blocks = nnx.List(Block(config, index, dtype=dtype, rngs=rngs) for index in indices)
+        self.vocabulary = MaskedLMHead(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        rows: TokenRows,
+        states: Float[Array, "rows length hidden"],
+        condition: Float[Array, "rows hidden"],
+        *,
+        keys: Key[Array, " rows"] | None = None,
+    ) -> Float[Array, "rows length hidden"]:
+        """Return the output of the last block.
+
+        Args:
+            rows: Masked sentences.
+            states: The output of a lower block for them.
+            condition: Sentence embeddings.
+            keys: One dropout key per row, or None for no dropout.
+        """
+        bias = mask_bias(rows.attention_mask)
+        if self.attention_bias is not None:
+            bias = bias + self.attention_bias(rows.attention_mask.shape[1])
+        outputs = pack(states.at[:, 0].set(condition.astype(states.dtype)), rows)
+        for block in self.blocks:
+            block_keys = None
+            if keys is not None:
+                keys, block_keys = jax.vmap(partial(jax.random.split, num=2), out_axes=1)(keys)
+            outputs = block(outputs, rows, bias, keys=block_keys)
+        return unpack(outputs, rows)
+
+
+def reconstruction_start(
+    transformer: Mapping[str, Any], mlm_head: Mapping[str, Any], config: TransformerConfig, count: int
+) -> Params:
+    """Return the initial parameters of a `ReconstructionHead` with `count` blocks: those of the masked LM itself."""
+    start = prefixed(mlm_head, "vocabulary") | prefixed(subset(transformer, "attention_bias"), "attention_bias")
+    for block in range(count):
+        start |= prefixed(subset(transformer, f"blocks.{config.num_blocks - count + block}"), f"blocks.{block}")
+    return start
 
 
 def linear(inputs: int, outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> Dense:
-    """A dense layer, initialised as PyTorch's `nn.Linear`: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    """Return a dense layer, initialised as PyTorch's `nn.Linear`: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
     bound = inputs**-0.5
 
     def uniform(key: PRNGKeyArray, shape: tuple[int, ...]) -> jax.Array:
@@ -110,19 +155,19 @@ def linear(inputs: int, outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> De
     return Dense(inputs, outputs, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
 
 
-class TaskHead(nnx.Module):
-    """Dense layers over features of a sentence or a pair, with an activation between them and dropout before each.
+def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
+    """Return DiffCSE's head of the discriminator: two logits per token, where class 1 means "replaced".
 
-    Args:
-        inputs: number of features.
-        hidden: units between layers.
-        outputs: logits, or 1 value.
-        depth: number of layers.
-        activation: of `HEAD_ACTIVATIONS`.
-        rate: dropout rate.
-        dtype: computation type.
-        rngs: for the initial weights.
+    It starts as in the published code, from PyTorch's `nn.Linear` and not from BERT's N(0, 0.02).
     """
+    return linear(config.hidden_size, 2, dtype=dtype, rngs=rngs)
+
+
+HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}
+
+
+class TaskHead(nnx.Module):
+    """Dense layers over features of a sentence or a pair, with an activation between and dropout before each layer."""
 
     def __init__(
         self,
@@ -136,6 +181,18 @@ class TaskHead(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        """Make the layers.
+
+        Args:
+            inputs: Number of features.
+            hidden: Number of units between layers.
+            outputs: Number of logits, or 1 for a value.
+            depth: Number of layers.
+            activation: A name in `HEAD_ACTIVATIONS`.
+            rate: Dropout rate.
+            dtype: Computation type.
+            rngs: For the initial weights.
+        """
         sizes = (inputs, *(hidden,) * (depth - 1), outputs)
         self.layers = nnx.List(linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes))
         self.activation = activation
@@ -144,11 +201,11 @@ class TaskHead(nnx.Module):
     def __call__(
         self, features: Float[Array, "rows features"], *, keys: Key[Array, " rows"] | None = None
     ) -> Float[Array, "rows outputs"]:
-        """Float32 outputs; without keys there is no dropout."""
+        """Return float32 outputs. Without keys there is no dropout."""
         states = features
         for number, layer in enumerate(self.layers):
             if number:
                 states = HEAD_ACTIVATIONS[self.activation](states)
-            of_layer = None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
-            states = layer(dropout(states, self.rate, of_layer))
+            layer_keys = None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
+            states = layer(dropout(states, self.rate, layer_keys))
         return states.astype(jnp.float32)

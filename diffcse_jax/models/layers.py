@@ -1,7 +1,8 @@
 """The layers that all networks are made of.
 
-Parameters are float32, whatever the computation type, and so are their gradients: a layer casts inside, in such a way
-that what is summed over tokens, and over devices after that, is summed in float32.
+Parameters and their gradients are float32, whatever the computation type. A layer casts inside, so that sums over
+tokens, and later over devices, are float32. Three layers have their own backward pass for this reason and for speed:
+`python -m benchmarks.components` measures the alternatives.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Initializer = Callable[[PRNGKeyArray, tuple[int, ...]], jax.Array]
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    """The product x Phi(x) by erf, as PyTorch computes it; jax.nn.gelu's erfc takes twice the time on a CPU."""
+    # By erf, as PyTorch computes it. The erfc of jax.nn.gelu takes twice the time on a CPU.
     return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
@@ -34,7 +35,7 @@ BERT_INIT = nnx.initializers.normal(0.02)
 
 
 class Dense(nnx.Module):
-    """A dense layer, x @ kernel + bias; initialised as BERT's, N(0, 0.02), unless told otherwise."""
+    """A dense layer, x @ kernel + bias. The default initialisation is BERT's, N(0, 0.02)."""
 
     def __init__(
         self,
@@ -57,14 +58,9 @@ class Dense(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of vectors, looked up by number.
+    """A table of `rows` vectors, looked up by number.
 
-    Args:
-        rows: of the table.
-        features: of a vector.
-        devices: that numbers are split over in equal parts, one after the other.
-        dtype: computation type.
-        rngs: for the initial table.
+    Numbers are split over `devices` in equal, consecutive parts.
     """
 
     def __init__(self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -74,18 +70,15 @@ class Embedding(nnx.Module):
 
     @jax.named_scope("embedding")
     def __call__(self, numbers: Int[Array, "*tokens"]) -> Float[Array, "*tokens features"]:
-        # The numbers of a device are a column. Where a table is read twice, XLA joins both readings along the first
-        # axis, to add up their gradients at once; were it the axis that devices split, tokens would move between them.
+        # Each device's numbers form a column. If a table is read twice, XLA concatenates both readings along the first
+        # axis to sum their gradients at once. If devices split that axis, tokens would move between them.
         columns = numbers.reshape(self.devices, -1).T
         vectors = jnp.take(self.embedding[...], columns, axis=0, mode="clip").astype(self.dtype)
         return vectors.swapaxes(0, 1).reshape(*numbers.shape, -1)
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation, whose statistics and gradients are float32, by the two-pass variance.
-
-    The backward pass keeps the input, its mean and its standard deviation.
-    """
+    """Layer normalisation with float32 statistics, two-pass variance and float32 gradients."""
 
     def __init__(self, size: int, epsilon: float, *, dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones(size))
@@ -102,14 +95,14 @@ class LayerNorm(nnx.Module):
 
 @jax.named_scope("dropout")
 def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"] | None) -> Shaped[Array, "*shape"]:
-    """Zeroes elements with probability `rate` (to 1/65536) and rescales the rest; the identity without keys.
+    """Zero elements with probability `rate` (to 1/65536) and rescale the others. Without keys, return `x`.
 
-    An element takes half a random word, and `jax.random.bernoulli` a whole one, which takes twice the time.
+    An element uses half a random word. `jax.random.bernoulli` uses a whole word and takes twice the time.
 
     Args:
-        x: values.
-        rate: probability.
-        keys: a key for each index of the leading axes: for each row, say, or each token.
+        x: Values.
+        rate: Probability.
+        keys: One key for each index of the leading axes, such as each row or each token.
     """
     if keys is None or rate == 0.0:
         return x
@@ -125,11 +118,10 @@ def dropout(x: Shaped[Array, "*shape"], rate: float, keys: Key[Array, "*leading"
 def matmul(
     x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs outputs"], dtype: DTypeLike | None = None
 ) -> Float[Array, "*rows outputs"]:
-    """The product x @ kernel, in `dtype` or else the type of x; its gradient for the kernel has the kernel's type.
+    """Return x @ kernel in `dtype`, by default the type of x. The kernel's gradient has the kernel's type.
 
-    The backward pass is two plain matrix products. Left to differentiation, the gradient of the kernel is a contraction
-    over several axes with a transposed result, which XLA computes slowly on a CPU (a SimCSE step takes a sixth longer),
-    and has the type of x: summed over the devices in bfloat16, it would lose digits.
+    The backward pass is two plain matrix products. Automatic differentiation would make the kernel's gradient a
+    contraction over several axes, which is slow on a CPU, in the type of x, which loses digits in sums of bfloat16.
     """
     return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
@@ -146,8 +138,8 @@ def _matmul_backward(
     del dtype
     x, kernel = saved
     flat_x, flat_gradient = (rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype)))
-    of_x = jnp.dot(flat_gradient, kernel.astype(x.dtype).T).reshape(x.shape)
-    return of_x, jnp.dot(flat_x.T, flat_gradient, preferred_element_type=kernel.dtype)
+    x_gradient = jnp.dot(flat_gradient, kernel.astype(x.dtype).T).reshape(x.shape)
+    return x_gradient, jnp.dot(flat_x.T, flat_gradient, preferred_element_type=kernel.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
@@ -155,7 +147,7 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def _add(x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]) -> Float[Array, "*rows outputs"]:
-    """The sum x + bias in the type of x; the bias's gradient is summed in the bias's type."""
+    """Return x + bias in the type of x. The bias's gradient is summed in the bias's type."""
     return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
 
@@ -174,7 +166,7 @@ _add.defvjp(_add_forward, _add_backward)
 def _normalise(
     x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
 ) -> Float[Array, "rows size"]:
-    """Rows of mean 0 and variance 1, scaled and shifted, in the type of x."""
+    """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
     return _normalise_forward(x, scale, bias, epsilon)[0]
 
 
@@ -191,11 +183,11 @@ def _normalise_backward(epsilon: float, saved: tuple[jax.Array, ...], gradient: 
     del epsilon
     x, mean, inverse, scale = saved
     normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
-    of_scale, of_bias = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
+    scale_gradient, bias_gradient = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)
     scaled = gradient * scale[None]
     along = (scaled * normalised).mean(axis=1, keepdims=True)
-    of_x = (scaled - scaled.mean(axis=1, keepdims=True) - normalised * along) * inverse
-    return of_x.astype(x.dtype), of_scale, of_bias
+    x_gradient = (scaled - scaled.mean(axis=1, keepdims=True) - normalised * along) * inverse
+    return x_gradient.astype(x.dtype), scale_gradient, bias_gradient
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)

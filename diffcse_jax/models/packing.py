@@ -1,7 +1,7 @@
-"""Tokens side by side: between rows, (rows, length, ...), and tokens, (tokens, ...).
+"""Convert between rows of a batch, (rows, length, ...), and packed tokens, (tokens, ...).
 
-With a layout these are the real tokens, without one all positions, so that a network is written once for both. The
-value at a real token is the same either way; those at padding are read by nobody.
+If a batch has a layout, its packed tokens are the real tokens. Otherwise they are all positions, so that networks are
+written once for both. Values at real tokens are the same in both cases, and nothing reads values at padding.
 """
 
 import jax
@@ -12,7 +12,7 @@ from diffcse_jax.batch import TokenRows
 
 
 def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[Array, " tokens"]:
-    """Integers of the tokens, and `fill` in unused slots."""
+    """Return the integers of the tokens, and `fill` in unused slots."""
     if rows.layout is None:
         return ids.reshape(-1)
     ids = ids.reshape(rows.layout.slots.shape)
@@ -21,7 +21,7 @@ def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[
 
 
 def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[Array, "tokens hidden"]:
-    """The states of the tokens."""
+    """Return the states of the tokens."""
     if rows.layout is None:
         return states.reshape(-1, states.shape[-1])
     states = states.reshape(*rows.layout.slots.shape, states.shape[-1])
@@ -29,7 +29,7 @@ def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[A
 
 
 def unpack(states: Float[Array, "tokens hidden"], rows: TokenRows) -> Float[Array, "rows length hidden"]:
-    """The states as rows, with zeros at padding that was left out; the inverse of `pack`."""
+    """Return the states as rows, with zeros at padding that was left out. The inverse of `pack`."""
     if rows.layout is None:
         return states.reshape(*rows.input_ids.shape, states.shape[-1])
     states = states.reshape(*rows.layout.positions.shape, -1)
@@ -38,12 +38,12 @@ def unpack(states: Float[Array, "tokens hidden"], rows: TokenRows) -> Float[Arra
 
 
 def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None) -> Key[Array, "*tokens"]:
-    """A key for each token, from its row's key and its position, so that it is the same in every layout.
+    """Return a key for each token. It depends on the row's key and the position, so it is the same in every layout.
 
     Args:
-        keys: one per row.
-        rows: the rows.
-        positions: only so many of each row, the first ones, as rows; None: all tokens.
+        keys: One key per row.
+        rows: The rows.
+        positions: Number of first positions to return keys for, as rows. None: all tokens.
     """
     if rows.layout is None or positions is not None:
         numbers = jnp.arange(positions or rows.input_ids.shape[1])
@@ -58,9 +58,9 @@ def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None
 def _gather(
     values: Shaped[Array, "from hidden"], indices: Int[Array, " to"], inverse: Int[Array, " from"]
 ) -> Shaped[Array, "to hidden"]:
-    """`values[indices]`, zeros where an index is out of bounds.
+    """Return `values[indices]`, with zeros where an index is out of bounds.
 
-    An index occurs once, so the gradient is a gather too, by the inverse; left to differentiation it would be a
+    Each index occurs once, so the gradient is a gather by the inverse. Automatic differentiation would make it a
     scatter-add, which is slow.
     """
     del inverse

@@ -1,8 +1,8 @@
-"""NNX modules as plain dicts of arrays.
+"""Modules as plain dictionaries of arrays.
 
-A module is split once into its graph definition and flat dicts `{"blocks.0.output.kernel": array}`. The dicts are
-what `jax.jit`, optimizers, checkpoints, sharding rules and weight conversion see; a compiled function binds them to
-the definition again. Flat names make rules over parameters one regular expression and checkpoints readable.
+A module is split once into its graph definition and a flat dictionary `{"blocks.0.output.kernel": array}`. `jax.jit`,
+optimizers, checkpoints, sharding rules and weight conversion see the dictionary. A compiled function binds it to the
+definition again. With flat names, a rule over parameters is one regular expression, and checkpoints are readable.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
 
 
 def definition(build: Build) -> nnx.GraphDef:
-    """The graph definition of the module that `build` makes, without allocating its arrays."""
+    """Return the graph definition of the module that `build` makes, without allocating its arrays."""
     return _abstract(build)[0]
 
 
 def shapes(build: Build) -> Params:
-    """The parameters of the module that `build` makes, as `jax.ShapeDtypeStruct`."""
+    """Return the parameters of the module that `build` makes, as `jax.ShapeDtypeStruct`."""
     return _flat(_abstract(build)[1])
 
 
@@ -36,12 +36,12 @@ def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
 
 
 def subset(params: Mapping, prefix: str) -> Params:
-    """The entries below `prefix.`, with the prefix removed."""
+    """Return the entries below `prefix.`, without the prefix."""
     return {name[len(prefix) + 1 :]: value for name, value in params.items() if name.startswith(prefix + ".")}
 
 
 def prefixed(params: Mapping, prefix: str) -> Params:
-    """The inverse of `subset`."""
+    """Return the entries with `prefix.` before each name. The inverse of `subset`."""
     return {f"{prefix}.{name}": value for name, value in params.items()}
 
 

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import read_json, read_json_object, why_unreadable, write_json, write_tensors
+from diffcse_jax.models.hf import FLOATS, Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS
-from diffcse_jax.models.pretrained import FLOATS, Pretrained
 
 _KNOWN_MODULES = {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")

@@ -1,10 +1,10 @@
 """The transformer encoder: post-norm blocks of self-attention and a two-layer feed-forward network.
 
-The particulars of a family (BERT, RoBERTa, ...) are in `TransformerConfig`, which the family's module in `families/`
-fills. Inputs are single sentences, so token type 0 is added everywhere.
+`TransformerConfig` holds what differs between families (BERT, RoBERTa, ...). The modules in `families/` fill it.
+Inputs are single sentences, so token type 0 is added everywhere.
 
-Dropout is a function of explicit keys, one per row, so that a row is the same whatever it is computed together with; a
-call without keys is deterministic. Modules hold no random state.
+Dropout depends on explicit keys, one per row, so a row does not depend on the rest of its batch. A call without keys is
+deterministic. Modules hold no random state.
 """
 
 import dataclasses
@@ -23,10 +23,27 @@ from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, 
 from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
 
 TPU_LANES = 128
+# The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
+# rates of the first blocks. The other blocks keep the usual rate.
+DROPOUT_MASKS = {
+    "mask1": (0.2,) * 4,
+    "mask2": (0.3,) * 4,
+    "mask3": (0.4,) * 4,
+    "mask4": (0.5,) * 4,
+    "mask5": (0.2,) * 6,
+    "mask6": (0.3,) * 6,
+    "mask7": (0.4,) * 6,
+    "mask8": (0.5,) * 6,
+    "mask9": (0.5, 0.4, 0.3, 0.2),
+    "mask10": (0.4, 0.3, 0.2),
+    "mask11": (0.3, 0.2),
+    "mask12": (0.2,),
+}
+MASKED_BLOCKS = 12
 
 
 class Embeddings(nnx.Module):
-    """Sum of word, position and token-type embeddings, normalised. Positions are numbered from 0."""
+    """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0."""
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
         embed = partial(Embedding, features=config.hidden_size, devices=config.devices, dtype=dtype, rngs=rngs)
@@ -40,7 +57,7 @@ class Embeddings(nnx.Module):
     def __call__(self, rows: TokenRows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "tokens hidden"]:
         numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
-        # The padding row is not trained (PyTorch's padding_idx), though padding has a loss in DiffCSE.
+        # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
         embedded = trained_where(input_ids != self.pad_token_id, self.word(input_ids))
         embedded += self.embedded_positions(input_ids, numbers)
         if self.token_type is not None:
@@ -49,29 +66,29 @@ class Embeddings(nnx.Module):
         return dropout(self.norm(embedded), self.rate, keys)
 
     def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-        """The number of every token in the table of positions."""
+        """Return the row of the position table for every token."""
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
     def embedded_positions(
         self, input_ids: Int[Array, " tokens"], numbers: Int[Array, " tokens"]
     ) -> Float[Array, "tokens hidden"]:
-        """The vectors of the position numbers."""
+        """Return the position embeddings of these numbers."""
         del input_ids
         return self.position(numbers)
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of an encoder, and where its family goes its own way. Dropout rates are tuples with one rate per block."""
+    """The sizes of an encoder and what is particular to its family. Dropout has one rate per block."""
 
-    family: str  # the `model_type` of its checkpoints, after which the module in `families/` is named
+    family: str  # the `model_type` of its checkpoints
     vocab_size: int
     hidden_size: int
     num_blocks: int
     num_heads: int
     intermediate_size: int
     max_positions: int  # rows of the position table
-    type_vocab_size: int  # 0: no token types
+    type_vocab_size: int  # 0 if there are no token types
     norm_epsilon: float
     activation: str
     pad_token_id: int
@@ -79,43 +96,43 @@ class TransformerConfig:
     hidden_dropout: tuple[float, ...]
     attention_dropout: tuple[float, ...]
     position_offset: int = 0  # the position number of the first token
-    attention_output_dropout: bool = True  # on the output of self-attention, at the rate of hidden states
-    mlm_activation: str = ""  # of the masked-LM head; empty: `activation`
+    attention_output_dropout: bool = True  # whether hidden dropout applies to the output of self-attention
+    mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
     embeddings: type[Embeddings] = Embeddings
-    # A module made as `module(config, rngs=rngs)` once for all blocks: positions -> (1, heads, positions, positions),
-    # float32, added to attention logits.
+    # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
+    # attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # Not what is computed, but how:
-    recompute: bool = dataclasses.field(default=True, repr=False)  # activations in the backward pass: not kept for it
+    # How to compute. These fields change no result.
+    recompute: bool = dataclasses.field(default=True, repr=False)  # activations, instead of keeping them
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
     devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
 
     @property
     def max_length(self) -> int:
-        """Longest sentence, in tokens, that has positions."""
+        """The number of tokens of the longest sentence that has positions."""
         return self.max_positions - self.position_offset
 
     def on(self, platform: str, devices: int = 1) -> "TransformerConfig":
-        """The same encoder, computed as so many devices of a platform (`cpu`, `gpu`, `tpu`) do it best.
+        """Return the same encoder, computed in the best way for a platform.
 
         Args:
-            platform: the kind of devices.
-            devices: that rows are split over, which divides their number; read where there are gradients.
+            platform: `cpu`, `gpu` or `tpu`.
+            devices: Number of devices that rows are split over. Only training reads it.
         """
         return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1, devices=devices)
 
     def without_dropout(self) -> "TransformerConfig":
-        """The same encoder with every rate 0."""
+        """Return the same encoder with all rates 0."""
         return self.with_dropout((0.0,), (0.0,))
 
     def with_dropout(self, hidden: tuple[float, ...], attention: tuple[float, ...]) -> "TransformerConfig":
-        """The same encoder with one rate for all blocks, or one per block ("adjusting dropout").
+        """Return the same encoder with other dropout rates: one for all blocks, or one for each.
 
-        A single hidden rate is that of the embedding layer too, as in the originals; a list names blocks only, and
-        the embedding layer keeps the checkpoint's rate.
+        A single hidden rate also applies to the embedding layer, as in the originals. Otherwise the embedding layer
+        keeps the checkpoint's rate.
 
         Raises:
-            ValueError: a list whose length is neither 1 nor the number of blocks.
+            ValueError: The number of rates is neither 1 nor the number of blocks.
         """
         for name, rates in (("hidden", hidden), ("attention", attention)):
             if len(rates) not in (1, self.num_blocks):
@@ -128,14 +145,35 @@ class TransformerConfig:
         )
 
 
-class Transformer(nnx.Module):
-    """Tokens to hidden states.
+def scheduled_rates(schedule: str, rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
+    """Return one dropout rate for each block.
 
     Args:
-        config: sizes.
-        dtype: computation type.
-        rngs: for the initial weights.
+        schedule: `linear`, from the first to the last of two rates, or a name in `DROPOUT_MASKS`.
+        rates: The two ends of the line, or the one rate of the blocks that the mask leaves out.
+        num_blocks: Number of blocks of the encoder.
+
+    Raises:
+        ValueError: The schedule does not fit the rates or the encoder.
     """
+    if schedule == "linear":
+        if len(rates) != 2:
+            raise ValueError(f"`linear` needs two rates, of the first block and of the last, not {rates}")
+        first, last = rates
+        return tuple(first + (last - first) * block / max(num_blocks - 1, 1) for block in range(num_blocks))
+    if num_blocks != MASKED_BLOCKS:
+        raise ValueError(
+            f"{schedule} is defined for {MASKED_BLOCKS} blocks, and the encoder has {num_blocks}. Use `linear`, or "
+            "`none` with a list of rates."
+        )
+    if len(rates) != 1:
+        raise ValueError(f"{schedule} needs one rate, for the blocks that it leaves out, not {rates}")
+    masked = DROPOUT_MASKS[schedule]
+    return masked + rates * (num_blocks - len(masked))
+
+
+class Transformer(nnx.Module):
+    """An encoder: tokens to hidden states. `dtype` is the computation type."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.embeddings = config.embeddings(config, dtype=dtype, rngs=rngs)
@@ -150,18 +188,18 @@ class Transformer(nnx.Module):
         keys: Key[Array, " rows"] | None = None,
         last_positions: int | None = None,
     ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
-        """Runs the encoder.
+        """Run the encoder.
 
         Args:
-            rows: sentences, padded or with a layout.
-            condition: vectors to put in place of position 0 of the embedding layer's output, after its norm and
-                dropout (DiffCSE Section 3).
-            keys: one dropout key per row; None: no dropout.
-            last_positions: the last block computes this many positions only, the first ones; None: all.
+            rows: Sentences, padded or packed.
+            condition: Embeddings that replace position 0 of the embedding layer's output, after its norm and dropout.
+                DiffCSE conditions its discriminator in this way (Section 3).
+            keys: One dropout key per row, or None for no dropout.
+            last_positions: How many of the first positions the last block computes. None: all.
 
         Returns:
-            `hidden_states`, a tuple of the embedding output and each block's output, shapes (rows, length, hidden),
-            and `last_hidden_state`, the last of them, (rows, last_positions, hidden). Values at padding mean nothing.
+            `hidden_states`, a tuple of the embedding layer's and each block's output, shapes (rows, length, hidden),
+            and `last_hidden_state`, the last of them, (rows, last_positions, hidden). Ignore values at padding.
         """
         embedding_keys, *keys_of_blocks = _split(keys, 1 + len(self.blocks))
         states = self.embeddings(rows, keys=embedding_keys)
@@ -202,7 +240,7 @@ class Block(nnx.Module):
         keys: Key[Array, " rows"] | None,
         positions: int | None = None,
     ) -> Float[Array, "*outputs hidden"]:
-        """The output at all tokens; with `positions` as rows of the first positions, which attend to all."""
+        """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
         probabilities_keys, attention_keys, output_keys = _split(keys, 3)
         attention_keys, output_keys = (
             None if part is None else token_keys(part, rows, positions) for part in (attention_keys, output_keys)
@@ -225,9 +263,8 @@ class Block(nnx.Module):
 class SelfAttention(nnx.Module):
     """Multi-head attention over the real tokens of a sentence, with dropout on the probabilities.
 
-    Heads are computed in groups: on a TPU those whose features together fill the lanes of a register, elsewhere each
-    for itself. A head of a group meets zeros in place of the others' features, which changes no result. Heads of 64
-    features alone would leave half of the lanes empty, and moving them about costs more than these zeros.
+    On a TPU, heads are computed in groups whose features together fill the lanes of a register. A head sees zeros in
+    place of the other heads' features, so results do not change. Elsewhere a group is one head.
     """
 
     def __init__(self, config: TransformerConfig, rate: float, *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -249,15 +286,15 @@ class SelfAttention(nnx.Module):
         keys: Key[Array, " rows"] | None,
         positions: int | None,
     ) -> Float[Array, "*outputs hidden"]:
-        """The output at all tokens; with `positions` as rows of the first positions."""
+        """Return the output at all tokens. With `positions`, return rows of the first positions."""
         key, value = (self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value))
         if positions is None:
             query = self._groups(unpack(self.query(hidden_states), rows))
         else:
             query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
-        # Softmax in float32 whatever the computation type. It is divided by its sum after the product with the values,
-        # which are fewer, and masked by a sum, which XLA fuses: both halve the time of the forward pass on a CPU.
+        # The softmax is float32. It is divided by its sum after the product with the values, which are fewer, and
+        # masked by a bias, which XLA fuses. Both halve the time of the forward pass on a CPU.
         query = self._own_features(query[:, :, None])
         logits = jnp.einsum("BGHTD,BGSD->BGHTS", query, key, preferred_element_type=jnp.float32)
         by_group = logits.shape
@@ -272,14 +309,13 @@ class SelfAttention(nnx.Module):
         return self.output(attended if positions else pack(attended, rows))
 
     def _groups(self, states: Float[Array, "rows length hidden"]) -> Float[Array, "rows groups length features"]:
-        """The features of the heads, group by group."""
         features = self.heads_of_group * self.head_size
         return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
 
     def _own_features(
         self, states: Float[Array, "rows groups #heads length features"]
     ) -> Float[Array, "rows groups heads length features"]:
-        """Of every head of a group its own features, and zeros in place of the others'."""
+        """Return each head's own features, with zeros in place of the other heads' features."""
         if self.heads_of_group == 1:
             return states
         head_of_feature = np.arange(states.shape[-1]) // self.head_size
@@ -288,18 +324,18 @@ class SelfAttention(nnx.Module):
 
 
 def mask_bias(attention_mask: Int[Array, "rows length"]) -> Float[Array, "rows 1 1 length"]:
-    """Additive attention bias: 0 at real tokens, half the float32 minimum at padding.
+    """Return the bias on attention logits that hides padding.
 
-    Half, because another bias may be added to it, and the sum must stay finite.
+    It is half the float32 minimum, so that its sum with another bias stays finite.
     """
     return jnp.where(attention_mask > 0, 0.0, jnp.finfo(jnp.float32).min / 2)[:, None, None, :]
 
 
 def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
-    """The vectors, whose gradient is 0 outside the mask."""
+    """Return the vectors, with gradient 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
 def _split(keys: Key[Array, " rows"] | None, count: int) -> list[Key[Array, " rows"] | None]:
-    """`count` new keys for each row."""
+    """Return `count` new keys for each row."""
     return [None] * count if keys is None else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.groups import RunConfig
 from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Build, Params
-from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.teachers import Teacher
 
 Metrics = dict[str, jax.Array]

@@ -11,7 +11,7 @@ from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.edits import Masked, mask_tokens
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
-from diffcse_jax.models.reconstruction import ReconstructionHead, start_of_head
+from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
 from diffcse_jax.objectives import Metrics, Network, Objective, Starts
 from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.options import option
@@ -76,7 +76,7 @@ class Reconstruction(Objective):
         for key, value in (("blocks", count), ("layer", self.options.layer)):
             if value > sizes.num_blocks:
                 raise ConfigError(f"reconstruction.{key}={value}, but the generator has {sizes.num_blocks} blocks")
-        start = start_of_head(generator.transformer, generator.mlm_head, sizes, count)
+        start = reconstruction_start(generator.transformer, generator.mlm_head, sizes, count)
         return {"reconstruction_head": Network(partial(ReconstructionHead, sizes, count), start)}
 
     def corrupt(self, frozen: Computation, views: Batch, key: PRNGKeyArray) -> Given:

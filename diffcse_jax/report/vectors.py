@@ -82,11 +82,11 @@ def start_of(run: Run) -> SentenceEncoder:
         CheckpointError: it is not on this machine.
     """
     from diffcse_jax.data.tokenizer import load_tokenizer
-    from diffcse_jax.models import pretrained
+    from diffcse_jax.models import hf
     from diffcse_jax.training.start import Start, recorded_pooler
 
     config = run.config
-    checkpoint = pretrained.load(config.model.name_or_path)
+    checkpoint = hf.read(config.model.name_or_path)
     tokenizer = load_tokenizer(checkpoint.folder)
     recorded = recorded_pooler(checkpoint, config.model.pooler)
     return Start(config.model.name_or_path, checkpoint, tokenizer, recorded).encoder(config)

@@ -35,8 +35,8 @@ from diffcse_jax.io import (
     write_json,
     write_tensors,
 )
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pretrained import Pretrained
 
 START = "start.json"
 _FILES = "files"  # in start.json: digests of config.json and of the files in encoder/

@@ -8,7 +8,7 @@ from typing import Any
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import CHECKPOINTS, find_run
-from diffcse_jax.models import parameters, pretrained
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
@@ -56,12 +56,12 @@ def read_encoder(path: Path) -> SavedEncoder:
     else:
         params, record = read_parameters(workdir, None if path == workdir else int(path.name))
     folder = encoder_folder(workdir)
-    hf_config = pretrained.read_hf_config(folder)
+    hf_config = hf.read_hf_config(folder)
     return SavedEncoder(
         config=config,
         hf_config=hf_config,
         folder=folder,
-        transformer_config=pretrained.transformer_config(hf_config, source=str(folder)),
+        transformer_config=hf.transformer_config(hf_config, source=str(folder)),
         transformer=parameters.subset(params, "encoder"),
         pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
         pooler=record.pooler,

@@ -20,7 +20,7 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import disk_errors, read_json, write_json
-from diffcse_jax.models import pooling_modules, pretrained
+from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.objectives.finetune import score_name
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import read_encoder
@@ -96,7 +96,7 @@ def pooler_of_start(pooler: str, config: Config) -> str:
     """The pooler; for `own` the one that the model records, or else that of its training."""
     if pooler != OWN_POOLER:
         return pooler
-    record = pooling_modules.recorded(pretrained.load(config.model.name_or_path))
+    record = pooling_modules.recorded(hf.read(config.model.name_or_path))
     return record.pooler if record else with_own_pooler(config, None).encoding_pooler
 
 

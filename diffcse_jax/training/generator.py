@@ -32,8 +32,8 @@ from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training.metrics import no_bar, report

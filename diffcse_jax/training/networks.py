@@ -19,13 +19,12 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models import parameters
-from diffcse_jax.models.dropout_schedules import scheduled
 from diffcse_jax.models.forward import Networks, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
+from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pretrained import Pretrained, load
 from diffcse_jax.models.teachers import Teacher
-from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.models.transformer import Transformer, TransformerConfig, scheduled_rates
 from diffcse_jax.objectives import Network, Starts
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
@@ -112,7 +111,7 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     try:
         if model.dropout_schedule != "none":
             hidden, attention = (
-                scheduled(model.dropout_schedule, rates, sizes.num_blocks) for rates in (hidden, attention)
+                scheduled_rates(model.dropout_schedule, rates, sizes.num_blocks) for rates in (hidden, attention)
             )
         return sizes.with_dropout(hidden, attention)
     except ValueError as error:
@@ -156,7 +155,7 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
     """
     if config.generator_is_start:
         return encoder
-    generator = load(config.generator.name_or_path, needs_mlm_head=True)
+    generator = read(config.generator.name_or_path, needs_mlm_head=True)
     difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
         difference = f"{generator.config.vocab_size} tokens against {encoder.config.vocab_size}"

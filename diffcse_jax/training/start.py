@@ -9,9 +9,9 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.models import pooling_modules
+from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.pretrained import Pretrained
 from diffcse_jax.training.metrics import report
 
 UNRECORDED = "avg"  # the `own` pooler of a checkpoint that records none: sentence-transformers takes the mean, too

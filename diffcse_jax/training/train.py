@@ -28,7 +28,7 @@ from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import expand_path, sha256
-from diffcse_jax.models import pretrained
+from diffcse_jax.models import hf
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
@@ -76,7 +76,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
-    encoder = pretrained.load(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
+    encoder = hf.read(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
     tokenizer = load_tokenizer(encoder.folder)
     asked = config.model.pooler
     start = Start(config.model.name_or_path, encoder, tokenizer, recorded_pooler(encoder, asked))

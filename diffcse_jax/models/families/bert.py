@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019)."""
 
-from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, SequenceClassifier
+from diffcse_jax.models.families.base import MOST_BLOCKS, Family, HfConfig, SequenceClassifier
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -22,7 +22,7 @@ BLOCK = {
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
-    """Sizes and dropout rates of an encoder whose configuration has BERT's keys, whatever its family."""
+    """Read the sizes of any encoder whose configuration has BERT's keys."""
     config.require("is_decoder", False)
     config.require("position_embedding_type", "absolute")
     num_blocks = config.size("num_hidden_layers", most=MOST_BLOCKS)
@@ -45,7 +45,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     )
 
 
-FAMILY = Family(
+BERT = Family(
     architecture="BertModel",
     sizes=sizes,
     prefix="bert.",
@@ -62,3 +62,4 @@ FAMILY = Family(
     ignored=r"embeddings\.position_ids|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*",
     sequence_classifier=SequenceClassifier("bert.pooler.dense", "tanh", "classifier"),
 )
+FAMILIES = {"bert": BERT}

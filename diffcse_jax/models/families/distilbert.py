@@ -1,11 +1,12 @@
 """DistilBERT (Sanh et al. 2019): no token types, no pooler, no dropout on the output of self-attention."""
 
-from diffcse_jax.models.families import MOST_BLOCKS, Family, HfConfig, SequenceClassifier, bert
+from diffcse_jax.models.families import bert
+from diffcse_jax.models.families.base import MOST_BLOCKS, Family, HfConfig, SequenceClassifier
 from diffcse_jax.models.transformer import TransformerConfig
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
-    """Sizes and dropout rates."""
+    """Read the sizes of an encoder."""
     num_blocks = config.size("n_layers", most=MOST_BLOCKS)
     hidden_dropout = config.rate("dropout")
     return TransformerConfig(
@@ -27,7 +28,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     )
 
 
-FAMILY = Family(
+DISTILBERT = Family(
     architecture="DistilBertModel",
     sizes=sizes,
     prefix="distilbert.",
@@ -49,3 +50,4 @@ FAMILY = Family(
     ignored=r"embeddings\.position_ids|vocab_projector\.weight",
     sequence_classifier=SequenceClassifier("pre_classifier", "relu", "classifier"),
 )
+FAMILIES = {"distilbert": DISTILBERT}

@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020): RoBERTa's positions and masked-LM head, no token types, a bias of relative positions."""
+"""MPNet (Song et al. 2020): RoBERTa without token types, with an attention bias of relative positions."""
 
 import dataclasses
 
@@ -7,17 +7,18 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from diffcse_jax.models.families import Family, HfConfig, bert, roberta
+from diffcse_jax.models.families import bert, roberta
+from diffcse_jax.models.families.base import Family, HfConfig
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-# Fixed in transformers' MPNet, whatever the configuration says.
+# transformers' MPNet has these values, whatever the configuration says.
 BUCKETS = 32
 PAD_TOKEN_ID = 1
 
 
 class RelativeAttentionBias(nnx.Module):
-    """A bias of attention logits for every head and bucket of relative positions; all blocks share it."""
+    """A bias on attention logits for every head and bucket of relative positions. All blocks share it."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.bucket = Embedding(BUCKETS, config.num_heads, dtype=jnp.float32, rngs=rngs)
@@ -27,28 +28,28 @@ class RelativeAttentionBias(nnx.Module):
 
 
 def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
-    """The bucket of each key's position (column) relative to the query's (row), as in T5 (Raffel et al. 2020).
+    """Return the bucket of each key's position (column) relative to the query's (row), as in T5 (Raffel et al. 2020).
 
-    Keys after the query have the upper half of the buckets. In each half, distances below 8 have a bucket each; beyond,
-    there are two for every doubling, and the last takes all that is left.
+    Keys after the query have the upper half of the buckets. In each half, distances below 8 have one bucket each. Above
+    8, there are two buckets for every doubling, and the last bucket takes all larger distances.
     """
     relative = np.arange(positions) - np.arange(positions)[:, None]
     distance = np.abs(relative)
     near, half = BUCKETS // 4, BUCKETS // 2
-    # floor(2 log2(distance / 8)) by the exponent of the square: a rounded logarithm may fall short of a whole number.
+    # floor(2 log2(distance / 8)) by the exponent of the square. A rounded logarithm may fall short of a whole number.
     doublings = np.frexp((np.maximum(distance, near) / near) ** 2)[1] - 1
     bucket = np.where(distance < near, distance, np.minimum(near + doublings, half - 1))
     return (bucket + half * (relative > 0)).astype(np.int32)
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
-    """Sizes and dropout rates."""
+    """Read the sizes of an encoder."""
     config.require("relative_attention_num_buckets", BUCKETS)
     config.require("pad_token_id", PAD_TOKEN_ID)
     return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
 
 
-FAMILY = Family(
+MPNET = Family(
     architecture="MPNetModel",
     sizes=sizes,
     prefix="mpnet.",
@@ -64,9 +65,10 @@ FAMILY = Family(
         "output.dense": "output",
         "output.LayerNorm": "output_norm",
     },
-    pooler=bert.FAMILY.pooler,
-    mlm_head=roberta.FAMILY.mlm_head,
-    decoder=roberta.FAMILY.decoder,
-    ignored=roberta.FAMILY.ignored,
-    sequence_classifier=roberta.FAMILY.sequence_classifier,
+    pooler=bert.BERT.pooler,
+    mlm_head=roberta.ROBERTA.mlm_head,
+    decoder=roberta.ROBERTA.decoder,
+    ignored=roberta.ROBERTA.ignored,
+    sequence_classifier=roberta.ROBERTA.sequence_classifier,
 )
+FAMILIES = {"mpnet": MPNET}

@@ -1,4 +1,7 @@
-"""RoBERTa (Liu et al. 2019): tokens are numbered from the padding id + 1; padding has the padding id as position."""
+"""RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa, which have other tokenizers.
+
+Tokens are numbered from the padding id + 1. The position of padding is the padding id.
+"""
 
 import dataclasses
 
@@ -6,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from diffcse_jax.models.families import Family, HfConfig, SequenceClassifier, bert
+from diffcse_jax.models.families import bert
+from diffcse_jax.models.families.base import Family, HfConfig, SequenceClassifier
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
 class RobertaEmbeddings(Embeddings):
-    """Embeddings whose positions are numbered over real tokens alone."""
+    """Embeddings whose positions are numbered over real tokens only."""
 
     def position_numbers(self, input_ids: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
         is_token = (input_ids != self.pad_token_id).astype(jnp.int32)
@@ -26,7 +30,7 @@ class RobertaEmbeddings(Embeddings):
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
-    """Sizes and dropout rates of an encoder with RoBERTa's positions and masked-LM head, whatever its family."""
+    """Read the sizes of any encoder with RoBERTa's positions and masked-LM head."""
     pad_token_id = config.size("pad_token_id", least=0, default=1)
     return dataclasses.replace(
         bert.sizes(config),
@@ -37,7 +41,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     )
 
 
-FAMILY = Family(
+ROBERTA = Family(
     architecture="RobertaModel",
     sizes=sizes,
     prefix="roberta.",
@@ -50,3 +54,8 @@ FAMILY = Family(
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
     sequence_classifier=SequenceClassifier("classifier.dense", "tanh", "classifier.out_proj"),
 )
+FAMILIES = {
+    "roberta": ROBERTA,
+    "camembert": dataclasses.replace(ROBERTA, architecture="CamembertModel"),
+    "xlm-roberta": dataclasses.replace(ROBERTA, architecture="XLMRobertaModel"),
+}

