@@ -192,7 +192,7 @@ def test_transfer_tasks_have_their_own_columns_and_average(run, senteval):
     code, results, printed = run("--tasks", "CR", "--mode", "fasttest", "--pooler", "avg")
     assert code == 0
     assert 0 <= results["tasks"]["CR"]["acc"] <= 100
-    assert "dev accuracy" in printed.out
+    assert "devacc" in printed.out
     assert results["averages"]["transfer"] is None
 
 
@@ -288,4 +288,4 @@ def test_own_files_need_no_senteval(run, tmp_path):
     code, results, printed = run("--tasks", tasks, "--pooler", "avg", "--data_dir", str(tmp_path / "none"))
     assert code == 0
     assert set(results["tasks"][tasks]) == {"mrr", "recall@1", "recall@5", "recall@10", "n"}
-    assert f"pairs_retrieval own/test: mrr {results['tasks'][tasks]['mrr']:.2f}" in printed.out
+    assert f"pairs_retrieval own/test  {results['tasks'][tasks]['mrr']:.2f}" in printed.out

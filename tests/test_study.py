@@ -134,7 +134,7 @@ def study(tmp_path, monkeypatch, capsys):
             "Study(base='simcse_base', variants={'A': {}}, published={'A': {'STSB': 80.0}})",
             "mine: published: 'A' has the unknown column 'STSB'",
         ),
-        ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSX',))", "mine: tasks: unknown task 'STSX'; "),
+        ("Study(base='simcse_base', variants={'A': {}}, tasks=('STSX',))", "mine: tasks: unknown task 'STSX'. Did you"),
         ("Study(base='simcse_base', variants={'A': {}}, start=('max',))", "mine: start: 'max' is not one of own, cls"),
         (
             "Study(base='simcse_base', variants={'A': {}}, finetunings={'f': {'finetune.stage': 'together'}})",

@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -51,39 +51,15 @@ Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, 
 
 
 @dataclasses.dataclass(frozen=True)
-class DevMetric:
-    """A metric on a dev text. Those that choose a checkpoint also give a score per item, for intervals.
+class RetrievalMetric:
+    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts.
 
-    Attributes:
-        name: Its name among the scores.
-        batch_size: Sentences per encoding batch.
+    `scores` returns scores x 100 by name. `per_item_scores` returns what the metric summarises, one value per query in
+    a list per data set. `interval` is the 95% interval of the difference between two models, resampled over `units`.
     """
 
     name: str
     batch_size: int
-
-    def scores(self, encoder: Encoder) -> Scores:
-        """Return the metric, x 100, and related scores by name."""
-        raise NotImplementedError
-
-    def per_item_scores(self, encoder: Encoder) -> Outcomes:
-        """Return, for each data set, what the metric summarises: one value per query or pair."""
-        raise NotImplementedError
-
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval for the difference of the metric, from the per-item scores of two models."""
-        raise NotImplementedError
-
-    @property
-    def units(self) -> str:
-        """What is resampled for the interval, such as `1,000 queries`."""
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalMetric(DevMetric):
-    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
-
     queries: Sequence[str]
     targets: Sequence[str]
 
@@ -108,9 +84,14 @@ class RetrievalMetric(DevMetric):
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrelationMetric(DevMetric):
-    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
+class CorrelationMetric:
+    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all.
 
+    Its methods are those of `RetrievalMetric`, per pair.
+    """
+
+    name: str
+    batch_size: int
     sets: Mapping[str, ScoredPairs]  # by the name of their score
 
     def scores(self, encoder: Encoder) -> Scores:
@@ -134,13 +115,18 @@ class CorrelationMetric(DevMetric):
 
 
 @dataclasses.dataclass(frozen=True)
-class DuplicatesMetric(DevMetric):
-    """Average precision with which cosine similarity finds the pairs that mean the same."""
+class DuplicatesMetric:
+    """Average precision with which cosine similarity finds the pairs that mean the same. It is only reported."""
 
+    name: str
+    batch_size: int
     pairs: ScoredPairs
 
     def scores(self, encoder: Encoder) -> Scores:
         return {self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}
+
+
+DevMetric = RetrievalMetric | CorrelationMetric | DuplicatesMetric
 
 
 def paired_interval(
@@ -194,14 +180,8 @@ def _metric(
 # The evaluation
 
 
-@dataclasses.dataclass(frozen=True)
-class DriftCheck:
-    """A score of general quality, x 100, which training on a narrow domain may lower.
-
-    Attributes:
-        name: Its name among the scores.
-        score: Computes it.
-    """
+class DriftCheck(NamedTuple):
+    """A score of general quality, x 100, which training on a narrow domain may lower."""
 
     name: str
     score: Callable[[Encoder], float]
@@ -220,10 +200,10 @@ class DevEvaluation:
         caveat: Why a gain says little about the documents; empty if there is no reason.
     """
 
-    chosen: DevMetric
+    chosen: RetrievalMetric | CorrelationMetric
     text: str
     also: Sequence[DevMetric] = ()
-    hold: Sequence[DevMetric] = ()
+    hold: Sequence[RetrievalMetric] = ()
     drift_check: DriftCheck | None = None
     caveat: str = ""
 
@@ -293,14 +273,11 @@ def build_dev_evaluation(
         lambda: [*_chosen_and_also(config, training_sentences), _texts_to_hold(config, training_sentences)]
     )
     check = build_drift_check(options, start) if start and (options.guard or options.max_drop) else None
-    return DevEvaluation(
-        _metric_of(chosen, options.batch_size),
-        json_digest({name: value for name, value in chosen.items() if name != "documents"}),
-        [_metric_of(texts, options.batch_size) for texts in also],
-        [_metric_of(texts, options.batch_size) for texts in hold],
-        check,
-        _caveat(chosen),
-    )
+    text = json_digest({name: value for name, value in chosen.items() if name != "documents"})
+    chooses, *reported = (_metric_of(texts, options.batch_size) for texts in (chosen, *also))
+    assert not isinstance(chooses, DuplicatesMetric)
+    kept = [RetrievalMetric(texts["metric"], options.batch_size, *texts["pairs"]) for texts in hold]
+    return DevEvaluation(chooses, text, reported, kept, check, _caveat(chosen))
 
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> DriftCheck:

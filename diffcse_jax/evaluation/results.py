@@ -230,7 +230,7 @@ def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 
 def _decimals(column: str) -> int:
-    return 3 if column in ("alignment", "uniformity") else 2
+    return {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}.get(column, 2)
 
 
 def model_label(results: Results) -> str:
@@ -328,46 +328,19 @@ def describe(results: Results) -> str:
     if results["post"]:
         to = f" to {results['post_dimension']} dimensions" if results["post_dimension"] else ""
         heading.append(f"{results['post']}{to}")
-    sts = {name: _cells(s, s.get("dev", {})) for name, s in tasks.items() if "spearman" in s}
-    transfer = {name: _cells(s) for name, s in tasks.items() if "devacc" in s}
-    lines = [" | ".join(heading)]
-    for columns, cells in (
-        (("Spearman", "Pearson", "pairs", "dev Spearman"), sts),
-        (("accuracy", "dev accuracy", "F1"), transfer),
-    ):
-        if cells:
-            lines.append(table(columns, [Row(name, each) for name, each in cells.items()], labels="task"))
-    lines += _probe_lines(tasks)
-    mark = " (not on the official data)" if not_official else ""
-    lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
-    lines += [f"{name}: not the official data: {reason}" for name, reason in not_official.items()]
-    lines += [f"{name}: missing: {reason}" for name, reason in results["missing"].items()]
-    return "\n".join(lines)
-
-
-def _cells(scores: Mapping[str, Any], dev: Mapping[str, Any] | None = None) -> dict[str, str]:
-    titles = {
-        "spearman": "Spearman", "pearson": "Pearson", "acc": "accuracy", "devacc": "dev accuracy", "f1": "F1"
-    }  # fmt: skip
-    cells = {title: f"{scores[key]:.2f}" for key, title in titles.items() if key in scores}
-    cells |= {"pairs": str(scores["n"])} if "n" in scores else {}
-    return cells | ({"dev Spearman": f"{dev['spearman']:.2f}"} if dev else {})
-
-
-def _probe_lines(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = []
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for name, scores in tasks.items():
+        numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
+        numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
+        groups.setdefault(tuple(numbers), []).append(Row(task_title(name), format_scores(numbers)))
+    lines = [" | ".join(heading), *(table(columns, rows, labels="task") for columns, rows in groups.items())]
     if geometry := tasks.get("geometry"):
-        lines.append(f"alignment {geometry['alignment']:.3f}, uniformity {geometry['uniformity']:.3f}")
         means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
         lines.append(f"mean similarity by rating: {', '.join(means)}")
-    if retrieval := tasks.get("retrieval"):
-        recall = ", ".join(f"@{k} {retrieval[f'recall@{k}']:.2f}" for k in CUTOFFS)
-        lines.append(f"recall {recall} ({retrieval['n']} queries)")
-        for example in retrieval["examples"]:
-            lines.append(f"  {example['query']}")
-            lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
-    for name, scores in tasks.items():
-        if own_task(name):
-            numbers = ", ".join(f"{key} {value:.2f}" for key, value in scores.items() if key != "n")
-            lines.append(f"{task_title(name)}: {numbers} ({scores['n']} pairs)")
-    return lines
+    for example in tasks.get("retrieval", {}).get("examples", ()):
+        lines.append(f"  {example['query']}")
+        lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
+    mark = " (not on the official data)" if not_official else ""
+    lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
+    lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]
+    return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])

@@ -116,15 +116,15 @@ def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[
 
 
 @dataclasses.dataclass(frozen=True)
-class PairsRetrieval:
-    """For the first text of each pair, find the second among the second texts of all pairs.
+class OwnTask:
+    """A task on a file of pairs.
 
     Attributes:
         file: A path as the user wrote it, or `docstrings`.
     """
 
     file: str
-    kind: ClassVar = "pairs_retrieval"
+    kind: ClassVar[str]
     modes: ClassVar = ("test", "fasttest", "dev")
 
     @property
@@ -134,30 +134,22 @@ class PairsRetrieval:
     def files(self, folder: Path, mode: str) -> list[Path]:
         return [] if self.file == DOCSTRINGS else [expand_path(self.file)]
 
+
+class PairsRetrieval(OwnTask):
+    """For the first text of each pair, find the second among the second texts of all pairs."""
+
+    kind = "pairs_retrieval"
+
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return mean reciprocal rank and recalls, x 100, and the number of pairs `n`."""
         queries, targets = read_retrieval_pairs(self.file)
         return retrieval_scores(*encode_groups(encoder, [queries, targets], options.batch_size)) | {"n": len(queries)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Duplicates:
-    """Tell pairs that mean the same from other pairs by their cosine similarity.
+class Duplicates(OwnTask):
+    """Tell pairs that mean the same from other pairs by their cosine similarity."""
 
-    Attributes:
-        file: A path as the user wrote it.
-    """
-
-    file: str
-    kind: ClassVar = "duplicates"
-    modes: ClassVar = ("test", "fasttest", "dev")
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}:{self.file}"
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return [expand_path(self.file)]
+    kind = "duplicates"
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return the average precision, x 100, and the number of pairs `n`."""
@@ -166,7 +158,8 @@ class Duplicates:
 
 
 OWN_TASKS: dict[str, type[PairsRetrieval] | type[Duplicates]] = {
-    task.kind: task for task in (PairsRetrieval, Duplicates)
+    "pairs_retrieval": PairsRetrieval,
+    "duplicates": Duplicates,
 }
 
 

@@ -19,6 +19,8 @@ from diffcse_jax.evaluation.sts import read_lines
 from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, needs_folder, senteval_folder
 from diffcse_jax.io import expand_path
 
+RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -84,8 +86,7 @@ def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[list[Res
     """
     done: list[Results] = []
     for model in dict.fromkeys(models):
-        earlier = list(done)
-        done.append(evaluate_model(model, settings, lambda each, earlier=earlier: keep([*earlier, each])))  # type: ignore[misc]
+        done.append(evaluate_model(model, settings, lambda results: keep([*done, results])))
     return done
 
 
@@ -107,12 +108,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
                 "model": model,
                 "pooler": encoder.pooler,
                 "truncate_dim": encoder.truncate_dim,
-                "backend": settings.backend,
-                "mode": settings.mode,
-                "aggregation": settings.aggregation,
-                "similarity": settings.similarity,
-                "post": settings.post,
-                "post_dimension": settings.post_dimension,
+                **{name: getattr(settings, name) for name in RECORDED},
                 "tasks": by_task,
                 "averages": results.averages(by_task, settings.mode),
                 "not_official": {name: problem for name, problem in problems.items() if problem},
