@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from diffcse_jax.data.markdown import sections
+from diffcse_jax.data.markup import markdown_sections
 from diffcse_jax.errors import ConfigError, reported_to_user
 
 WORDS = 64
@@ -64,7 +64,7 @@ def cpp(checkout: Path) -> Iterator[Page]:
     """Microsoft's C++ documentation; tables of contents and what pages include are no pages."""
     for path, text in _markdown(checkout, "docs"):
         if not path.endswith("/TOC.md") and "/includes/" not in path:
-            (_, message), (title, remarks), *_ = [*sections(text), ("", []), ("", [])]
+            (_, message), (title, remarks), *_ = [*markdown_sections(text.encode()), ("", []), ("", [])]
             explained = path.startswith("docs/error-messages/") and title.endswith(": Remarks")
             yield Page(path, text, [(_line(message), _line(remarks))] if explained else ())
 
@@ -72,7 +72,7 @@ def cpp(checkout: Path) -> Iterator[Page]:
 def powershell(checkout: Path) -> Iterator[Page]:
     """PowerShell's reference and concepts."""
     for path, text in _markdown(checkout, "reference/7.5", "reference/docs-conceptual"):
-        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in sections(text)}
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
         command = {"SYNOPSIS", "DESCRIPTION"} <= told.keys()
         yield Page(path, text, [(told["SYNOPSIS"], told["DESCRIPTION"])] if command else ())
 
@@ -91,7 +91,7 @@ def medquad(checkout: Path) -> Iterator[Page]:
 def eips(checkout: Path) -> Iterator[Page]:
     """Ethereum's proposals; newer ones have their line in the front matter, which is no training text."""
     for path, text in _markdown(checkout, "EIPS"):
-        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in sections(text)}
+        told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
         line = DESCRIPTION.search(text)
         query = line[1] if line else told.get("Simple Summary", "")
         yield Page(path, text, [(query, told.get("Abstract", ""))])

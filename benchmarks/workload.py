@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import TokenStore, build_or_open
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import hf, parameters

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from diffcse_jax.config import Config, ConvertsToDict, configuration, flat
-from diffcse_jax.data.in_memory import Text, write_held_out, write_sentences
+from diffcse_jax.data.in_memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.run import named_workdir, run
 from diffcse_jax.run_folder.records import read_metrics
@@ -91,7 +91,7 @@ def _settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) ->
     """The keys by which a run trains on this text."""
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
-    texts = iter(given)
+    texts = iter(as_texts(given))
     first = list(itertools.islice(texts, 1))
     texts = itertools.chain(first, texts)
     is_rows = bool(first) and not isinstance(first[0], str | Mapping)

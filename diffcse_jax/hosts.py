@@ -350,12 +350,13 @@ class Progress:
         what: is done, as `embedding`.
         unit: what is counted, in the plural.
         total: how many there are; None where that is not known.
+        quiet: report nothing.
     """
 
-    def __init__(self, what: str, unit: str, total: int | None = None):
-        self._what, self._unit, self._total = what, unit, total
+    def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
+        self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = 0
-        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", total=total, disable=None)
+        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", total=total, disable=quiet or None)
         self._begun = self._told = time.monotonic()
 
     def __enter__(self) -> "Progress":
@@ -369,7 +370,7 @@ class Progress:
         self._done += count
         self._bar.update(count)
         now = time.monotonic()
-        if self._bar.disable and now - self._told >= SECONDS_BETWEEN_LINES:
+        if self._bar.disable and not self._quiet and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
             of = f" of {self._total:,}" if self._total else ""
             rate = self._done / (now - self._begun)

@@ -1,4 +1,5 @@
-import sys
+"""ArrayRecord data sets: what is prepared is read, and other data sets are read by their columns of text."""
+
 from pathlib import Path
 
 import pytest
@@ -6,10 +7,10 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax.data import array_record, array_record_reader
+from diffcse_jax.data import array_record
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import DataError
+from diffcse_jax.data.sources import open_corpus, open_text
+from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.groups import DataConfig
 
 
@@ -26,7 +27,7 @@ sentences = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_s
 
 @settings(max_examples=6)
 @given(data=st.data())
-def test_what_is_prepared_is_read_in_order(tmp_path_factory, data):
+def test_prepared_rows_are_read_in_order(tmp_path_factory, data):
     columns = data.draw(st.integers(1, 5))
     rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=8))
     folder = tmp_path_factory.mktemp("prepared")
@@ -36,31 +37,28 @@ def test_what_is_prepared_is_read_in_order(tmp_path_factory, data):
     assert corpus.columns == ("sentence", "positive", "hard_negative", "hard_negative_2", "hard_negative_3")[:columns]
 
 
-def test_shards_are_read_one_after_the_other_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_record_reader, "BLOCK_RECORDS", 3)
-    rows = [(f"sentence {number}",) for number in range(20)]
-    folder = array_record.prepare(corpus_of(rows), tmp_path, shards=3)
+def test_shards_columns_and_fingerprints(tmp_path, monkeypatch):
+    monkeypatch.setattr(array_record, "BLOCK_RECORDS", 3)
+    (tmp_path / "pairs.csv").write_text(
+        "id,x,y\n" + "".join(f"{i},one {i},two {i}\n" for i in range(20)) + "3,three,\n"
+    )
+    corpus = open_text(tmp_path / "pairs.csv", columns=("y", "x"))
+    folder = array_record.prepare(corpus, tmp_path / "out", shards=3)
+    assert corpus.skipped_summary() == "skipped 1 line: 1 empty"
     assert len(list(folder.glob("*.array_record-*"))) == 3
-    assert list(opened(folder)) == list(opened(tmp_path)) == rows
-
-
-def test_columns_can_be_chosen(tmp_path):
-    array_record.prepare(corpus_of([("one", "two", "three")]), tmp_path)
-    assert list(opened(tmp_path, columns=("hard_negative", "sentence"))) == [("three", "one")]
-    with pytest.raises(DataError, match=r"no column 'text'.*it has: sentence, positive, hard_negative"):
-        opened(tmp_path, columns=("text",))
-
-
-def test_fingerprint_follows_the_content(tmp_path):
-    fingerprints = []
-    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
-        array_record.prepare(corpus_of([(text,)]), tmp_path / name)
-        fingerprints.append(opened(tmp_path / name).fingerprint())
-    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    rows = [(f"two {i}", f"one {i}") for i in range(20)]
+    assert list(opened(folder)) == list(opened(tmp_path / "out")) == rows
+    assert list(opened(folder, columns=("positive",))) == [row[1:] for row in rows]
+    with pytest.raises(DataError, match=r"no column 'text'.*It has: sentence, positive"):
+        opened(folder, columns=("text",))
+    with pytest.raises(DataError, match="already contains a data set"):
+        array_record.prepare(corpus, tmp_path / "out")
+    array_record.prepare(corpus_of([("three", "four")]), tmp_path / "other")
+    assert opened(folder).fingerprint() == opened(folder).fingerprint() != opened(tmp_path / "other").fingerprint()
 
 
 class Reviews(tfds.core.GeneratorBasedBuilder):
-    """A data set of another builder: two texts, one of them no valid UTF-8, and a label."""
+    """A data set of another builder: two texts, one of them not UTF-8, and a label."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -79,7 +77,7 @@ class Reviews(tfds.core.GeneratorBasedBuilder):
         yield 1, {"title": "good", "body": "short", "label": 0}
 
 
-def test_other_data_sets_are_read_by_their_text_features(tmp_path):
+def test_other_data_sets_are_read_by_their_columns_of_text(tmp_path):
     Reviews(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
     corpus = opened(tmp_path, columns=("title", "body"))
     assert list(corpus) == [("good", "short")]
@@ -88,40 +86,25 @@ def test_other_data_sets_are_read_by_their_text_features(tmp_path):
         opened(tmp_path)
 
 
-def test_folders_that_are_no_such_data_set_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no ArrayRecord data set"):
-        opened(tmp_path)
-    folder = array_record.prepare(corpus_of([("one",)]), tmp_path / "a")
-    array_record.prepare(corpus_of([("two",)]), tmp_path / "b")
-    with pytest.raises(DataError, match="several data sets"):
-        opened(tmp_path)
-    next(folder.glob("*.array_record-*")).unlink()
-    with pytest.raises(DataError, match="1 of 1 shards are missing, first sentence_corpus-train"):
-        opened(tmp_path / "a")
-
-
-def test_what_cannot_be_prepared_is_reported_and_leaves_nothing(tmp_path):
+def test_folders_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="rows cannot fill 3 shards"):
         array_record.prepare(corpus_of([("one",), ("two",)]), tmp_path, shards=3)
     with pytest.raises(DataError, match="rows: no usable line"):
         array_record.prepare(corpus_of([("",)]), tmp_path)
-    with pytest.raises(DataError, match="no ArrayRecord data set"):
+    with pytest.raises(DataError, match="or a prepared ArrayRecord data set"):
         opened(tmp_path)
-
-
-def run_command(monkeypatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["array_record", *map(str, arguments)])
-    array_record.main()
-
-
-def test_command_prepares_and_refuses_to_overwrite(tmp_path, monkeypatch, capsys):
-    (tmp_path / "pairs.csv").write_text("id,x,y\n1,one,two\n2,three,\n3,four,five\n")
-    arguments = ("--input", tmp_path / "pairs.csv", "--output", tmp_path / "out", "--shards", 2, "--columns", "y,x")
-    run_command(monkeypatch, *arguments)
-    output = capsys.readouterr().out
-    assert f"data.train_file={tmp_path / 'out'}" in output
-    assert "skipped 1 line: 1 empty" in output
-    assert list(opened(tmp_path / "out")) == [("two", "one"), ("five", "four")]
-    with pytest.raises(SystemExit, match="2"):
-        run_command(monkeypatch, *arguments)
-    assert "already holds a data set" in capsys.readouterr().err
+    folder = array_record.prepare(corpus_of([("one",)]), tmp_path / "a")
+    array_record.prepare(corpus_of([("two",)]), tmp_path / "b")
+    with pytest.raises(DataError, match="2 data sets"):
+        opened(tmp_path)
+    (shard,) = folder.glob("*.array_record-*")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100] + b"\xff" * 50 + content[150:])
+    with pytest.raises(DataError, match=r"damaged|cannot read"):
+        list(opened(tmp_path / "a"))
+    shard.unlink()
+    with pytest.raises(DataError, match="1 of 1 shards are missing, first sentence_corpus-train"):
+        opened(tmp_path / "a")
+    monkeypatch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
+    with pytest.raises(UserError, match="Install the extra 'tfds'"):
+        opened(tmp_path / "b")

@@ -15,7 +15,7 @@ from tiny_networks import SIZES
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.training import train
@@ -147,9 +147,9 @@ def test_a_table_of_synonyms_is_read_in_tokens(tmp_path):
     [
         ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
         ("fast\t\n", r"synonyms\.tsv, line 1: expected a word"),
-        ("very fast\tquick\n", r"synonyms\.tsv, line 1: the tokenizer does not take 'very fast' for one word"),
-        ("fast\tquick\n\nquick\tswift\n", r"synonyms\.tsv, line 3: text that is not in the tokenizer's vocabulary"),
-        ("\n", r"data\.synonyms_file: .*synonyms\.tsv holds no word"),
+        ("very fast\tquick\n", r"synonyms\.tsv, line 1: the tokenizer splits 'very fast' into words"),
+        ("fast\tquick\n\nquick\tswift\n", r"synonyms\.tsv, line 3: text is not in the tokenizer's vocabulary"),
+        ("\n", r"data\.synonyms_file: .*synonyms\.tsv does not contain a word"),
         (None, r"data\.synonyms_file: cannot read .*synonyms\.tsv"),
     ],
 )

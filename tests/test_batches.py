@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.data.batches import BatchSource, Packing, Shards, batches_per_epoch, make_batches
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import DataError
 
 EXAMPLES, BATCH, PAD = 21, 4, 9999
@@ -169,7 +169,7 @@ def test_batches_per_epoch_leaves_the_rest_out():
 
 def test_fewer_examples_than_a_batch_are_refused(store):
     with pytest.raises(
-        DataError, match=r"data\.train_file holds 21 examples, fewer than train\.batch_size=32: .*such as 16$"
+        DataError, match=r"data\.train_file gives 21 examples, fewer than train\.batch_size=32\. .*batch_size=16$"
     ):
         source_of(store, batch_size=32)
 

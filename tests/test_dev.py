@@ -7,7 +7,8 @@ import scipy.stats
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config
-from diffcse_jax.data import docstrings, held_out
+from diffcse_jax.data import docstrings
+from diffcse_jax.data.pair_builders import Holdout
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import CachedEncoder, dev, tasks
 from diffcse_jax.evaluation.dev import (
@@ -214,7 +215,7 @@ SAME = ["Everything begins with one text.", "What comes after it is the same."]
 )
 def test_pairs_of_held_out_documents(tmp_path, monkeypatch, metric, expected):
     """All are held out here; which ones are is tested with documents."""
-    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: share == 0.25)
+    monkeypatch.setattr(Holdout, "has", lambda self, document: self._share == 0.25)
     repeated = [SAME, [*SAME[:1], "But here it goes on in another way."]]  # one lead, two rests
     if metric != "lead_retrieval":
         repeated = []
@@ -235,15 +236,15 @@ def test_pairs_of_held_out_documents(tmp_path, monkeypatch, metric, expected):
 
 
 def test_too_few_held_out_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
-    (tmp_path / "a.txt").write_text("A single document. It has little text, but some.\n")
+    monkeypatch.setattr(Holdout, "has", lambda self, document: True)
+    (tmp_path / "a.txt").write_text("A document. It has little text, but some.\nWord.\n")
     data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
     with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for lead_retrieval"):
         build(data=data, metric="lead_retrieval")
 
 
 def test_a_metric_of_few_documents_has_a_caveat(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(held_out, "is_held_out", lambda document, share: True)
+    monkeypatch.setattr(Holdout, "has", lambda self, document: True)
     documents = [f"Document {n} begins with this. It goes on, in sentence {n} of them." for n in range(4)]
     single = [f"Document {n} has nothing but a sentence." for n in range(17)]
     few = "only 4 of 21 held-out documents have pairs for lead_retrieval, too few to judge all"

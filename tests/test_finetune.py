@@ -20,7 +20,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 from benchmarks import finetune_heads
 from diffcse_jax.commands.finetune import with_name
 from diffcse_jax.config import Config
-from diffcse_jax.data.mixture import by_ratio, by_temperature, places
+from diffcse_jax.data.batches import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted

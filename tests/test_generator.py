@@ -13,7 +13,7 @@ from tiny_model import random_params
 from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.tokens import build_or_open
+from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.groups import DataConfig

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.in_memory import write_held_out, write_sentences
+from diffcse_jax.data.in_memory import as_texts, write_held_out, write_sentences
 from diffcse_jax.data.sources import open_corpus, open_documents
 from diffcse_jax.errors import DataError
 
@@ -46,16 +46,34 @@ def test_rows_have_columns():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "there is no text to train on: the list is empty"),
-        (["a", float("nan")], "text 2 is nan: give strings; or tuples of strings"),
-        ([("a", "b"), ("c",)], "text 2 is ('c',): give strings"),
-        ([("a", "b"), ("c", "d", "e")], "text 2 has 3 columns (sentence, positive, hard_negative), the first one 2"),
+        ([], "the list of texts to train on is empty"),
+        (["a", float("nan")], "text 2 is nan. Give strings; tuples of strings"),
+        ([("a", "b"), ("c",)], "text 2 is ('c',). Give strings"),
+        (
+            [("a", "b"), ("c", "d", "e")],
+            "text 2 has 3 columns (sentence, positive, hard_negative), but the first text has 2",
+        ),
         ([("a", 1)], "text 1 is ('a', 1)"),
     ],
 )
 def test_what_is_no_text_is_named(texts, message):
     with pytest.raises(DataError, match=f"^{re.escape(message)}"):
         write_sentences(iter(texts))  # of which types are not checked
+
+
+@pytest.mark.parametrize("table", ["pandas", "pyarrow", "dict", "string"])
+def test_tables_are_converted_or_refused_with_advice(table):
+    """Before, the names of the columns were taken for the texts."""
+    columns = {"sentence": ["a b", "c d"], "positive": ["e f", "g h"]}
+    if table in ("dict", "string"):
+        given = columns if table == "dict" else "one sentence"
+        message = "with the keys sentence, positive. Choose one" if table == "dict" else "cannot train on a str. Give"
+        with pytest.raises(DataError, match=message):
+            as_texts(given)
+        return
+    given = pytest.importorskip(table)
+    given = given.DataFrame(columns) if table == "pandas" else given.table(columns)
+    assert list(corpus(write_sentences(as_texts(given)))) == [("a b", "e f"), ("c d", "g h")]
 
 
 def test_held_out_rows_share_no_text_with_the_others():
@@ -73,5 +91,5 @@ def test_held_out_rows_share_no_text_with_the_others():
     found = corpus(with_unusable)
     assert list(found) == list(corpus(train_file))
     assert found.skipped.total() == 33
-    with pytest.raises(DataError, match="leaves 2 of 2 rows to train on and 0 to evaluate with"):
+    with pytest.raises(DataError, match="leaves 2 of 2 rows for training and 0 for evaluation"):
         write_held_out([("a", "b"), ("c", "d")], 0.01)

@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.apps.embed import embed
 from diffcse_jax.data.batches import BatchSource, Shards
-from diffcse_jax.data.examples import Neighbours
+from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import open_vectors
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
@@ -116,14 +116,14 @@ def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokeni
     open_vectors(store, *tokenised(text))  # the digest of this store is known
     (tmp_path / "other").mkdir()
     write_part(tmp_path / "other/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
-    with pytest.raises(DataError, match=r"lacks vectors of 24 of the 24 sentences"):
+    with pytest.raises(DataError, match=r"lacks the embeddings of 24 of the 24 sentences"):
         open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
 
 
 def test_what_a_store_lacks_is_told(tmp_path, text, tokenised):
     store = stored(tmp_path / "store", text)
     text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
-    with pytest.raises(DataError, match=r"lacks vectors of 3 of the 5 sentences of .* first of line 3, 'who is this'"):
+    with pytest.raises(DataError, match=r"lacks the embeddings of 3 of the 5 sentences of .* on line 3: 'who is this'"):
         open_vectors(store, *tokenised(text))
     assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
 
@@ -132,7 +132,7 @@ def test_a_text_that_changes_meanwhile_is_refused(tmp_path, text, tokenised):
     store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     with text.open("a") as file:
         file.write("number 1 is here\n")
-    with pytest.raises(DataError, match="has changed since this run began"):
+    with pytest.raises(DataError, match="has changed since this run started"):
         open_vectors(store, corpus, tokens)
 
 
@@ -174,7 +174,7 @@ def test_a_damaged_copy_is_made_anew(name, tmp_path, text, tokenised, capsys):
     content = path.read_bytes()
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     np.testing.assert_array_equal(open_vectors(store, corpus, tokens).gather(every), expected)
-    assert f"warning: {path} is damaged; the vectors are made anew" in capsys.readouterr().err
+    assert f"warning: {path} is damaged; copying the embeddings again" in capsys.readouterr().err
     assert path.read_bytes() == content
     open_vectors(store, corpus, tokens)
     assert "is damaged" not in capsys.readouterr().err
@@ -198,6 +198,6 @@ def test_a_disk_without_room_for_the_copy_is_told(tmp_path, text, tokenised, mon
     corpus, tokens = tokenised(text)
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} stays as it is"):
+    with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} is unchanged"):
         open_vectors(store, corpus, tokens)
     assert not list((tmp_path / "cache").glob("*/vectors-*"))

@@ -12,7 +12,7 @@ from tiny_model import random_params
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
-from diffcse_jax.data.shapes import BatchShape
+from diffcse_jax.data.batches import BatchShape
 from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained

@@ -58,10 +58,9 @@ def read_sentences(name: str, columns: tuple[str, ...] = ()) -> list[str]:
     Raises:
         DataError: it cannot be read, or holds no sentence.
     """
-    from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.groups import DataConfig
+    from diffcse_jax.data.sources import open_text
 
-    corpus = open_corpus(DataConfig(train_file=name, columns=columns), "--corpus")
+    corpus = open_text(name, "--corpus", columns=columns)
     sentences = list(dict.fromkeys(row[0] for row in corpus))
     if not sentences:
         raise NoSentencesError(f"--corpus {name} holds no sentence")

@@ -1,97 +1,114 @@
-"""Prepares a corpus as an ArrayRecord data set, in shards, through tensorflow-datasets and without TensorFlow.
+"""Prepare and read ArrayRecord data sets with tensorflow-datasets, without TensorFlow.
 
-    python -m diffcse_jax.data.array_record --input corpus.txt --output DIR [--shards N] [--columns a,b]
-
-Then `data.train_file=DIR`; `diffcse_jax.data.array_record_reader` reads it.
+`prepare(open_text("corpus.txt"), "DIR", shards=8)` writes a data set that `data.train_file=DIR` reads.
 """
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow_datasets as tfds
+from diffcse_jax.data.corpus import Corpus, Row, column_names
+from diffcse_jax.errors import DataError, require_extra
 
-from diffcse_jax.data.array_record_reader import SPLIT, found_in
-from diffcse_jax.data.corpus import Corpus, column_names
-from diffcse_jax.data.entries import told
-from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import DataError, reported_to_user
-from diffcse_jax.groups import DataConfig
+SPLIT = "train"
+BLOCK_RECORDS = 10_000  # single records are read a hundred times slower
 
 
-class SentenceCorpus(tfds.core.GeneratorBasedBuilder):
-    """Sentences for contrastive learning; with a positive and hard negatives where the corpus has them."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    code_path = None  # no checksums beside this module; looking for them needs a package that tfds does not declare
-
-    def __init__(self, corpus: Corpus, data_dir: str | Path):
-        self._corpus = corpus
-        super().__init__(data_dir=str(data_dir), file_format="array_record")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = {name: tfds.features.Text() for name in column_names(len(self._corpus.columns))}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=self.__doc__,
-            features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,  # keeps the order of the corpus
-        )
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, str]]]]:
-        return {SPLIT: self._generate_examples()}
-
-    def _generate_examples(self) -> Iterator[tuple[int, dict[str, str]]]:
-        for key, row in enumerate(self._corpus):
-            yield key, dict(zip(column_names(len(row)), row, strict=True))
-
-
-def prepare(corpus: Corpus, output: Path, shards: int | None = None) -> Path:
-    """Writes a corpus as an ArrayRecord data set.
+def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Path:
+    """Write a corpus as an ArrayRecord data set, in the order of its rows.
 
     Args:
-        corpus: the rows, written in their order.
-        output: the folder to write under.
-        shards: the number of files; None: one, or more where tensorflow-datasets finds it too large.
+        corpus: The rows, for example from `data.sources.open_text`.
+        output: The folder to write to.
+        shards: The number of files. None: by size.
 
     Returns:
         The data set's folder.
 
     Raises:
-        DataError: `output` already holds a data set, or the corpus cannot be read.
+        DataError: `output` already contains a data set, or the corpus cannot be read or fill the shards.
     """
-    if found_in(output):
-        raise DataError(f"{output} already holds a data set; delete it or choose another --output")
-    builder = SentenceCorpus(corpus, data_dir=output)
-    download_config = tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
+    tfds = require_extra("tensorflow_datasets", "tfds")
+    if _found_in(Path(output)):
+        raise DataError(f"{output} already contains a data set. Delete it or name another folder")
+    names = column_names(len(corpus.columns))
+
+    with require_extra("tensorflow_datasets.core.registered", "tfds").skip_registration():  # else once per process
+
+        class SentenceCorpus(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined, misc]
+            """Sentences for contrastive learning, with positives and hard negatives if the corpus has them."""
+
+            VERSION = tfds.core.Version("1.0.0")
+            code_path = None  # looking for checksums would need a package that tfds does not declare
+
+            def _info(self) -> Any:
+                features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
+                return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+            def _split_generators(self, dl_manager: Any) -> Any:
+                return {SPLIT: self._generate_examples()}
+
+            def _generate_examples(self) -> Iterator[tuple[int, dict[str, str]]]:
+                for key, row in enumerate(corpus):
+                    yield key, dict(zip(names, row, strict=True))
+
+    builder = SentenceCorpus(data_dir=str(output), file_format="array_record")
     try:
-        builder.download_and_prepare(download_config=download_config)
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
+        )  # fmt: skip
     except AssertionError as error:
         raise DataError(f"{corpus.name} cannot fill {shards} shards: {error}") from error
     return Path(builder.data_path)
 
 
-def main() -> None:
-    """Prepares a data set from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m diffcse_jax.data.array_record", description=main.__doc__)
-    parser.add_argument("--input", required=True, help="what data.train_file takes: a file, a folder, wiki1m, ...")
-    parser.add_argument("--output", required=True, type=Path, help="folder to write the data set under")
-    parser.add_argument("--shards", type=int, help="number of files; default: by size")
-    parser.add_argument("--columns", default="", help="columns to keep, separated by commas")
-    arguments = parser.parse_args()
-    if arguments.shards is not None and arguments.shards < 1:
-        parser.error("--shards must be at least 1")
-    with reported_to_user():
-        columns = tuple(filter(None, arguments.columns.split(",")))
-        with told({"data.train_file": "--input", "data.columns": "--columns"}):
-            corpus = open_corpus(DataConfig(train_file=arguments.input, columns=columns), "--input")
-        folder = prepare(corpus, arguments.output, arguments.shards)
-        print(f"{folder} is ready: data.train_file={arguments.output}")
-        if corpus.skipped:
-            print(corpus.skipped_summary())
-        print(f"first row: {corpus.first_row()}")
+def open_prepared(
+    folder: Path,
+) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[Sequence[str]], Iterator[tuple[int, Row]]], list[Path]]:
+    """Open the `train` split of the one data set in `folder` or up to three levels below it.
+
+    Returns:
+        All text columns; those named after their roles; a function that yields numbered rows of some columns; and the
+        shards.
+
+    Raises:
+        DataError: There is no such data set, or there are several, or it is damaged.
+    """
+    tfds = require_extra("tensorflow_datasets", "tfds")
+    found = _found_in(folder)
+    if len(found) != 1:
+        raise DataError(f"{folder}: {len(found)} data sets (dataset_info.json). Name the folder of one data set")
+    try:
+        builder = tfds.builder_from_directory(found[0])
+        splits, features = builder.info.splits, builder.info.features
+        if SPLIT not in splits:
+            raise DataError(f"{found[0]}: no split {SPLIT!r}. It has: {', '.join(splits)}")
+        shards = [Path(file) for file in splits[SPLIT].filepaths]
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise DataError(f"{found[0]}: {len(missing)} of {len(shards)} shards are missing, first {missing[0]}")
+        source = builder.as_data_source(SPLIT)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises many types
+        raise DataError(f"{found[0]}: cannot read the data set as ArrayRecord: {error}") from error
+    texts = {name for name, feature in features.items() if isinstance(feature, tfds.features.Text)}
+    if not texts:
+        raise DataError(f"{found[0]}: no column of text. It has: {', '.join(sorted(features))}")
+    known = tuple(name for name in column_names(2 + len(texts)) if name in texts)
+
+    def rows(columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        for start in range(0, len(source), BLOCK_RECORDS):
+            try:
+                block = source.__getitems__(range(start, min(start + BLOCK_RECORDS, len(source))))
+            except Exception as error:
+                raise DataError(f"{found[0]}: a record after number {start} is damaged: {error}") from error
+            for number, example in enumerate(block, start + 1):
+                yield number, tuple(example[column].decode(errors="surrogateescape") for column in columns)
+
+    return (*known, *sorted(texts.difference(known))), known, rows, shards
 
 
-if __name__ == "__main__":
-    main()
+def _found_in(folder: Path) -> list[Path]:
+    """Return folders of data sets: `folder`, or `name/version` or `name/config/version` below it."""
+    levels = ("", "*/", "*/*/", "*/*/*/")
+    return sorted(file.parent for level in levels for file in folder.glob(f"{level}dataset_info.json"))

@@ -1,9 +1,8 @@
-"""Augmented sentences as second views (SimCSE Table 1): crops, deletions, synonyms; made anew in every epoch.
+"""Augment sentences to second views (SimCSE Table 1): crops, deletions and synonyms, drawn anew in each epoch.
 
-All of it acts on whole words. A word is what the tokenizer's vocabulary tells: WordPiece marks tokens that continue a
-word (`##`), so that punctuation is a word of its own; byte-level BPE and SentencePiece mark those that begin one, after
-white space, so that punctuation belongs to the word before it. Of any other tokenizer, each token is a word. The
-first and the last token of a sentence, [CLS] and [SEP], stay.
+All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that punctuation is a word.
+Byte-level BPE and SentencePiece mark tokens that begin a word, so that punctuation belongs to the word before it. With
+any other tokenizer each token is a word. [CLS] and [SEP] stay.
 """
 
 import dataclasses
@@ -17,26 +16,26 @@ import tokenizers
 import transformers
 from jaxtyping import Bool, Int, Integer
 
-from diffcse_jax.data.lines import text_lines
+from diffcse_jax.data.readers import text_lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import expand_path, why_unreadable
 
 Word = tuple[int, ...]  # its tokens
-Synonyms = Mapping[Word, Sequence[Word]]  # of a word those that may replace it, which may be several words
-WORD_MARKS = ("Ġ", "▁")  # of tokens that begin a word: byte-level BPE's and SentencePiece's
+Synonyms = Mapping[Word, Sequence[Word]]  # a replacement may be several words
+WORD_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece begin words with them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Augmentation:
-    """A random change of sentences.
+    """Change sentences at random.
 
     Attributes:
         kind: `crop`, `word_deletion`, `delete_one_word` or `synonyms`.
-        ratio: share of the words that the first two remove.
-        begins_word: of every token of the vocabulary, whether it begins a word.
-        synonyms: the table; read by `synonyms`.
+        ratio: Share of the words that the first two kinds remove.
+        begins_word: Whether each token of the vocabulary begins a word.
+        synonyms: The table for `synonyms`.
     """
 
     kind: str
@@ -47,19 +46,19 @@ class Augmentation:
     def __call__(
         self, input_ids: Integer[np.ndarray, "B T"], lengths: Int[np.ndarray, " B"], generator: np.random.Generator
     ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """The changed sentences and their lengths. Values at padding mean nothing.
+        """Return the changed sentences and their lengths. Values at padding have no meaning.
 
         Args:
-            input_ids: padded to the longest that a sentence may be.
-            lengths: of the sentences.
-            generator: of random numbers.
+            input_ids: The sentences, padded to the maximal length.
+            lengths: Lengths of the sentences.
+            generator: Random numbers.
         """
         positions = np.arange(input_ids.shape[1])
         ordinary = (positions > 0) & (positions < lengths[:, None] - 1)
         begins = ordinary & (self.begins_word[input_ids] | (positions == 1))
         if self.kind == "synonyms":
             return _with_synonym(input_ids, lengths, begins, self.synonyms, generator)
-        number = begins.cumsum(axis=1) - 1  # of the word that a token belongs to
+        number = begins.cumsum(axis=1) - 1  # the word of each token
         kept_words = self._kept_words(begins.sum(axis=1), input_ids.shape[1], generator)
         kept = (positions < lengths[:, None]) & (~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1))
         side_by_side = np.argsort(~kept, axis=1, kind="stable")
@@ -68,7 +67,7 @@ class Augmentation:
     def _kept_words(
         self, counts: Int[np.ndarray, " B"], most: int, generator: np.random.Generator
     ) -> Bool[np.ndarray, "B words"]:
-        """Which of so many words are kept: always one at least."""
+        """Choose the words to keep, at least one."""
         numbers, draws = np.arange(most), generator.random((len(counts), most))
         if self.kind == "crop":
             kept = np.maximum(np.rint((1 - self.ratio) * counts), 1)
@@ -81,10 +80,10 @@ class Augmentation:
 
 
 def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
-    """The augmentation that `data.augmentation` names; None where second views are not made here.
+    """Open the augmentation that `data.augmentation` names; None if it does not change second views here.
 
     Raises:
-        DataError: a table of synonyms that cannot be used.
+        DataError: The table of synonyms cannot be used.
     """
     if data.augmentation in ("none", "mlm"):
         return None
@@ -97,7 +96,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
 
 
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
-    """Of every token, whether it begins a word."""
+    """Tell for each token whether it begins a word."""
     vocabulary = backend.get_vocab()
     model = json.loads(backend.to_str())["model"]
     begins = np.ones(max(vocabulary.values()) + 1, bool)
@@ -113,17 +112,17 @@ def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"
 def read_synonyms(
     path: Path, backend: tokenizers.Tokenizer, begins: Bool[np.ndarray, " vocabulary"], unknown: int | None
 ) -> Synonyms:
-    """A table of synonyms: on every line a word and those that may replace it, separated by tabs.
+    """Read a table of synonyms. Each line has a word and its replacements, separated by tabs.
 
     Args:
-        path: the file, in UTF-8; empty lines are skipped.
-        backend: the tokenizer, without padding and truncation.
-        begins: of every token, whether it begins a word.
-        unknown: the token of text that is not in the vocabulary.
+        path: The file, in UTF-8. Empty lines are skipped.
+        backend: The tokenizer without padding and truncation.
+        begins: Whether each token begins a word.
+        unknown: The token of text that is not in the vocabulary.
 
     Raises:
-        DataError: with file and line: no such file or no UTF-8; a line without a synonym, whose first field is not one
-            word, or with text that is not in the vocabulary; a file without any word.
+        DataError: The file is missing, not UTF-8 or empty; or a line lacks a synonym, begins with more than one word,
+            or has text that is not in the vocabulary. The message names file and line.
     """
     table: dict[Word, list[Word]] = {}
     if problem := why_unreadable(path):
@@ -134,17 +133,17 @@ def read_synonyms(
         word, *others = (field.strip() for field in line.split("\t"))
         if not word or not others or not all(others):
             raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs")
-        # A vocabulary may have other tokens for a word after a space than for one that begins a sentence.
+        # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
             tokens, *replacements = (_tokens(backend, before + text) for text in (word, *others))
             if not all(each and unknown not in each for each in (tokens, *replacements)):
-                raise DataError(f"{path}, line {number}: text that is not in the tokenizer's vocabulary")
+                raise DataError(f"{path}, line {number}: text is not in the tokenizer's vocabulary. Remove it")
             if begins[list(tokens[1:])].any():
-                raise DataError(f"{path}, line {number}: the tokenizer does not take {word!r} for one word")
+                raise DataError(f"{path}, line {number}: the tokenizer splits {word!r} into words. Remove it")
             choices = table.setdefault(tokens, [])
             choices += [each for each in replacements if each not in choices]
     if not table:
-        raise DataError(f"data.synonyms_file: {path} holds no word")
+        raise DataError(f"data.synonyms_file: {path} does not contain a word")
     return table
 
 
@@ -159,9 +158,9 @@ def _with_synonym(
     synonyms: Synonyms,
     generator: np.random.Generator,
 ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-    """The sentences with one random word of those in the table replaced by one of its synonyms.
+    """Replace one random word of each sentence by one of its synonyms.
 
-    A sentence that grows beyond T loses what comes last, and keeps its last token.
+    A sentence that grows beyond T loses its end, but keeps its last token.
     """
     changed, new_lengths = input_ids.copy(), lengths.copy()
     for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):

@@ -1,93 +1,187 @@
-"""Batches of tokens for the train step, in an order that is a function of the seed.
+"""Batches of tokens for the train step. Batch `i` is a function of the store, the seed and `i`.
 
-One Grain item is one whole batch, gathered by NumPy: item by item, Grain costs a hundred times more per sentence.
-Batch `i` depends on nothing but the store, the seed and `i`, so an iterator's whole state is the next index.
+One Grain item is a whole batch, gathered by NumPy; single sentences would be a hundred times slower. The train step is
+compiled for each shape of a batch, so a run has few shapes. Lengths follow from the text alone, so that no result
+depends on devices or packing.
 """
 
+import collections
 import functools
+import math
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int, Integer, Shaped
+from jaxtyping import Float, Int, Integer, Shaped
 
 from diffcse_jax.batch import Batch, PackedLayout, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
-from diffcse_jax.data.examples import Crops, Neighbours
-from diffcse_jax.data.shapes import STEPS_OF_SHARE, BatchShape, choose_lengths, choose_shapes, smallest, smallest_shape
+from diffcse_jax.data.sampling import Crops, Neighbours
 from diffcse_jax.data.stored_vectors import SentenceVectors
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import DataError
 
 if TYPE_CHECKING:
     import grain
 
-SAMPLE = 512  # batches that a run's shapes are chosen by
+SAMPLE = 512  # batches that determine a run's shapes
+BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # lengths in tokens
+MAX_LENGTHS = 2
+MAX_SHAPES = 4
+STEPS_OF_SHARE = 16
+
+
+# Shapes
+
+
+class BatchShape(NamedTuple):
+    """A length, and the share of a batch's positions, in sixteenths, that may be real tokens."""
+
+    length: int
+    sixteenths: int
+
+    @property
+    def packed(self) -> bool:
+        """Tell whether padding is left out."""
+        return self.sixteenths < STEPS_OF_SHARE
+
+    def capacity(self, positions: int) -> int:
+        """Return the slots for the real tokens among these positions."""
+        return math.ceil(positions * self.sixteenths / STEPS_OF_SHARE)
+
+    @classmethod
+    def of(cls, length: int, share: float) -> "BatchShape":
+        """Return the smallest shape of a length that holds this share of real tokens."""
+        return cls(length, math.ceil(STEPS_OF_SHARE * share))
+
+
+def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
+    """Choose at most `MAX_LENGTHS` lengths, including `max_length`, that give the least padding.
+
+    Args:
+        longest: The longest sentence of each batch of a sample.
+        max_length: Most tokens of any sentence.
+    """
+    counts = collections.Counter(longest)
+
+    def padded(lengths: Sequence[int]) -> int:
+        return sum(count * smallest(lengths, length) for length, count in counts.items())
+
+    buckets = (*(length for length in BUCKETS if length < max_length), max_length)
+    return _greedy([max_length], buckets, MAX_LENGTHS, padded)
+
+
+def smallest(lengths: Sequence[int], longest: int) -> int:
+    """Return the smallest length that holds a sentence."""
+    return min(length for length in lengths if length >= longest)
+
+
+def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
+    """Choose at most `MAX_SHAPES` shapes, which hold any batch, that compute the fewest positions.
+
+    Args:
+        needed: The smallest shape of each batch of a sample.
+        lengths: The lengths of the run.
+    """
+    counts = collections.Counter(needed)
+
+    def computed(shapes: Sequence[BatchShape]) -> int:
+        return sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items())
+
+    whole = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
+    return _greedy(whole, sorted(counts), MAX_SHAPES, computed)
+
+
+def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchShape:
+    """Return the smallest shape of the same length that holds a batch."""
+    return min(shape for shape in shapes if shape.length == needed.length and shape >= needed)
+
+
+def _greedy(
+    start: Sequence[Any], candidates: Sequence[Any], most: int, cost: Callable[[Sequence[Any]], int]
+) -> tuple[Any, ...]:
+    """Add candidates to `start`, each time the one that lowers the cost the most."""
+    chosen = list(start)
+    while len(chosen) < most:
+        best = min(candidates, key=lambda candidate: cost([*chosen, candidate]))
+        if cost([*chosen, best]) >= cost(chosen):
+            break
+        chosen.append(best)
+    return tuple(sorted(chosen))
+
+
+# Batches of one text
 
 
 class Shards(NamedTuple):
-    """The part of every global batch that one process feeds, in shares of the devices along the mesh's data axis."""
+    """The part of each global batch that one process feeds, in shards along the mesh's data axis."""
 
     local: range = range(1)
     total: int = 1
 
     def of(self, rows: int) -> slice:
-        """The process's slice of so many rows."""
+        """Return the process's slice of these rows."""
         return slice(self.local.start * rows // self.total, self.local.stop * rows // self.total)
 
 
 class Packing(NamedTuple):
-    """The layout of batches without padding."""
+    """How batches without padding are laid out."""
 
-    chunks: int = 1  # parts that the networks take one after the other
-    anchors: bool = False  # the anchors alone have a layout, too
-    fullest: int = STEPS_OF_SHARE - 1  # sixteenths of positions that are real: batches with more are left as they are
+    chunks: int = 1  # parts that the networks compute one after the other
+    anchors: bool = False  # the anchors alone also have a layout
+    fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
 def batches_per_epoch(examples: int, batch_size: int) -> int:
-    """Whole batches in one pass; the rest of an epoch is left out.
+    """Return the number of whole batches in an epoch.
 
     Raises:
-        DataError: there are fewer examples than a batch holds.
+        DataError: There are fewer examples than a batch holds.
     """
     if examples < batch_size:
-        smaller = f", or a smaller batch, such as {1 << examples.bit_length() - 1}" if examples > 1 else ""
+        smaller = f", or set train.batch_size={fitting_batch_size(examples, batch_size)}" if examples > 1 else ""
         raise DataError(
-            f"data.train_file holds {examples:,} examples, fewer than train.batch_size={batch_size}: use a larger file"
+            f"data.train_file gives {examples:,} examples, fewer than train.batch_size={batch_size}. Use more text"
             f"{smaller}"
         )
     return examples // batch_size
 
 
-class BatchSource:
-    """Random access to the batches of a training run, as the rows of one process: `data.rows.Batch` of NumPy arrays.
+def fitting_batch_size(examples: int, batch_size: int, shards: int = 1) -> int:
+    """Return `batch_size`, or the largest smaller power of two (times `shards`) that the examples fill."""
+    if examples >= batch_size:
+        return batch_size
+    return shards << max(0, (examples // shards).bit_length() - 1)
 
-    A single column is doubled: a sentence is its own second view, which dropout or an augmentation tells apart. A batch
-    is padded to the smallest of the run's lengths that holds the longest sentence of the global batch: the same on all
-    processes.
+
+class BatchSource:
+    """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
+
+    The sentence of a single column becomes two views, which dropout or an augmentation makes different. All processes
+    pad a batch to the smallest of the run's lengths that holds the longest sentence of the global batch.
 
     Args:
-        store: the tokens.
-        batch_size: examples per batch over all processes.
-        steps: the number of batches.
-        seed: with the epoch, it determines the order of the examples.
-        pad_token_id: the id that fills sentences up to their length.
-        shards: the part of each global batch to yield.
-        packing: how batches are laid out; None: padding is computed, too.
-        next_sentence: the last column is no view, but the next sentence.
-        augmentation: changes second views, as a function of the seed and the batch's number.
-        vectors: stored ones of the sentences, by the names of their stores; they travel with the views.
-        labels: of all examples, by the name of their task; they travel, too, and a single column is not doubled.
+        store: The tokens.
+        batch_size: Examples per batch over all processes.
+        steps: The number of batches.
+        seed: Determines the order of the examples, together with the epoch.
+        pad_token_id: The id that fills sentences up to their length.
+        shards: The part of each global batch to return.
+        packing: How batches are laid out. None: padding is also computed.
+        next_sentence: The last column is the next sentence and not a view.
+        augmentation: Changes second views, as a function of the seed and the batch's number.
+        vectors: Stored embeddings of the sentences, by name, which are added to the batches.
+        labels: Labels of all examples, by task, which are added to the batches. A single column then stays one view.
 
     Attributes:
-        shapes: what the shapes of batches are chosen from.
+        shapes: The shapes that batches can have.
 
     Raises:
-        DataError: the store holds less than one batch.
-        ValueError: the shards cannot share a batch evenly.
+        DataError: The store has fewer examples than a batch.
+        ValueError: The shards cannot share a batch evenly.
     """
 
     def __init__(
@@ -107,17 +201,10 @@ class BatchSource:
     ):
         if batch_size % shards.total:
             raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
-        self._store = store
-        self._batch_size = batch_size
-        self._steps = steps
-        self._seed = seed
-        self._pad_token_id = pad_token_id
-        self._shards = shards
-        self._packing = packing
-        self._next_sentence = next_sentence
-        self._augmentation = augmentation
-        self._vectors = vectors
-        self._labels = labels
+        self._store, self._batch_size, self._steps, self._seed = store, batch_size, steps, seed
+        self._pad_token_id, self._shards, self._packing = pad_token_id, shards, packing
+        self._next_sentence, self._augmentation = next_sentence, augmentation
+        self._vectors, self._labels = vectors, labels
         columns = list(range(len(store.columns)))
         single = len(columns) == 1 + next_sentence and not labels
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
@@ -134,7 +221,7 @@ class BatchSource:
 
     def __getitem__(self, index: int) -> Batch:
         lengths = self._lengths(index)
-        shape = self._shape(lengths)
+        shape = smallest_shape(self.shapes, self._needed(lengths))
         local = self._shards.of(self._batch_size)
         rows = self._rows(index)[local]
         input_ids, _ = self._store.gather(rows, shape.length, self._pad_token_id)
@@ -144,7 +231,7 @@ class BatchSource:
         parts = zip(self._parts(input_ids), self._parts(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
         if self._vectors:
-            assert not isinstance(self._store, Crops)  # parts of sentences; refused where the vectors are named
+            assert not isinstance(self._store, Crops)  # refused where the vectors are named
             sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
             views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
         if self._labels:
@@ -152,21 +239,18 @@ class BatchSource:
         return views._replace(next=following[0]) if following else views
 
     def text_rows(self, index: int) -> Integer[np.ndarray, " B"]:
-        """The numbers, from 0, of the rows of the text that the anchors of a batch are from; of this process alone."""
+        """Return the rows of the text, from 0, of a batch's anchors; this process's only."""
         return self._store.text_rows(self._rows(index)[self._shards.of(self._batch_size)])
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:
-        """The shapes of these batches, each with the index of the first batch that has it, in this order."""
+        """Return the shapes of these batches, each with the first batch that has it, in this order."""
         first: dict[BatchShape, int] = {}
         for index in indices:
-            first.setdefault(self._shape(self._lengths(index)), index)
+            first.setdefault(smallest_shape(self.shapes, self._needed(self._lengths(index))), index)
         return first
 
-    def _shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
-        return smallest_shape(self.shapes, self._needed(lengths))
-
     def _needed(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
-        """The smallest shape that holds a global batch."""
+        """Return the smallest shape that holds a global batch."""
         length = smallest(self._lengths_of_batches, int(lengths.max()))
         if self._packing is None:
             return BatchShape.of(length, 1.0)
@@ -182,7 +266,7 @@ class BatchSource:
         return Batch(input_ids, attention_mask, *self._layouts(lengths, shape))
 
     def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
-        """Values of the views, and, where there is one, of the next sentence, once for every view."""
+        """Return the values of the views and, if there is one, of the next sentence, once per view."""
         if not self._next_sentence:
             return [values]
         views, following = values[:, :-1], values[:, -1:]
@@ -191,7 +275,7 @@ class BatchSource:
     def _layouts(
         self, lengths: Int[np.ndarray, "B C"], shape: BatchShape
     ) -> tuple[PackedLayout | None, PackedLayout | None]:
-        """The layouts of all views and of the anchors, of this process's rows."""
+        """Return the layouts of all views and of the anchors, for this process's rows."""
         packing = self._packing
         if packing is None or not shape.packed:
             return None, None
@@ -203,14 +287,14 @@ class BatchSource:
         return layout(lengths.reshape(-1)), layout(lengths[:, 0]) if packing.anchors else None
 
     def _lengths(self, index: int) -> Int[np.ndarray, "B C"]:
-        """Tokens of every view of the global batch `index`, and of the next sentence."""
+        """Return the tokens of each view of a global batch, and of the next sentence."""
         lengths = self._store.lengths(self._rows(index))[:, self._columns]
         if self._augmentation:
             lengths[:, 1] = self._augmented(index)[1]
         return lengths
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """The second views of the global batch `index`, padded to the maximal length, and their lengths."""
+        """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self._augmentation is not None
         input_ids, lengths = self._store.gather(self._rows(index), self._store.max_length, self._pad_token_id)
         generator = np.random.Generator(np.random.Philox([self._seed, index, zlib.crc32(b"augmentation")]))
@@ -219,7 +303,7 @@ class BatchSource:
         return np.where(padding, np.int32(self._pad_token_id), second), lengths
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
-        """The examples of the global batch `index`."""
+        """Return the examples of a global batch."""
         epoch, batch = divmod(index, self._batches_per_epoch)
         with self._lock:  # one thread shuffles, the others wait for it
             order = self._order(epoch)
@@ -229,27 +313,110 @@ class BatchSource:
         return self._store.order(np.random.Generator(np.random.Philox([self._seed, epoch])))
 
 
-@runtime_checkable
-class Batches(Protocol):
-    """Random access to the batches of a run, of one source or mixed from several."""
+# Batches of several tasks
+
+
+class Mixture:
+    """Random access to batches of several tasks.
+
+    Args:
+        sources: Batches by task, as many as `order` has of each.
+        order: The number of the source of each batch.
+        without_tokens: Keep only the first token of each view, for networks that read stored embeddings. All batches of
+            a task then have one shape.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, BatchSource], order: Int[np.ndarray, " batches"], *, without_tokens: bool = False
+    ):
+        self._sources, self._order = dict(sources), order
+        self._places = places(order)
+        self._without_tokens = without_tokens
 
     def __len__(self) -> int:
-        """The number of batches."""
+        return len(self._order)
 
     def __getitem__(self, index: int) -> Batch:
-        """A batch, as the rows of one process."""
+        source, place = self._find(index)
+        batch = self._sources[source][place]
+        if not self._without_tokens:
+            return batch
+        ids, mask = (tokens[..., :1] for tokens in (batch.input_ids, batch.attention_mask))
+        return batch._replace(input_ids=ids, attention_mask=mask, layout=None, anchor_layout=None)
+
+    def text_rows(self, index: int) -> tuple[str, Integer[np.ndarray, " B"]]:
+        """Return the task of a batch and the rows, from 0, of the task's text; this process's only."""
+        source, place = self._find(index)
+        return source, self._sources[source].text_rows(place)
+
+    def shapes_of(self, indices: range) -> dict[tuple[str, BatchShape | None], int]:
+        """Return the tasks and shapes of these batches, each with the first batch that has it, in this order."""
+        first: dict[tuple[str, BatchShape | None], int] = {}
+        for index in indices:
+            source, place = self._find(index)
+            of_batch = self._sources[source].shapes_of(range(place, place + 1))
+            for shape in [None] if self._without_tokens else of_batch:
+                first.setdefault((source, shape), index)
+        return first
+
+    def _find(self, index: int) -> tuple[str, int]:
+        """Return the source of a batch, and the batch's number there."""
+        return [*self._sources][self._order[index]], int(self._places[index])
+
+
+def places(order: Int[np.ndarray, " batches"]) -> Int[np.ndarray, " batches"]:
+    """Return the number of each batch, from 0, among the batches of the same source."""
+    numbers = np.zeros(len(order), np.int64)
+    for source in np.unique(order):
+        numbers[order == source] = np.arange((order == source).sum())
+    return numbers
+
+
+def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:
+    """Order the sources in blocks. Each block has `ratios` batches of the sources, in a random order."""
+    block = np.repeat(np.arange(len(ratios)), ratios)
+    rng = np.random.default_rng([seed, 0])
+    blocks = [rng.permutation(block) for _ in range(-(-steps // len(block)))]
+    return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
+
+
+def by_temperature(
+    rows: Sequence[int], temperatures: Float[np.ndarray, " steps"], seed: int
+) -> Int[np.ndarray, " steps"]:  # fmt: skip
+    """Draw a source for each batch with probabilities proportional to rows^(1 / temperature).
+
+    Args:
+        rows: The number of rows of each source.
+        temperatures: The temperature of each batch.
+        seed: Seed of the draws.
+    """
+    logits = np.log(np.array(rows, np.float64))[None] / temperatures[:, None]
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    bounds = np.cumsum(shares / shares.sum(axis=1, keepdims=True), axis=1)
+    draws = np.random.default_rng([seed, 1]).random(len(temperatures))
+    return (draws[:, None] >= bounds[:, :-1]).sum(axis=1)
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """Random access to the batches of a run: a `BatchSource` or a `Mixture`."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+
+    def __getitem__(self, index: int) -> Batch:
+        """Return a batch with the rows of one process."""
 
     def shapes_of(self, indices: range) -> Mapping[Any, int]:
-        """The shapes of these batches, each with the index of the first batch that has it, in this order."""
+        """Return the shapes of these batches, each with the first batch that has it, in this order."""
 
 
 def make_batches(source: Batches) -> "grain.DatasetIterator":
-    """An iterator that prepares batches ahead in threads.
+    """Return an iterator that prepares batches in threads.
 
-    `get_state()` is a small dict that counts the batches delivered, not those prepared; after `set_state()` with it
-    the same batches follow.
+    `get_state()` is a small dict that counts the delivered batches. After `set_state()` the same batches follow.
     """
-    import grain  # here, because all else in this module, and a train step over it, runs without it
+    import grain  # here, because the rest of this module and a train step run without it
 
     read_options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
     return iter(grain.MapDataset.source(source).to_iter_dataset(read_options))

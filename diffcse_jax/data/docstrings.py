@@ -1,8 +1,7 @@
-"""English that every installation carries: the docstrings of the standard library and of scientific packages.
+"""Read the docstrings of the standard library and of scientific packages, so that a first run needs no download.
 
-It needs no download, so that a first run and its evaluation work anywhere. Source files are parsed, never imported.
-One function in ten is held out: its summary and the rest of its docstring make a pair for retrieval evaluation, and
-its sentences do not occur in the corpus.
+Source files are parsed, never imported. One function in ten is held out for evaluation: the summary and the rest of its
+docstring are a pair, and its sentences are left out of the corpus.
 """
 
 import ast
@@ -18,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END
+from diffcse_jax.data.sentence_splitter import ABBREVIATION, SENTENCE_END
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
-HELD_OUT_SHARE = 10  # one function in so many
+HELD_OUT_SHARE = 10  # one function in ten
 WORDS = range(5, 61)  # words of a sentence
 REST_WORDS = range(8, 61)  # words of the second half of a pair
 
@@ -40,7 +39,7 @@ MARKUP = (  # pattern and replacement; a NUL makes its sentence unfit
     (re.compile(r"\s*\[[\w#*]+\]_"), ""),
 )
 CODE = re.compile(
-    r"[^\w\s.,;:!?'\"()-]|_"  # signs that prose does not use
+    r"[^\w\s.,;:!?'\"()-]|_"  # signs that are rare in prose
     r"|\w\(|\(\)|::|--|\.\.|(?<!\w)\.\w|'\w+'\w"
     r"|\b(?!(e\.g|i\.e)\b)[A-Za-z]\w*\.\w"  # dotted names
     r"|\b[a-z]+[A-Z]"  # camelCase
@@ -55,16 +54,16 @@ class Documented(NamedTuple):
 
 @functools.cache
 def docstring_sentences() -> tuple[str, ...]:
-    """The corpus: distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
+    """Return the distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
     held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
     kept = (sentence for item in _documented() if not _is_held_out(item) for sentence in sentences(item.docstring))
     return tuple(sentence for sentence in dict.fromkeys(kept) if sentence not in held_out)
 
 
 def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
-    """Held-out (summary, rest) pairs: the first sentence of a function's docstring, and up to 60 words of its prose.
+    """Return held-out pairs: the first sentence of a function's docstring, and up to 60 words of the rest.
 
-    At most `limit`, chosen by a hash of the function's name. No sentence of theirs occurs in `docstring_sentences`,
+    A hash of the function's name chooses at most `limit` pairs. None of their sentences is in `docstring_sentences`,
     and no half occurs twice.
     """
     pairs = []
@@ -79,9 +78,9 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
 
 @functools.cache
 def docstring_documents() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Names and sentences of the docstrings that are not held out, each text once; the first sentence is the summary.
+    """Return names and sentences of the docstrings that are not held out, each text once, with the summary first.
 
-    Docstrings whose summary does not read as English are left out, and sentences that held-out ones have, too.
+    Docstrings with a summary that is not English, and sentences of held-out docstrings, are left out.
     """
     held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
     documents: dict[tuple[str, ...], str] = {}
@@ -95,12 +94,12 @@ def docstring_documents() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def sentences(docstring: str) -> list[str]:
-    """The sentences of a docstring's prose that read as English, without markup."""
+    """Return the English sentences of a docstring, without markup."""
     return list(filter(_is_english, _spans(docstring)))
 
 
 def _spans(docstring: str) -> list[str]:
-    """The running text, split where sentences end."""
+    """Split the running text into sentences."""
     spans: list[str] = []
     for paragraph in _paragraphs(docstring):
         for pattern, plain in MARKUP:
@@ -110,7 +109,7 @@ def _spans(docstring: str) -> list[str]:
 
 
 def _cut(parts: Iterable[str]) -> str:
-    """Whole sentences from the start, as many as fit into the words of a rest."""
+    """Join sentences from the start, as many as fit into a rest."""
     kept: list[str] = []
     for part in parts:
         if len(" ".join([*kept, part]).split()) >= REST_WORDS.stop:
@@ -120,7 +119,7 @@ def _cut(parts: Iterable[str]) -> str:
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
-    """Paragraphs of running text: no lists, tables, code, parameters or headings."""
+    """Yield paragraphs of running text, without lists, tables, code, parameters and headings."""
     in_prose = True
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         lines = block.split("\n")
@@ -162,7 +161,7 @@ def _is_held_out(item: Documented) -> bool:
 
 
 def _hash(name: str) -> int:
-    """A hash that is the same in every process, unlike `hash`."""
+    """Return a hash that is the same in each process, unlike `hash`."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
 
 
@@ -172,7 +171,7 @@ def _documented() -> tuple[Documented, ...]:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """Module names and files of the standard library and of those packages that are installed, in sorted order."""
+    """Yield module names and files of the standard library and of the installed packages, in sorted order."""
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
     for package in PACKAGES:
         if (spec := importlib.util.find_spec(package)) and spec.origin:
@@ -188,7 +187,7 @@ def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old sources
             tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # templates that are no Python
+    except (SyntaxError, ValueError):  # templates that are not Python
         return
     pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
     while pending:

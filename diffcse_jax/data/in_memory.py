@@ -1,4 +1,4 @@
-"""Text in memory as a file: training reads a file, and goes on with the same one after an interruption."""
+"""Write text that is in memory to a file, from which a run trains and, after an interruption, resumes."""
 
 import hashlib
 import json
@@ -6,66 +6,89 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.data.corpus import Fault, checked, column_names
-from diffcse_jax.data.held_out import DIGESTS, digest
+from diffcse_jax.data.pair_builders import digest, is_in_share
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, disk_errors
 
 Text = str | Sequence[str] | Mapping[str, object]  # a sentence or document; a pair, triple, ...; columns by name
+EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
+
+
+def as_texts(given: Any) -> Iterable[Text]:
+    """Return the texts of a list or another iterable, or the rows of a table (pandas, polars, pyarrow, datasets).
+
+    Raises:
+        DataError: It is a single string, a dict, or cannot be iterated.
+    """
+    kind = type(given).__name__
+    if isinstance(given, Mapping):  # a DatasetDict, or columns
+        keys = ", ".join(map(str, [*given][:5]))
+        raise DataError(
+            f"cannot train on a {kind} with the keys {keys}. Choose one split or column, or give a list of dicts"
+        )
+    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
+        return rows()  # type: ignore[no-any-return]
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
+        return given.to_dict("records")  # type: ignore[no-any-return]
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise DataError(f"cannot train on a {kind}. {EXPECTED}")
+    return given
 
 
 def write_sentences(texts: Iterable[Text]) -> Path:
-    """Writes text into a jsonl file of the package's cache folder, under a name that follows from its content.
+    """Write texts to a jsonl file in the cache folder, which is named after its content.
 
     Args:
-        texts: of one kind: strings, which are sentences or documents; sequences of sentence, positive and hard
-            negatives; or mappings, whose keys are the names of columns.
+        texts: As `as_texts` takes them, all of one kind.
 
     Raises:
-        DataError: one is of no such kind, or of another than the first; there is none.
-        DiskError: the file cannot be written.
+        DataError: A text is of another kind, or there are none.
+        DiskError: The file cannot be written.
     """
     return _write((json.dumps(row, ensure_ascii=False, default=str) for row in _columns(texts)), ".jsonl")
 
 
 def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
-    """Writes pairs, triples, ... into two files: those to train on, and pairs to evaluate with.
+    """Write pairs (or triples, ...) to two files: rows to train on, and pairs to evaluate with.
 
-    A hash of a row's first text decides, so that all rows of an anchor stay together. Rows to train on that have a
-    text of the others, whatever its white space and case, are left out. Unusable rows, such as those with a blank text,
-    are never evaluated with: they are left to training, which skips and counts them.
+    A hash of the first text decides, so that all rows of an anchor stay together. Training rows that share a text with
+    a held-out row are left out. Unusable rows stay with the training rows, where they are skipped and counted.
 
     Returns:
-        A jsonl file as of `write_sentences`, and tab-separated pairs of sentence and positive.
+        A jsonl file as of `write_sentences`, and a tsv file of sentences and positives.
 
     Raises:
-        DataError: as `write_sentences`; nothing is left for one of the two.
+        DataError: As `write_sentences`, or one of the two files would be empty.
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
-    held_out = [row for row in rows if digest(row[0]) < share * DIGESTS and not isinstance(checked(row), Fault)]
+    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(checked(row), Fault)]
     kept_out = {digest(text) for row in held_out for text in row}
     trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
     if not trained_on or len(held_out) < 2:
         raise DataError(
-            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows to train on and {len(held_out)} to "
-            "evaluate with, which must be two at least: give more rows, or another share"
+            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and {len(held_out)} for "
+            "evaluation, which needs at least 2. Give more rows, or change data.held_out"
         )
     pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
     return write_sentences(trained_on), _write(pairs, ".tsv")
 
 
 def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
-    """The texts by the names of their columns."""
+    """Yield the texts as dicts of their columns."""
     first: tuple[str, ...] | None = None
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(as_texts(texts), 1):
         row = _named(text, number)
         first = first or tuple(row)
         if len(row) != len(first):
-            raise DataError(f"text {number} has {len(row)} columns ({', '.join(row)}), the first one {len(first)}")
+            raise DataError(
+                f"text {number} has {len(row)} columns ({', '.join(row)}), but the first text has {len(first)}"
+            )
         yield row
     if first is None:
-        raise DataError("there is no text to train on: the list is empty")
+        raise DataError("the list of texts to train on is empty")
 
 
 def _named(text: object, number: int) -> dict[str, object]:
@@ -75,16 +98,13 @@ def _named(text: object, number: int) -> dict[str, object]:
         return {str(name): value for name, value in text.items()}
     if isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
         return dict(zip(column_names(len(text)), text, strict=True))
-    raise DataError(
-        f"text {number} is {text!r:.60}: give strings; or tuples of strings, which are sentence, positive and hard "
-        "negatives; or dicts, whose keys are columns"
-    )
+    raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
 
 
 def _write(lines: Iterable[str], extension: str) -> Path:
-    """Writes lines into a file that is named by their hash."""
+    """Write lines to a file that is named by their hash."""
     folder, hashed = cache_folder("text"), hashlib.sha256()
-    with disk_errors(folder, safe="Nothing was begun.", instead="set XDG_CACHE_HOME to another folder"):
+    with disk_errors(folder, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{uuid.uuid4().hex}.tmp"
         try:

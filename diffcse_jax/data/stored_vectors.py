@@ -1,9 +1,9 @@
-"""Vectors of the training sentences from a Parquet store, as `diffcse embed` writes it.
+"""Read embeddings of the training sentences from a Parquet store that `diffcse embed` wrote.
 
-A vector is found by the text of its sentence: a store may hold more text than the training file, in another order, in
-any number of parts. What a training file needs is copied once, beside its tokens, to arrays on disk that training maps
-into memory: `vectors.npy`, one row per distinct sentence, and `rows.npy`, the row of every sentence. `meta.json` has
-their SHA-256, with which they are compared at every opening; a damaged copy is made anew.
+An embedding is found by the text of its sentence, so the store may contain more text in another order. The embeddings
+of a training file are copied once, next to its tokens, to arrays on disk that training maps into memory: `vectors.npy`
+(one row per distinct sentence) and `rows.npy` (the row of each sentence). `meta.json` contains their SHA-256, which is
+checked at each opening; a damaged copy is made again.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import tqdm
 from jaxtyping import Float, Float32, Int, UInt64
 
 from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.tokens import META, TokenStore
+from diffcse_jax.data.token_store import META, TokenStore
 from diffcse_jax.errors import CheckpointError, DataError
+from diffcse_jax.hosts import Progress
 from diffcse_jax.io import (
     atomic_dir,
     disk_errors,
@@ -59,10 +59,10 @@ class VectorStore(Protocol):
 
 
 class SentenceVectors:
-    """Vectors of all sentences of a token store, mapped into memory.
+    """Embeddings of all sentences of a token store, mapped into memory.
 
     Args:
-        folder: from `make_vectors`.
+        folder: A folder that `make_vectors` wrote.
     """
 
     def __init__(self, folder: Path):
@@ -70,39 +70,39 @@ class SentenceVectors:
         self._rows: Int[np.ndarray, " sentences"] = np.load(folder / "rows.npy", mmap_mode="r")
 
     def gather(self, sentences: Int[np.ndarray, "B C"]) -> Float32[np.ndarray, "B C dimension"]:
-        """The vectors of sentences by their numbers (`TokenStore.sentences`)."""
+        """Return the embeddings of sentences, given their numbers (`TokenStore.sentences`)."""
         return self._vectors[self._rows[sentences]].astype(np.float32, copy=False)
 
 
 def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
-    """The vectors of a text: those copied earlier, or copied now.
+    """Open the embeddings of a text, and copy them first if needed.
 
     Args:
-        store: where the vectors are.
-        corpus: the text.
-        tokens: its token store.
-        quiet: report nothing; of several processes one speaks.
+        store: The Parquet store.
+        corpus: The text.
+        tokens: The text's token store.
+        quiet: Do not report; one of several processes reports.
 
     Raises:
-        DataError: the store lacks sentences of the text or cannot be read, or the text has changed.
+        DataError: The store lacks sentences of the text or cannot be read, or the text has changed.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
-    with disk_errors(folder, safe=f"{store.folder} stays as it is."):
+    with disk_errors(folder, safe=f"{store.folder} is unchanged."):
         make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
     if not quiet:
-        print(f"vectors of {store.folder}: {store.dimension} numbers each, in {folder}", file=sys.stderr)
+        print(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}", file=sys.stderr)
     return SentenceVectors(folder)
 
 
 def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder of vectors unless an earlier run has; a damaged one is named, and made anew.
+    """Make a folder of embeddings unless it exists and is sound.
 
     Args:
-        folder: where they are to be.
-        make: writes `vectors.npy` and `rows.npy` into a folder that gets this name once it is whole.
+        folder: The folder.
+        make: Writes `vectors.npy` and `rows.npy` into a folder, which gets its name once it is complete.
     """
     if folder.exists() and (damaged := _damaged(folder)):
-        print(f"warning: {folder / damaged} is damaged; the vectors are made anew", file=sys.stderr)
+        print(f"warning: {folder / damaged} is damaged; copying the embeddings again", file=sys.stderr)
         with partial_dir(folder) as old:
             folder.rename(old / "damaged")
     if not folder.exists():
@@ -112,24 +112,24 @@ def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _damaged(folder: Path) -> str:
-    """The first file of a copy that is not what was written; empty where there is none."""
+    """Return the first missing or damaged file, or an empty string."""
     try:
         return first_changed(folder, dict.fromkeys(_ARRAYS, "") | read_json_object(folder / META))
-    except CheckpointError:  # copies of earlier versions have none
+    except CheckpointError:
         return META
 
 
 def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
     sentences = _fingerprints(itertools.chain.from_iterable(corpus))
     if len(sentences) != len(tokens) * len(tokens.columns):
-        raise DataError(f"{corpus.name} has changed since this run began; start it again")
+        raise DataError(f"{corpus.name} has changed since this run started. Start the run again")
     distinct, first, inverse = np.unique(sentences, return_index=True, return_inverse=True)
     places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's
     shape = (len(distinct), store.dimension)
     vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=store.dtype, shape=shape)
     _reserve(folder / "vectors.npy")
     missing = np.ones(len(distinct), bool)
-    with tqdm.tqdm(desc=f"reading {store.folder}", unit=" rows", delay=1.0, disable=quiet or None) as progress:
+    with Progress(f"reading {store.folder}", "rows", quiet=quiet) as progress:
         for texts, block in store.blocks():
             stored = _fingerprints(texts)
             index = np.searchsorted(distinct, stored)
@@ -144,7 +144,7 @@ def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, 
 
 
 def _reserve(path: Path) -> None:
-    """Takes the room that a file of holes needs: where a disk is full, writing to mapped memory ends the process."""
+    """Reserve the file's room: on a full disk, writing to mapped memory would end the process."""
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -154,13 +154,13 @@ def _lacks(store: VectorStore, corpus: Corpus, missing: Int[np.ndarray, " n"], o
     row, column = divmod(int(missing[0]), len(corpus.columns))
     line, texts = next(itertools.islice(corpus.numbered(), row, None))
     return DataError(
-        f"{store.folder} lacks vectors of {len(missing):,} of the {of:,} sentences of {corpus.name}, first of line "
-        f"{line}, {texts[column][:80]!r}: run `diffcse embed` with --output {store.folder} on all of its text "
-        "(of a file with several columns give --columns)"
+        f"{store.folder} lacks the embeddings of {len(missing):,} of the {of:,} sentences of {corpus.name}. The first "
+        f"is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output {store.folder} on all of the "
+        "text (with --columns, if the file has several columns)"
     )
 
 
 def _fingerprints(sentences: Iterable[str]) -> UInt64[np.ndarray, " sentences"]:
-    """Numbers that tell sentences apart, but for one chance in 10^7 among 10^6 of them."""
+    """Return a hash of each sentence; among 10^6 sentences two are equal with a chance of 10^-7."""
     numbers = (hashlib.blake2b(sentence.encode(), digest_size=8).digest() for sentence in sentences)
     return np.frombuffer(b"".join(numbers), np.uint64)

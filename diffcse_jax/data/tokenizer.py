@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders, and their backends without padding and truncation."""
+"""Load tokenizers from Hugging Face folders, and tokenise long texts at the cost of their beginnings."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,56 +8,51 @@ from typing import NamedTuple
 import tokenizers
 import transformers
 
-from diffcse_jax.data.lines import LONGEST_LINE
 from diffcse_jax.errors import CheckpointError
 
-CHARACTERS_PER_TOKEN = 16  # of the start of a text that is tokenised first; English words have 4 to 5
+CHARACTERS_PER_TOKEN = 16  # of the beginning that is tokenised first; English words have 4 to 5
+LONGEST_WORD = 1 << 17  # characters of a text without spaces that are tokenised
+CHARACTERS_AT_ONCE = 1 << 22  # the library needs about 100 bytes per token of them
 UNKNOWN_WORD = "\u16a0"  # a rune
-CHARACTERS_AT_ONCE = 1 << 22  # tokens of so much text are held as the library holds them, in 100 bytes each
 
 
 class Tokenised(NamedTuple):
-    """Texts as tokens.
-
-    Attributes:
-        ids: of every text its tokens, special ones included.
-        cut: of every text, whether it had more.
-    """
+    """Tokens of texts, including special tokens, and whether each text was cut."""
 
     ids: list[list[int]]
     cut: list[bool]
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
-    """The fast tokenizer of a Hugging Face folder. Code that comes with the folder is never run.
+    """Load the fast tokenizer of a Hugging Face folder. Code in the folder is never executed.
 
     Raises:
-        CheckpointError: there is none, or its files cannot be read.
+        CheckpointError: The tokenizer is missing or cannot be read.
     """
-    # Without any of these, transformers returns a tokenizer whose vocabulary is empty.
+    # Without any of these, transformers returns a tokenizer with an empty vocabulary.
     if not any(os.path.isfile(folder / name) for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
-        raise CheckpointError(f"{folder} holds no tokenizer: neither tokenizer.json nor a vocabulary")
+        raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
     for path in folder.iterdir():
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # transformers would wait
-            raise CheckpointError(f"{folder} holds {path.name}, which is a pipe or a device")
+            raise CheckpointError(f"{folder} contains {path.name}, which is a pipe or a device. Remove it")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise a dozen types
         reason = str(error)
-        if "trust_remote_code" in reason:  # advice to let it run
-            reason = "it is code of the folder's own, which is never run here; tokenizer.json must do without"
+        if "trust_remote_code" in reason:  # advice to execute it
+            reason = "it needs code from the folder, which is never executed here. Use a folder with tokenizer.json"
         raise CheckpointError(f"{folder}: cannot load the tokenizer: {reason}") from error
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
-        raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is no fast tokenizer; tokenizer.json would be one")
+        raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json")
     try:
         tokenizer.backend_tokenizer.encode(UNKNOWN_WORD)
-    except Exception as error:  # the library raises Exception itself: its vocabulary has no token for unknown words
-        raise CheckpointError(f"{folder}: the tokenizer cannot read a word it does not know: {error}") from error
+    except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
+        raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
     return tokenizer
 
 
 def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
-    """A copy of the tokenizer's backend that neither pads nor cuts."""
+    """Return a copy of the tokenizer's backend without padding and truncation."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
@@ -65,37 +60,33 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
 
 
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
-    """Tokenises texts for a backend that cuts them: their ends, which it would drop, are mostly not looked at.
+    """Tokenise texts for a backend with truncation, mostly without looking at what it would cut.
 
-    What is tokenised is the start of a text up to a space, and, only if that gives too few tokens, all of it. So the
-    tokens are those of the whole text, unless it is longer than `LONGEST_LINE` and has few spaces.
-
-    Args:
-        backend: truncation is enabled.
-        texts: of any length.
+    The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is. So the
+    tokens are those of the whole text, unless it is longer than `LONGEST_WORD` and has few spaces.
     """
     if backend.truncation is None:
-        raise ValueError("the backend cuts nothing; enable its truncation")
+        raise ValueError("enable the backend's truncation")
     size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
     found = Tokenised([], [])
     for group in _groups(texts, size):
         encodings = backend.encode_batch_fast([start for _, start in group])
-        for row, (text, start) in enumerate(group):
-            whole = text[: max(size, LONGEST_LINE)]
-            if len(start) < len(whole) and not encodings[row].overflowing:
-                encodings[row] = backend.encode_batch_fast([whole])[0]
-            found.ids.append(encodings[row].ids)
-            found.cut.append(bool(encodings[row].overflowing) or len(whole) < len(text))
+        for (text, start), encoding in zip(group, encodings, strict=True):
+            whole = text[: max(size, LONGEST_WORD)]
+            if len(start) < len(whole) and not encoding.overflowing:
+                (encoding,) = backend.encode_batch_fast([whole])
+            found.ids.append(encoding.ids)
+            found.cut.append(bool(encoding.overflowing) or len(whole) < len(text))
     return found
 
 
 def _groups(texts: Sequence[str], size: int) -> Iterator[list[tuple[str, str]]]:
-    """Groups of texts, each text with its start, of at most `size` characters if it has a space there."""
+    """Yield groups of texts, each with its beginning: at most `size` characters if there is a space among them."""
     group: list[tuple[str, str]] = []
     characters = 0
     for text in texts:
         end = text.rfind(" ", 0, size) if len(text) > size else -1
-        start = text[: max(size, LONGEST_LINE)] if end < 0 else text[:end]
+        start = text[: max(size, LONGEST_WORD)] if end < 0 else text[:end]
         group.append((text, start))
         characters += len(start)
         if characters >= CHARACTERS_AT_ONCE:

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
-from diffcse_jax.data import held_out, pairs
 from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
+from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
@@ -448,13 +448,13 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
 
     def usable_pairs() -> Iterator[tuple[str, str]]:
         nonlocal having, documents
-        for document in held_out.held_out(open_documents(data), data.held_out):
+        for document in Holdout(open_documents(data), data.held_out):
             made = [pair for section in document for pair in HELD_OUT_PAIRS[metric](section)]
             usable = [pair for pair in made if not isinstance(checked(pair), Fault)]
             having, documents = having + bool(usable), documents + 1
             yield from usable
 
-    chosen = retrieval.choose_pairs(usable_pairs(), most, held_out.digest)
+    chosen = retrieval.choose_pairs(usable_pairs(), most, digest)
     if len(chosen) < 2:
         raise DataError(
             f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
@@ -464,7 +464,7 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
 
 
 def _leads(section: Section) -> Iterator[tuple[str, str]]:
-    if pair := pairs.lead_and_rest(pairs.texts_of(section)):
+    if pair := lead_and_rest(texts_of(section)):
         yield pair[0], " ".join(pair[1].split()[:MOST_WORDS])
 
 
@@ -472,7 +472,7 @@ def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
     """Yield sentences and their successors, each sentence once: as query and target it would find itself."""
     sentences = section.sentences()
     for pair in zip(sentences[::2], sentences[1::2], strict=False):
-        if min(map(len, pair)) >= pairs.FEWEST_CHARACTERS:
+        if min(map(len, pair)) >= FEWEST_CHARACTERS:
             yield pair
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.objectives.dcl import dimension_contrast
 
 DCL_TEMPERATURE = 0.05
@@ -64,7 +63,7 @@ def post_process(encoder: Encoder, specification: str, dimension: int | None) ->
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
     if method == "dcl" and dimension is not None:
         raise ConfigError("--post_dimension is an option of whitening. Dimension-wise contrast keeps all dimensions")
-    sentences = list(dict.fromkeys(row[0] for row in open_corpus(DataConfig(train_file=file), "--post")))
+    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post", columns_option="")))
     embeddings = encoder.encode(sentences)
     try:
         fitted = whitening(embeddings, dimension) if method == "whitening" else decorrelation(embeddings)

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from diffcse_jax.data import text_files
-from diffcse_jax.data.corpus import Corpus, Fault, listed
-from diffcse_jax.data.delimiters import find_delimiter
-from diffcse_jax.data.formats import extension
-from diffcse_jax.data.held_out import DIGESTS, digest
+from diffcse_jax.data.corpus import Corpus, Fault, OptionNames, listed
+from diffcse_jax.data.pair_builders import is_in_share
+from diffcse_jax.data.readers import TABLES, extension, open_file
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import expand_path
 from diffcse_jax.objectives.finetune import Task
@@ -132,7 +130,7 @@ def is_dev_row(texts: Sequence[str], share: float) -> bool:
 
     So equal rows are on the same side, and neither order nor other rows change anything.
     """
-    return digest("\n".join(sorted(" ".join(text.casefold().split()) for text in texts))) < share * DIGESTS
+    return is_in_share("\n".join(sorted(" ".join(text.casefold().split()) for text in texts)), share)
 
 
 def canonical(label: str) -> str:
@@ -275,20 +273,12 @@ def _entries(path: Path, named: dict[str, str]) -> Iterator[Entry]:
     Raises:
         DataError: a file that cannot be read, of an unknown kind, or without one of the columns.
     """
-    suffix = extension(path)
-    if suffix == ".jsonl":
-        _require_columns(path, text_files.first_keys(path), named)
-        for number, entry in text_files.json_objects(path):
-            yield number, entry if isinstance(entry, Fault) else _values(entry, named)
-        return
-    if suffix not in (".csv", ".tsv"):
-        raise DataError(f"{path}: unknown extension; known: .csv, .tsv, .jsonl, each also .gz or .xz")
-    delimiter = find_delimiter(path, "\t" if suffix == ".tsv" else ",", [*named])
-    header = text_files.table_header(path, delimiter)
-    _require_columns(path, header, named)
-    wanted = [header.index(column) for column in named]
-    for place, row in text_files.table_records(path, delimiter, len(header), wanted):
-        yield int(place), row if isinstance(row, Fault) else dict(zip(named, row, strict=True))
+    if extension(path) not in TABLES:
+        raise DataError(f"{path}: unknown extension; known: {', '.join(TABLES)}")
+    file = open_file(path, [*named], OptionNames(columns="the task's `texts`"))
+    _require_columns(path, file.columns, named)
+    for number, entry in file.entries([*named]):
+        yield number, entry if isinstance(entry, Fault) else _values(entry, named)
 
 
 def _values(entry: dict[str, Any], named: dict[str, str]) -> dict[str, str] | Fault:

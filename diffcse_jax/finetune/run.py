@@ -14,11 +14,10 @@ from jax.sharding import Mesh
 
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.mixture import Mixture, by_ratio, by_temperature
+from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
 from diffcse_jax.data.stored_vectors import SentenceVectors
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Encoder

@@ -9,12 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.corpus import Corpus, Fault
-from diffcse_jax.data.entries import told
-from diffcse_jax.data.lines import LONGEST_LINE, lines_of
-from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.corpus import Corpus, OptionNames
+from diffcse_jax.data.readers import lines_of
+from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
-from diffcse_jax.groups import DataConfig
 
 STDIN = "-"
 TEXT, LINE, ID, COLUMN = "sentence", "line", "id", "column"  # the keys of a record
@@ -88,9 +86,8 @@ def read_records(
         raise DataError(f"--id_column {id_column} is also in --columns. Name columns of text in --columns only")
     if id_column and not columns:
         raise DataError("--id_column needs the columns of text, too. Add --columns NAME [NAME ...]")
-    corpus = open_text(
-        str(source), option, (*([id_column] if id_column else []), *columns), id_column, on_bad_line=on_bad_line
-    )
+    wanted = (*([id_column] if id_column else []), *columns)
+    corpus = open_text(source, option, columns=wanted, id_column=id_column, on_bad_line=on_bad_line)
     return Records(corpus, tuple(columns), has_id=bool(id_column))
 
 
@@ -120,14 +117,6 @@ def read_all(
                 print(f"{source.corpus.name}: {skipped}", file=sys.stderr)
 
     return records()
-
-
-def open_text(name: str, option: str, columns: tuple[str, ...], id_column: str, *, on_bad_line: str) -> Corpus:
-    """Open a source of text; errors name the option."""
-    with told({"data.train_file": option, "data.columns": "--columns"}):
-        return open_corpus(
-            DataConfig(train_file=name, columns=columns, on_bad_line=on_bad_line), option, id_column=id_column
-        )
 
 
 def in_chunks(records: Iterable[Record], rows: int, characters: int = sys.maxsize) -> Iterator[list[Record]]:
@@ -185,12 +174,11 @@ def not_utf8(sentences: Sequence[str]) -> DataError | None:
 
 
 def _standard_input(on_bad_line: str) -> Corpus:
-    def rows() -> Iterator[tuple[int, tuple[str] | Fault]]:
+    def rows() -> Iterator[tuple[int, tuple[str]]]:
         for number, line in enumerate(lines_of(sys.stdin.buffer), 1):
-            text = "" if line is None else line.decode(errors="surrogateescape")
-            yield number, Fault.TOO_LONG if line is None or len(text) > LONGEST_LINE else (text,)
+            yield number, (line.decode(errors="surrogateescape"),)
 
     def no_fingerprint() -> str:
         raise DataError("standard input can be read only once")
 
-    return Corpus("standard input", ("sentence",), rows, no_fingerprint, on_bad_line)
+    return Corpus("standard input", ("sentence",), rows, no_fingerprint, on_bad_line, names=OptionNames(bad_line=""))

@@ -24,8 +24,8 @@ from safetensors.numpy import load_file
 from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
-from diffcse_jax.data.examples import Crops
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.sampling import Crops
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors

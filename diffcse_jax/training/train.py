@@ -19,12 +19,12 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import Augmentation, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.corpus import Corpus, Place
-from diffcse_jax.data.examples import Crops, Neighbours, examples_of
-from diffcse_jax.data.pairs import stored_length
+from diffcse_jax.data.pair_builders import stored_length
+from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.stored_vectors import SentenceVectors, open_vectors
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import expand_path, sha256

@@ -1,12 +1,13 @@
-"""Examples that are made of a token store's rows, a part of them drawn anew in every epoch: neighbours and crops.
+"""Examples made of the rows of a token store, partly drawn anew in each epoch: neighbours and crops.
 
-They read as a store does. A row's number holds its draw, so that a batch is a function of the seed and the epoch.
+They have the interface of a token store. A row's number contains its draw, so that a batch is a function of the seed
+and the epoch.
 """
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 
@@ -16,27 +17,27 @@ DRAWS = 1 << 24  # of a crop's two spans
 
 
 class Neighbours:
-    """The sentences of a store with the next ones of their documents, as the examples of a store of two columns.
+    """Sentences (or passages) with a following one of their document, as examples with two columns.
 
-    The last sentence of a document has no next one: it is no example. A row is example + number of examples * choice,
-    where choice 0 is the sentence right after the example's. Passages may stand in place of sentences.
+    The last sentence of a document is not an example. A row is example + number of examples * choice, where choice 0 is
+    the next sentence.
 
     Args:
-        store: single sentences in the order of their documents.
-        within: a next sentence is one of so many that follow.
+        store: Single sentences in the order of their documents.
+        within: The following sentence is one of the next `within` sentences.
 
     Attributes:
-        columns: names of the columns.
-        max_length: the length, in tokens, that sentences were cut to.
-        left_out: the number of sentences without a next one.
+        columns: Names of the columns.
+        max_length: Most tokens of a sentence.
+        left_out: The number of sentences without a following one.
 
     Raises:
-        DataError: no document has two sentences.
+        DataError: No document has two sentences.
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
         if store.document_starts is None or len(store.columns) != 1:
-            raise ValueError("next sentences need a store of single sentences that knows its documents")
+            raise ValueError("neighbours need a store of single sentences with documents")
         ends = np.append(store.document_starts[1:], len(store))
         following = ends.repeat(ends - store.document_starts) - np.arange(len(store)) - 1  # in its document
         self._store = store
@@ -48,95 +49,91 @@ class Neighbours:
         self.left_out = len(ends)
         if not len(self):
             raise DataError(
-                f"data.train_file: {len(ends):,} documents and none has two {unit}s, so that there is no next one; "
-                "documents are separated by blank lines, or each is a line of several sentences (data.documents)"
+                f"data.train_file: none of the {len(ends):,} documents has two {unit}s. Separate documents by blank "
+                "lines, or write a document of several sentences on each line (data.documents)"
             )
 
     def __len__(self) -> int:
         return len(self._sentences)
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        """A random order of the examples, each with one of its next sentences."""
+        """Return a random order of the examples, each with a choice of the following sentence."""
         examples = generator.permutation(len(self))
         choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
         return examples + len(self) * choices
 
     def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
-        """The numbers of the rows of the text that are the first sentences of the examples `rows`."""
+        """Return the rows of the text with the examples' first sentences."""
         return self._sentences[rows % len(self)]
 
     def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
-        """The numbers of both sentences of the examples `rows`, in the order of the text."""
-        return np.stack(self._pairs(rows), axis=1)
+        """Return the numbers of both sentences of each example."""
+        choices, examples = np.divmod(rows, len(self))
+        first = self._sentences[examples]
+        return np.stack([first, first + 1 + choices], axis=1)
 
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
-        """The number of tokens of both sentences of the examples `rows`."""
-        return np.concatenate([self._store.lengths(sentences) for sentences in self._pairs(rows)], axis=1)
+        """Return the number of tokens of both sentences."""
+        return self._store.lengths(self.sentences(rows).reshape(-1)).reshape(-1, 2)
 
     def gather(
         self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
     ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
-        """The token ids (int32) of the examples `rows`, padded to `width`, and the sentences' lengths."""
-        columns = [self._store.gather(sentences, width, pad_token_id) for sentences in self._pairs(rows)]
-        input_ids, lengths = (np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True))
-        return input_ids, lengths
-
-    def _pairs(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]]:
-        choices, examples = np.divmod(rows, len(self))
-        sentences = self._sentences[examples]
-        return sentences, sentences + 1 + choices
+        """Return the token ids (int32), padded to `width`, and the lengths of both sentences."""
+        input_ids, lengths = self._store.gather(self.sentences(rows).reshape(-1), width, pad_token_id)
+        return input_ids.reshape(-1, 2, width), lengths.reshape(-1, 2)
 
 
 class Crops:
-    """Pairs of random spans of a passage, as the examples of a store of two columns.
+    """Pairs of random spans of a passage, as examples with two columns.
 
-    A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between its
-    first and its last token, [CLS] and [SEP]. A row is example + number of examples * draw.
+    A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
+    [CLS] and [SEP]. A row is example + number of examples * draw.
 
     Args:
-        store: passages.
-        max_length: the length, in tokens, that spans are cut to.
+        store: Passages.
+        max_length: Most tokens of a span.
 
     Attributes:
-        columns: names of the columns.
-        max_length: see above.
+        columns: Names of the columns.
+        max_length: See above.
 
     Raises:
-        DataError: no passage is long enough for two spans.
+        DataError: No passage is long enough for two spans.
     """
 
     def __init__(self, store: TokenStore, max_length: int):
         if len(store.columns) != 1:
             raise ValueError("crops need a store of single passages")
-        lengths = np.diff(store.offsets)
         self._store = store
-        self._passages = np.flatnonzero(lengths - 2 >= 2 * FEWEST_CROPPED)
+        self._passages = np.flatnonzero(np.diff(store.offsets) - 2 >= 2 * FEWEST_CROPPED)
         self.columns = ("crop", "crop")
         self.max_length = max_length
         if not len(self):
             raise DataError(
-                f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops need (data.pairs)"
+                f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops need. Use longer "
+                "documents, or another value of data.pairs"
             )
 
     def __len__(self) -> int:
         return len(self._passages)
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        """A random order of the examples, each with a draw."""
+        """Return a random order of the examples, each with a draw."""
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
     def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
-        """The numbers of the rows of the text that are the passages of the examples `rows`."""
+        """Return the rows of the text with the examples' passages."""
         return self._passages[rows % len(self)]
 
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
-        """The number of tokens of both spans of the examples `rows`."""
+        """Return the number of tokens of both spans."""
         return self._spans(rows)[1] + 2
 
     def gather(
         self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
     ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
-        """The token ids (int32) of the examples `rows`, padded to `width`, and the spans' lengths."""
+        """Return the token ids (int32), padded to `width`, and the lengths of both spans."""
         starts, sizes, first, last = self._spans(rows)
         column = np.arange(width)
         positions = np.where(column == 0, first[..., None], starts[..., None] + column - 1)
@@ -146,7 +143,7 @@ class Crops:
         return np.where(real, token_ids, pad_token_id).astype(np.int32), sizes + 2
 
     def _spans(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, "B 2"], ...]:
-        """Of both spans where in the store's tokens they start, their tokens, and [CLS] and [SEP] of the passage."""
+        """Return where both spans start, their sizes, and the places of the passages' [CLS] and [SEP]."""
         passages = self._passages[rows % len(self)][:, None].repeat(2, axis=1)
         first, last = self._store.offsets[passages], self._store.offsets[passages + 1] - 1
         tokens = last - first - 1
@@ -159,32 +156,32 @@ class Crops:
 
 
 def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> TokenStore | Neighbours | Crops:
-    """The examples that batches are made of.
+    """Return the examples that batches are made of.
 
     Args:
-        store: the rows of the text.
-        data: tells what is an anchor and its positive.
-        next_sentence: the next sentence comes as a further column.
+        store: The rows of the text.
+        data: Options that define an anchor and its positive.
+        next_sentence: The next sentence is a further column.
 
     Raises:
-        ConfigError: single sentences of a text that has several columns, next sentences of one without documents.
-        DataError: no next sentence in any document, or no passage that is long enough.
+        ConfigError: The text has too many columns, or lacks documents.
+        DataError: No document has a next sentence, or no passage is long enough.
     """
     if data.pairs == "crops":
         return Crops(store, data.max_length)
     if data.pairs == "dropout" and len(store.columns) > 1:
         raise ConfigError(
-            f"data.pairs='dropout' takes a single sentence twice, and the text has {len(store.columns)} columns; use "
-            "data.pairs='columns', or name one of them in data.columns"
+            f"data.pairs='dropout' uses each sentence twice, but the text has {len(store.columns)} columns. Set "
+            "data.pairs='columns', or name one column in data.columns"
         )
     if next_sentence and store.document_starts is None:
-        raise ConfigError(f"{data.train_file} has no documents, and an objective needs next sentences (data.documents)")
+        raise ConfigError(f"{data.train_file} has no documents, but a loss needs next sentences (data.documents)")
     pairs_neighbours = next_sentence or data.pairs in ("neighbours", "passages")
     return Neighbours(store, data.next_within) if pairs_neighbours else store
 
 
 def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """A number in [0, 1) for each number, as if drawn at random (SplitMix64, Steele et al. 2014)."""
+    """Return a pseudo-random number in [0, 1) for each number (SplitMix64, Steele et al. 2014)."""
     mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

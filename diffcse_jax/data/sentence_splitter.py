@@ -1,16 +1,11 @@
-"""Running text as sentences, by rules that know no language but that many end sentences with a full stop.
-
-Lines that were broken to fit a width are joined; other line ends are ends of sentences (titles, items of lists, one
-sentence a line). A sentence ends at `.`, `?` or `!` before white space, and at their Chinese and Japanese
-forms anywhere.
-"""
+"""Split running text into sentences by rules for languages that end sentences with a full stop."""
 
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-WIDTHS = range(40, 121)  # characters of the longest line of text that was broken to fit a width
-FEWEST_CHARACTERS = 12  # of a sentence; what is shorter, such as the number of an item, goes with what follows
+WIDTHS = range(40, 121)  # characters of the longest line of wrapped text
+FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, joins what follows
 
 SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
 END = re.compile(SENTENCE_END.pattern + r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\u201d\uff09]?\s*")
@@ -20,13 +15,13 @@ ABBREVIATION = re.compile(
 
 
 def sentences_of(lines: Sequence[str]) -> list[str]:
-    """The sentences of lines of text, without those that have no letter and no digit."""
+    """Return the sentences of lines of text, without those that have neither letters nor digits."""
     found = (sentence for paragraph in paragraphs(lines) for sentence in split_sentences(paragraph))
     return [sentence for sentence in found if any(map(str.isalnum, sentence))]
 
 
 def paragraphs(lines: Sequence[str]) -> Iterator[str]:
-    """Lines that were broken to fit a width as one, every other line by itself; blank lines end a paragraph."""
+    """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph."""
     for is_text, group in itertools.groupby((line.strip() for line in lines), bool):
         block = list(group)
         if is_text and _is_wrapped(block):
@@ -36,9 +31,10 @@ def paragraphs(lines: Sequence[str]) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """A paragraph's sentences: all of its text, in order.
+    """Split a paragraph into sentences, which together have all of its text.
 
-    A sentence does not begin in lower case, unless the whole text is, nor end with an abbreviation.
+    A sentence ends at `.`, `?` or `!` before white space, and at the Chinese and Japanese forms anywhere. It does not
+    end with an abbreviation, and the next one does not begin in lower case unless the whole text is in lower case.
     """
     lower_case = not any(map(str.isupper, text))
     found, start = [], 0
@@ -56,7 +52,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _is_wrapped(lines: Sequence[str]) -> bool:
-    """True if all lines but the last fill a width, and a sentence goes on from one to the next."""
+    """Tell whether all lines but the last fill a width, and a sentence continues from one line to the next."""
     longest = max(map(len, lines))
     return (
         longest in WIDTHS

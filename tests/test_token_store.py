@@ -1,6 +1,9 @@
+"""Token stores: their content, when they are rebuilt, damage, and several processes."""
+
 import json
 import os
 import resource
+import threading
 import time
 from pathlib import Path
 
@@ -12,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax import io as files
-from diffcse_jax.data import tokens
+from diffcse_jax.data import token_store
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
-from diffcse_jax.data.tokens import TokenStore, build_or_open
 from diffcse_jax.errors import DataError, DiskError
 from diffcse_jax.groups import DataConfig
 
@@ -25,7 +28,7 @@ CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
 
 
 def word_tokenizer(largest_id: int = FIRST_WORD + len(WORDS)) -> transformers.PreTrainedTokenizerFast:
-    """One token a word, between [CLS] and [SEP]; `largest_id` sets how wide ids must be."""
+    """Return a tokenizer with one token per word; `largest_id` sets how wide ids must be."""
     vocabulary = {"[PAD]": 0, "[CLS]": CLS, "[SEP]": SEP, "[UNK]": UNK, "rare": largest_id}
     vocabulary |= {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -43,19 +46,17 @@ def corpus_of(path: Path, rows: list[tuple[str, ...]], **options) -> Corpus:
 
 
 def ids_of(sentence: str, max_length: int) -> list[int]:
-    """The word tokenizer's ids, computed by hand."""
+    """Return the word tokenizer's ids, computed by hand."""
     words = sentence.split()[: max_length - 2]
     return [CLS, *(FIRST_WORD + WORDS.index(word) if word in WORDS else UNK for word in words), SEP]
 
 
 sentences = st.lists(st.sampled_from((*WORDS, "other")), min_size=1, max_size=9).map(" ".join)
-
-
 texts = st.lists(st.sampled_from(["one", "two ", " ", "x" * 40, "x" * 3000]), max_size=40).map(" ".join)
 
 
 @given(texts=st.lists(texts, max_size=4), max_length=st.integers(3, 20))
-def test_a_text_whose_end_is_not_looked_at_has_the_tokens_of_the_whole(texts, max_length):
+def test_cut_texts_have_the_tokens_of_the_whole(texts, max_length):
     backend = unlimited_tokenizer(word_tokenizer())
     backend.enable_truncation(max_length)
     whole = backend.encode_batch(texts)
@@ -64,12 +65,12 @@ def test_a_text_whose_end_is_not_looked_at_has_the_tokens_of_the_whole(texts, ma
     assert found.cut == [bool(encoding.overflowing) for encoding in whole]
 
 
-def test_a_long_text_costs_what_its_start_costs():
+def test_a_long_text_costs_what_its_beginning_costs():
     backend = unlimited_tokenizer(word_tokenizer())
     backend.enable_truncation(8)
     start = time.process_time()
     found = tokenise(backend, ["one two " * 4_000_000, "x" * 30_000_000])
-    assert time.process_time() - start < 2  # whole, it is more than ten
+    assert time.process_time() - start < 2  # the whole texts need more than ten seconds
     assert found.ids == [[CLS, *(FIRST_WORD, FIRST_WORD + 1) * 3, SEP], [CLS, UNK, SEP]]
     assert found.cut == [True, True]
 
@@ -77,15 +78,16 @@ def test_a_long_text_costs_what_its_start_costs():
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(tokens, "BLOCK_ROWS", 3)
-    monkeypatch.setattr(tokens, "BLOCK_CHARACTERS", 20)
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(token_store, "BLOCK_CHARACTERS", 20)
     columns, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 11))
     rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=10))
     store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), word_tokenizer(), max_length, tmp_path / "cache")
     assert len(store) == len(rows)
+    assert isinstance(store.token_ids, np.memmap)
+    assert isinstance(store.offsets, np.memmap)
     expected = [[ids_of(sentence, max_length) for sentence in row] for row in rows]
     assert store.token_count == sum(len(ids) for row in expected for ids in row)
-
     chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
     input_ids, lengths = store.gather(chosen, width=12, pad_token_id=99)
     assert input_ids.dtype == np.int32
@@ -96,54 +98,49 @@ def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
 
 def test_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, minilm_dir):
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
-    texts = ["A short one.", "Überlange Wörter are split (electroencephalographically), then cut.", "日本 🙂"]
-    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [(text,) for text in texts]), tokenizer, 16, tmp_path)
-    expected = tokenizer(texts, truncation=True, max_length=16, padding="max_length", return_tensors="np")
+    rows = ["A short one.", "Überlange Wörter are split (electroencephalographically), then cut.", "日本 🙂"]
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [(text,) for text in rows]), tokenizer, 16, tmp_path)
+    expected = tokenizer(rows, truncation=True, max_length=16, padding="max_length", return_tensors="np")
     input_ids, lengths = store.gather(np.arange(3), 16, tokenizer.pad_token_id)
     np.testing.assert_array_equal(input_ids[:, 0], expected["input_ids"])
     np.testing.assert_array_equal(lengths[:, 0], expected["attention_mask"].sum(-1))
 
 
-def test_the_tokenizers_own_settings_neither_count_nor_change(tmp_path):
+def test_settings_of_the_tokenizer_are_ignored_and_kept(tmp_path):
     corpus, tokenizer = corpus_of(tmp_path / "a.jsonl", [("one two three four five",)]), word_tokenizer()
     plain = build_or_open(corpus, tokenizer, 6, tmp_path / "cache")
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=50)
     before = tokenizer.backend_tokenizer.to_str()
-    again = build_or_open(corpus, tokenizer, 6, tmp_path / "cache")
-    assert again.token_ids.filename == plain.token_ids.filename
-    assert build_or_open(corpus, tokenizer, 5, tmp_path / "cache").token_count == 5
+    assert build_or_open(corpus, tokenizer, 6, tmp_path / "cache").folder == plain.folder
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
 @pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
 def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
-    corpus = corpus_of(tmp_path / "a.jsonl", [("rare",)])
-    store = build_or_open(corpus, word_tokenizer(largest_id), 8, tmp_path / "cache")
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
     assert store.token_ids.dtype == dtype
     assert store.token_ids.tolist() == [CLS, largest_id, SEP]
 
 
-def test_arrays_are_mapped_not_loaded(tmp_path):
-    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
-    assert isinstance(store.token_ids, np.memmap)
-    assert isinstance(store.offsets, np.memmap)
-
-
-def test_a_second_start_finds_the_store_and_says_so(tmp_path, capsys, monkeypatch):
-    corpus = corpus_of(tmp_path / "a.jsonl", [("one two", "three"), ("", "six")])
-    build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "a.csv").write_bytes(b"sentence,positive\none two,three\n,six\n\xe9,four\n")
+    corpus = open_corpus(DataConfig(train_file=str(tmp_path / "a.csv")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    store = build_or_open(corpus, word_tokenizer(), 8)
+    assert store.folder.parent == tmp_path / "xdg/diffcse_jax/tokens"
     message = capsys.readouterr().err
     assert "token store built" in message
+    assert "warning: text that is not UTF-8 was skipped. Text must be UTF-8. To convert a file, run: iconv" in message
     assert message.endswith("first row: sentence 'one two', positive 'three'\n")
     monkeypatch.setattr(Corpus, "numbered", lambda self: pytest.fail("the corpus was read again"))
-    build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    build_or_open(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
     assert "token store found" in message
-    assert "1 rows of sentence, positive, 7 tokens (skipped 1 line: 1 empty)" in message
+    assert "1 rows of sentence, positive, 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8)" in message
 
 
-def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
+def test_each_change_of_the_tokens_makes_another_store(tmp_path):
     path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
     rows = [("one two", "three")]
     build_or_open(corpus_of(path, rows), word_tokenizer(), 8, cache)
@@ -153,61 +150,13 @@ def test_whatever_changes_the_tokens_makes_another_store(tmp_path):
     build_or_open(corpus_of(path, rows, columns=("positive", "sentence")), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, rows, on_bad_line="error"), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
-    assert len(list(cache.iterdir())) == 7
-
-
-def test_the_same_bytes_read_in_other_ways_make_other_stores(tmp_path):
-    """A table of one column and the lines of its bytes; other ends of files; a column found by another delimiter."""
-    readings = []
-    for names, content in [
-        (["a.txt"], "sentence\none, two\nthree\nfour\n"),
-        (["a.csv"], "sentence\none, two\nthree\nfour\n"),
-        (["b1.txt", "b2.txt"], "one\ntwo\n"),
-        (["b.txt"], "one\ntwo\n"),
-    ]:
-        folder = tmp_path / str(len(readings))
+    for names, content in [(["a.txt"], "x\none\n"), (["a.csv"], "x\none\n"), (["b1.txt", "b2.txt"], "o\nne\n")]:
+        folder = tmp_path / names[0]
         folder.mkdir()
-        cut = len(content) // len(names) + len(names) - 1  # within a line
-        for name, part in zip(names, (content[:cut], content[cut:]), strict=False):
-            (folder / name).write_text(part if len(names) > 1 else content)
-        corpus = open_corpus(DataConfig(train_file=str(folder / names[0] if len(names) == 1 else folder)))
-        readings.append([text for (text,) in corpus])
-        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache", quiet=True)
-    assert readings[2:] == [["one", "t", "wo"], ["one", "two"]]
-    assert readings[:2] == [["sentence", "one, two", "three", "four"], ["three", "four"]]
-    assert len(list((tmp_path / "cache").iterdir())) == 4
-
-
-def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens, "BLOCK_ROWS", 1)
-    corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
-    with pytest.raises(DataError, match="line 3: empty"):
-        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_two_builds_at_once_both_end_well(tmp_path, monkeypatch):
-    corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
-    write_arrays, stores = tokens._write_arrays, []
-
-    def overtaken(*arguments) -> None:
-        """Another process starts after this one and finishes before it."""
-        monkeypatch.setattr(tokens, "_write_arrays", write_arrays)
-        stores.append(build_or_open(corpus, word_tokenizer(), 8, cache))
-        write_arrays(*arguments)
-
-    monkeypatch.setattr(tokens, "_write_arrays", overtaken)
-    stores.append(build_or_open(corpus, word_tokenizer(), 8, cache))
-    assert len(list(cache.iterdir())) == 1
-    for store in stores:
-        assert store.token_ids.tolist() == ids_of("one", 8) + ids_of("two three", 8)
-
-
-def test_the_default_folder_obeys_xdg_cache_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8)
-    (folder,) = (tmp_path / "xdg" / "diffcse_jax" / "tokens").iterdir()
-    assert len(TokenStore(folder)) == 1
+        for index, name in enumerate(names):  # the second folder of txt files has the bytes of the first file
+            (folder / name).write_text(content if len(names) == 1 else ["x\no", "ne\n"][index])
+        build_or_open(open_corpus(DataConfig(train_file=str(folder))), word_tokenizer(), 8, cache)
+    assert len(list(cache.iterdir())) == 10
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -216,7 +165,7 @@ def test_the_default_folder_obeys_xdg_cache_home(tmp_path, monkeypatch):
     blank=st.sampled_from(["\n", "\n \n"]),
 )
 def test_documents_start_after_blank_lines(tmp_path, monkeypatch, documents, blank):
-    monkeypatch.setattr(tokens, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 3)
     path = tmp_path / "a.txt"
     path.write_text(blank.join("".join(f"{line}\n" for line in lines) for lines in documents))
     with_documents = DataConfig(train_file=str(path), documents="blank_lines")
@@ -249,8 +198,8 @@ DAMAGE = {
     "a bit of an id": lambda folder: flip_last_bit(folder / "token_ids.npy"),
     "a bit of an offset": lambda folder: flip_last_bit(folder / "offsets.npy"),
     "pickled": lambda folder: np.save(folder / "offsets.npy", np.array([{}], object)),
-    "a file is gone": lambda folder: (folder / "document_starts.npy").unlink(),
-    "no JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
+    "a missing file": lambda folder: (folder / "document_starts.npy").unlink(),
+    "not JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
     "other JSON": lambda folder: (folder / "meta.json").write_text("[]"),
     "another length": lambda folder: (folder / "meta.json").write_text(
         (folder / "meta.json").read_text().replace('"max_length": 8', '"max_length": 9')
@@ -259,37 +208,61 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_store_is_named_and_built_anew(tmp_path, capsys, damage):
+def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, damage):
     text = tmp_path / "a.txt"
     text.write_text("one two\n\nthree\n")
     corpus = open_corpus(DataConfig(train_file=str(text), documents="blank_lines"))
-    folder = Path(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache").token_ids.filename).parent
+    folder = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache").folder
     DAMAGE[damage](folder)
     capsys.readouterr()
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert f"warning: the token store {folder} is damaged: " in capsys.readouterr().err
+    assert f"warning: rebuilding the damaged token store {folder}: " in capsys.readouterr().err
     assert store.token_ids.tolist() == ids_of("one two", 8) + ids_of("three", 8)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_text_that_changes_while_it_is_tokenised_is_not_kept(tmp_path, monkeypatch):
-    corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), tokens._write_arrays
+def test_a_text_that_changes_meanwhile_or_is_bad_leaves_nothing(tmp_path, monkeypatch):
+    corpus, write_arrays = corpus_of(tmp_path / "a.jsonl", [("one",)]), token_store._write_arrays
 
     def changed(*arguments) -> None:
         corpus_of(tmp_path / "a.jsonl", [("two",)])
         write_arrays(*arguments)
 
-    monkeypatch.setattr(tokens, "_write_arrays", changed)
-    with pytest.raises(DataError, match=r"a\.jsonl has changed while it was tokenised"):
+    monkeypatch.setattr(token_store, "_write_arrays", changed)
+    with pytest.raises(DataError, match=r"a\.jsonl changed while it was read\. Start again"):
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    monkeypatch.setattr(tokens, "_write_arrays", write_arrays)
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache").token_ids.tolist() == ids_of("two", 8)
+    monkeypatch.setattr(token_store, "_write_arrays", write_arrays)
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 1)
+    corpus = corpus_of(tmp_path / "a.jsonl", [("one",), ("two",), ("",)], on_bad_line="error")
+    with pytest.raises(DataError, match="line 3: empty"):
+        build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] in ([], [".lock"], [".lock"] * 2)
 
 
-def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path, capsys):
+def test_several_processes_of_a_host_build_a_store_once(tmp_path, monkeypatch):
+    """Before, each of them built it. Threads stand for the processes: the lock is one on the file."""
+    corpus, cache = corpus_of(tmp_path / "a.jsonl", [("one",), ("two three",)]), tmp_path / "cache"
+    write_arrays, built = token_store._write_arrays, []
+
+    def slow(*arguments) -> None:
+        built.append(1)
+        time.sleep(0.2)
+        write_arrays(*arguments)
+
+    monkeypatch.setattr(token_store, "_write_arrays", slow)
+    threads = [threading.Thread(target=build_or_open, args=(corpus, word_tokenizer(), 8, cache)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == [1]
+    (folder,) = cache.iterdir()
+    assert TokenStore(folder).token_ids.tolist() == ids_of("one", 8) + ids_of("two three", 8)
+
+
+def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
     """A limit on the size of files stands for the disk."""
     corpus = corpus_of(tmp_path / "a.jsonl", [("one two three",)] * 9000)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -300,8 +273,8 @@ def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
-    assert "make room on that disk, or name another folder in data.cache_dir; then run the same" in str(full.value)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert "make room on that disk, or set data.cache_dir to another folder; then run the same" in str(full.value)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert len(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")) == 9000
 
 
@@ -317,7 +290,7 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
     build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
 
 
-def test_what_dead_processes_left_is_removed(tmp_path):
+def test_partial_folders_of_dead_processes_are_removed(tmp_path):
     corpus, cache, host = corpus_of(tmp_path / "a.jsonl", [("one",)]), tmp_path / "cache", files._HOST
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)

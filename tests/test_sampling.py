@@ -16,8 +16,8 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
-from diffcse_jax.data.examples import Crops, Neighbours, examples_of
-from diffcse_jax.data.tokens import TokenStore
+from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
+from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.groups import DataConfig
 
@@ -62,7 +62,7 @@ def test_neighbours_are_those_inside_a_document(tmp_path, documents):
 
 
 def test_documents_of_single_sentences_have_no_neighbours(tmp_path):
-    with pytest.raises(DataError, match=r"3 documents and none has two sentences.*data\.documents"):
+    with pytest.raises(DataError, match=r"none of the 3 documents has two sentences.*data\.documents"):
         Neighbours(store_of(tmp_path, [1, 1, 1]))
 
 
@@ -196,10 +196,10 @@ def test_a_sentence_twice_is_of_one_column(tmp_path):
     assert examples_of(store, data, next_sentence=False) is store
     assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
     store.document_starts = None
-    with pytest.raises(ConfigError, match=r"wiki1m has no documents, and an objective needs next sentences"):
+    with pytest.raises(ConfigError, match=r"wiki1m has no documents, but a loss needs next sentences"):
         examples_of(store, data, next_sentence=True)
     store.columns = ("sentence", "positive")
-    with pytest.raises(ConfigError, match=r"data\.pairs='dropout' takes a single sentence twice.* 2 columns"):
+    with pytest.raises(ConfigError, match=r"data\.pairs='dropout' uses each sentence twice.* 2 columns"):
         examples_of(store, data, next_sentence=False)
 
 

@@ -1,0 +1,191 @@
+"""Read markdown, html, rst and pdf as titled sections of plain paragraphs, without code, tables, pictures or markup.
+
+Each reader takes the bytes of a file and yields titles and lines. A line is a paragraph or blank. The title of a
+section is the path of its headings, `Guide: Installation`, because many documents have a section called Installation.
+"""
+
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from diffcse_jax.errors import require_extra
+
+EXTRA = "documents"
+Sections = Iterator[tuple[str, list[str]]]
+
+FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n(.*?)\n(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+FRONT_TITLE = re.compile(r"^title[ \t]*[:=](.*)$", re.MULTILINE)
+CONTAINER = re.compile(r"^[ \t>]*:{3,}.*$", re.MULTILINE)  # ::: of site generators
+INCLUSION = re.compile(r"\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]")  # [!NOTE]
+TEMPLATE = re.compile(r"\{%[^%]*%\}|\{\{[<%][^{}]*[>%]\}\}")
+CHECKBOX = re.compile(r"\A\[[ xX]\]\s+")
+TAG = re.compile(r"<!--((?!<!--).)*?-->|<[^<>]*>", re.DOTALL)
+NOT_PROSE = re.compile(r"\s*<(pre|script|style|svg|table)\b", re.IGNORECASE)
+HEADINGS = ("", "h1", "h2", "h3", "h4", "h5", "h6")  # by level
+HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "body", "html"]
+NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "header", "footer", "aside", "form", "pre",
+                    "table", "title", "button"]  # fmt: skip
+ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
+
+
+class UnreadableError(Exception):
+    """A damaged or encrypted file."""
+
+
+class Heading(NamedTuple):
+    """A heading and its level; level 1 is the title of the document."""
+
+    level: int
+    text: str
+
+
+def titled_sections(blocks: Iterable[Heading | str], title: str = "") -> Sections:
+    """Group paragraphs into sections, and name each by the path of its headings.
+
+    Args:
+        blocks: Headings and paragraphs in their order.
+        title: The title of the document, if no heading is.
+    """
+    path = [Heading(1, title)] if title else []
+    paragraphs: list[str] = []
+    for block in blocks:
+        if isinstance(block, str):
+            paragraphs += [block, ""]
+            continue
+        if any(paragraphs):
+            yield _title(path), paragraphs
+        path, paragraphs = _below(path, block), []
+    if any(paragraphs):
+        yield _title(path), paragraphs
+
+
+def _below(path: Sequence[Heading], heading: Heading) -> list[Heading]:
+    """Return the document's title, the headings above this one, and this one unless it repeats one of them."""
+    above = [*path[:1], *(other for other in path[1:] if other.level < heading.level)]
+    repeats = not heading.text or heading.text in (other.text for other in above)
+    return above if repeats else [*above, heading]
+
+
+def _title(path: Sequence[Heading]) -> str:
+    return ": ".join(heading.text for heading in path)
+
+
+def markdown_sections(content: bytes) -> Sections:
+    """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
+    markdown_it = require_extra("markdown_it", EXTRA)
+    text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
+    front = FRONT_MATTER.match(text)
+    links: dict[str, Any] = {}  # the definitions of links in the document
+    parser = markdown_it.MarkdownIt("commonmark").enable("table").disable("inline")
+    inline = markdown_it.MarkdownIt("commonmark")
+    tokens = parser.parse(CONTAINER.sub("", text[front.end() :] if front else text), links)
+    first = next((token.tag for token in tokens if token.type == "heading_open"), "")
+    title = _front_title(front[2]) if front and first != "h1" else ""
+    return titled_sections(_markdown_blocks(tokens, inline, links), title)
+
+
+def _markdown_blocks(tokens: Iterable[Any], inline: Any, links: MutableMapping[str, Any]) -> Iterator[Heading | str]:
+    tag = ""
+    for token in tokens:
+        if token.nesting == 1:
+            tag = token.tag
+        elif token.type == "html_block" and not NOT_PROSE.match(token.content):
+            yield " ".join(TAG.sub(" ", token.content).split())
+        elif token.type == "inline":
+            (line,) = inline.parseInline(INCLUSION.sub("", token.content), links)
+            text = " ".join("".join(map(_words, line.children or ())).split())
+            if tag == "p":
+                yield CHECKBOX.sub("", text)
+            elif tag in HEADINGS:
+                yield Heading(HEADINGS.index(tag), text)
+
+
+def _words(token: Any) -> str:
+    """Return the text of a part of a line; pictures and HTML do not have any."""
+    if token.type in ("softbreak", "hardbreak"):
+        return " "
+    if token.type == "code_inline":
+        return str(token.content)
+    return TEMPLATE.sub("", token.content) if token.type == "text" else ""
+
+
+def _front_title(front_matter: str) -> str:
+    match = FRONT_TITLE.search(front_matter)
+    title = match[1].strip() if match else ""
+    return title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
+
+
+def html_sections(content: bytes) -> Sections:
+    """Read the text of an html page, without navigation, forms, tables and code."""
+    bs4 = require_extra("bs4", EXTRA)
+    try:
+        page = bs4.BeautifulSoup(content, "html.parser")
+    except (ValueError, AssertionError, RecursionError) as error:  # the parser's own
+        raise UnreadableError from error
+    title = " ".join(page.title.get_text().split()) if page.title and not page.h1 else ""
+    for element in page.find_all(NOT_TEXT_IN_HTML):
+        element.decompose()
+
+    def blocks() -> Iterator[Heading | str]:
+        parents = ((text.find_parent(HTML_BLOCKS), text) for text in page.strings)
+        for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
+            (parent, first), *others = group
+            text = " ".join("".join([first, *(text for _, text in others)]).split())
+            if text:
+                is_heading = parent is not None and parent.name in HEADINGS
+                yield Heading(HEADINGS.index(parent.name), text) if is_heading else text
+
+    return titled_sections(blocks(), title)
+
+
+def rst_sections(content: bytes) -> Sections:
+    """Read reStructuredText. Directives that only Sphinx knows are left out; no file is included and no raw text."""
+    core, nodes = require_extra("docutils.core", EXTRA), require_extra("docutils.nodes", EXTRA)
+    text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="replace"))
+    settings = {
+        "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "report_level": 5,
+        "halt_level": 5, "warning_stream": io.StringIO(), "doctitle_xform": False,
+    }  # fmt: skip
+    try:
+        document = core.publish_doctree(text, settings_overrides=settings)
+    except (Exception, SystemExit) as error:  # docutils and its plug-ins raise many types
+        raise UnreadableError from error
+
+    def blocks() -> Iterator[Heading | str]:
+        for node in document.findall(lambda node: isinstance(node, nodes.title | nodes.paragraph)):
+            parents = {type(parent) for parent in _parents(node)}
+            text = " ".join(node.astext().split())
+            if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
+                yield Heading(sum(isinstance(each, nodes.section) for each in _parents(node)), text)
+            elif isinstance(node, nodes.paragraph) and not parents & {nodes.table, nodes.system_message}:
+                yield text
+
+    return titled_sections(blocks())
+
+
+def _parents(node: Any) -> Iterator[Any]:
+    while node := node.parent:
+        yield node
+
+
+def pdf_sections(content: bytes) -> Sections:
+    """Read the text of a pdf as one section without a title; a page does not end a paragraph."""
+    pypdf = require_extra("pypdf", EXTRA)
+    try:
+        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
+    except Exception as error:  # damaged files raise many types
+        raise UnreadableError from error
+    lines = [line.strip() for page in pages for line in page.split("\n")]
+    return iter([("", lines)] if any(lines) else [])
+
+
+READERS: dict[str, Callable[[bytes], Sections]] = {
+    ".md": markdown_sections,
+    ".markdown": markdown_sections,
+    ".html": html_sections,
+    ".htm": html_sections,
+    ".rst": rst_sections,
+    ".pdf": pdf_sections,
+}

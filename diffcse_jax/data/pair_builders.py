@@ -1,0 +1,249 @@
+"""From documents to the rows that `data.pairs` names: sentences, leads and rests, or passages.
+
+Some documents are held out for evaluation. A hash of a document's words decides which, so that neither the order nor
+other documents matter, and equal documents stay together.
+"""
+
+import collections
+import functools
+import hashlib
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from diffcse_jax.data.corpus import Corpus, Fault, Place, Row
+from diffcse_jax.data.documents import Document, Documents, Section
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+from diffcse_jax.hosts import Progress
+
+FEWEST_CHARACTERS = 20  # of a rest, and of neighbours in an evaluation
+MOST_CHARACTERS_PER_TOKEN = 16  # more than text has on average; longer text is cut as tokens anyway
+CHARACTERS_PER_TOKEN = 4  # of English
+PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
+FEWEST_PASSAGE_CHARACTERS = 100
+PASSAGE_LENGTH = 1024  # most tokens of a passage whose characters are tokens
+BOILERPLATE = (10, 0.01)  # a text in at least this many documents and this share of them is boilerplate
+RULES = "5"  # change it when this file, `documents.py` or `markup.py` make other rows: token stores are then rebuilt
+
+COUNT = "documents"
+HELD_OUT = "of them held out"
+REPEATED = "repeated texts left out (boilerplate)"
+SHARED = "texts left out that held-out documents also contain"
+WITHOUT_REST = "sections without a lead and a rest left out"
+SHORT = "documents too short for a passage left out"
+
+Counts = collections.Counter[str]
+Record = tuple[Place, Row | Fault]
+Drops = Callable[[str], bool]
+Rows = Callable[[Document, Drops, Counts], Iterator[Record]]
+
+
+def stored_length(data: DataConfig) -> int:
+    """Return the most tokens of a row. Passages are longer than the spans that are drawn from them."""
+    return PASSAGE_LENGTH if data.pairs == "crops" else data.max_length
+
+
+def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
+    """Return the rows of the documents that are not held out, without texts of held-out documents."""
+    counted: Counts = collections.Counter()
+    columns, rows = _form_of(data)
+
+    def records() -> Iterator[Record]:
+        counted.update({COUNT: 0, HELD_OUT: 0})  # reported in this order
+        holdout = Holdout(documents, data.held_out)
+
+        def drops(text: str) -> bool:
+            reason = holdout.reason(text) if data.held_out else ""
+            if reason:
+                counted[reason] += 1
+            return bool(reason)
+
+        for place, document in documents.read():
+            if isinstance(document, Fault):
+                yield place, document
+                continue
+            counted[COUNT] += 1
+            if holdout.has(document):
+                counted[HELD_OUT] += 1
+            else:
+                yield from rows(document, drops, counted)
+                yield place, Fault.EMPTY  # ends the document
+
+    how = ("documents", RULES, data.documents, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
+    return Corpus(
+        documents.name, columns, records, documents.fingerprint, data.on_bad_line, how, note=documents.note,
+        counted=counted,
+    )  # fmt: skip
+
+
+def _form_of(data: DataConfig) -> tuple[tuple[str, ...], Rows]:
+    if data.pairs == "lead":
+        return ("lead", "rest"), functools.partial(_leads, most_characters=MOST_CHARACTERS_PER_TOKEN * data.max_length)
+    if data.pairs == "passages":
+        return ("passage",), functools.partial(_passages_in_order, characters=CHARACTERS_PER_TOKEN * data.max_length)
+    return (("passage",), _passages) if data.pairs == "crops" else (("sentence",), _sentences)
+
+
+# Documents that are held out
+
+
+def digest(text: str) -> int:
+    """Return a 64-bit hash of a text that ignores case and white space."""
+    words = " ".join(text.casefold().split())
+    return int.from_bytes(hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=8).digest())
+
+
+def is_in_share(text: str, share: float) -> bool:
+    """Tell by a hash of the text whether it belongs to this share of all texts."""
+    return digest(text) < share * 2**64
+
+
+class Holdout:
+    """The documents that are held out, and the texts that training or evaluation leave out.
+
+    A text that many documents contain, such as a licence, is left out of both sides. Training also leaves out the other
+    texts of held-out documents.
+
+    Args:
+        documents: The source. It is read once if `share` is positive.
+        share: The share of the documents that is held out.
+
+    Raises:
+        DataError: The source contains only one document.
+    """
+
+    def __init__(self, documents: Documents, share: float):
+        self._documents, self._share = documents, share
+        held: list[int] = []
+        found: list[np.ndarray] = []
+        seen: set[int] = set()
+        with Progress(f"reading {documents.name}", "documents", quiet=not share) as progress:
+            for document in documents if share else ():
+                whole = digest(" ".join(_words(document)))
+                progress.update(1)
+                if whole in seen:  # a copy does not make its texts boilerplate
+                    continue
+                seen.add(whole)
+                texts = {digest(text) for section in document for text in texts_of(section)}
+                found.append(np.fromiter(texts, np.uint64, len(texts)))
+                held += texts if self.has(document) else ()
+        if share and len(seen) == 1:
+            raise DataError(
+                f"{documents.name} is a single document, and data.held_out={share} keeps whole documents for "
+                "evaluation. Name a folder of documents, put blank lines between them, or set data.held_out=0"
+            )
+        digests, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *found]), return_counts=True)
+        self._boilerplate = {*digests[counts >= max(BOILERPLATE[0], BOILERPLATE[1] * len(seen))].tolist()}
+        self._held = np.unique(np.array(held, np.uint64))
+
+    def has(self, document: Document) -> bool:
+        """Tell whether a document is held out."""
+        return bool(self._share) and is_in_share(" ".join(_words(document)), self._share)
+
+    def reason(self, text: str) -> str:
+        """Return why training leaves out a text, or an empty string."""
+        number = digest(text)
+        if number in self._boilerplate:
+            return REPEATED
+        place = int(np.searchsorted(self._held, np.uint64(number)))
+        return SHARED if place < len(self._held) and int(self._held[place]) == number else ""
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield the documents that are held out, without boilerplate."""
+        for document in self._documents:
+            if self.has(document):
+                yield tuple(map(self._without_boilerplate, document))
+
+    def _without_boilerplate(self, section: Section) -> Section:
+        sentences = [text for text in section.sentences() if digest(text) not in self._boilerplate]
+        title = "" if digest(section.title) in self._boilerplate else section.title
+        return Section(section.place, title, sentences, sentence_a_line=True)
+
+
+def _words(document: Document) -> Iterable[str]:
+    return (text for section in document for text in (section.title, *section.lines))
+
+
+# Rows
+
+
+def texts_of(section: Section) -> list[str]:
+    """Return a section's title, if it has one, and its sentences. The first text is the lead."""
+    return [*filter(None, [section.title]), *section.sentences()]
+
+
+def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first text, and the others joined; None if those are too short."""
+    lead, *others = texts or [""]
+    rest = " ".join(others)
+    return (lead, rest) if len(rest) >= FEWEST_CHARACTERS else None
+
+
+def _sentences(document: Document, drops: Drops, counted: Counts) -> Iterator[Record]:
+    """Yield sentences in their order. A text that is left out ends a document."""
+    for section in document:
+        for index, sentence in enumerate(section.sentences()):
+            yield section.place_of(index), Fault.EMPTY if drops(sentence) else (sentence,)
+        yield section.place, Fault.EMPTY
+
+
+def _leads(document: Document, drops: Drops, counted: Counts, *, most_characters: int) -> Iterator[Record]:
+    """Yield the lead and the rest of each section."""
+    for section in document:
+        own = [text for text in texts_of(section) if not drops(text)]
+        if pair := _with_or_without_title(section, own):
+            yield section.place, (pair[0], pair[1][:most_characters])
+        else:
+            counted[WITHOUT_REST] += 1
+
+
+def _with_or_without_title(section: Section, own: Sequence[str]) -> tuple[str, str] | None:
+    """Return a pair. For half of the titles, chosen by a hash, the first sentence is the lead instead.
+
+    A model that learns from titles only becomes worse for users who ask in sentences.
+    """
+    has_title = bool(section.title) and own[:1] == [section.title]
+    if has_title and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2 and (pair := lead_and_rest(own[1:])):
+        return pair
+    return lead_and_rest(own)
+
+
+def _passages(document: Document, drops: Drops, counted: Counts) -> Iterator[Record]:
+    """Yield a document as passages of about equal length."""
+    own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
+    passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if len(text) >= FEWEST_PASSAGE_CHARACTERS]
+    yield from ((document[0].place, (text,)) for text in passages)
+    counted[SHORT] += not passages
+
+
+def _passages_in_order(document: Document, drops: Drops, counted: Counts, *, characters: int) -> Iterator[Record]:
+    """Yield the passages of each section. A text that is left out ends a document."""
+    for section in document:
+        for dropped, sentences in itertools.groupby(section.sentences(), drops):
+            if not dropped:
+                yield from ((section.place, (text,)) for text in passages_of(list(sentences), characters))
+                yield section.place, Fault.EMPTY
+
+
+def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
+    """Join whole sentences into texts of about equal length and at most `characters`; a sentence may be longer."""
+    total = sum(map(len, sentences))
+    room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
+    size = max(1, total / max(1, math.ceil(total / room)))
+    starts = itertools.accumulate(map(len, sentences), initial=0)
+    groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
+    return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
+
+
+def _halved(sentences: Sequence[str], characters: int) -> list[str]:
+    """Join the sentences or, if the text is too long, halve them until it is not."""
+    text = " ".join(sentences)
+    if len(text) <= characters or len(sentences) == 1:
+        return [text]
+    ends = list(itertools.accumulate(map(len, sentences)))
+    middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
+    return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)

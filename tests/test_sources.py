@@ -1,0 +1,389 @@
+"""Files of rows in each format, and what a name can stand for."""
+
+import collections
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import os
+import re
+import tracemalloc
+from pathlib import Path
+
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diffcse_jax.data import readers, sources
+from diffcse_jax.data.corpus import LONGEST_TEXT, Corpus
+from diffcse_jax.data.sources import open_corpus, open_text
+from diffcse_jax.errors import DataError
+from diffcse_jax.groups import DataConfig
+
+
+def corpus_of(path: Path, content: bytes, **options) -> Corpus:
+    path.write_bytes(
+        {".gz": gzip.compress, ".xz": lambda content: lzma.compress(content, preset=0)}.get(path.suffix.lower(), bytes)(
+            content
+        )
+    )
+    return open_corpus(DataConfig(train_file=str(path), **options))
+
+
+def written(extension: str, rows: list[tuple[str, ...]], columns: tuple[str, ...]) -> bytes:
+    """Return the rows in a file format, as Python's own writers write it."""
+    if extension == ".txt":
+        return "".join(f"{row[0]}\n" for row in rows).encode()
+    objects = [dict(zip(columns, row, strict=True)) for row in rows]
+    if extension == ".jsonl":
+        return "".join(json.dumps(entry) + "\n" for entry in objects).encode()
+    if extension == ".json":
+        return json.dumps(objects, indent=1).encode()
+    if extension == ".parquet":
+        binary = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(objects), binary)
+        return binary.getvalue()
+    file = io.StringIO()
+    csv.writer(file, delimiter="\t" if extension == ".tsv" else ",").writerows([columns, *rows])
+    return file.getvalue().encode()
+
+
+# All of Unicode, including line separators, except the characters that end a line or a file.
+sentences = st.text(st.characters(codec="utf-8", exclude_characters="\n\0\ufeff"), min_size=1).filter(str.strip)
+FORMATS = [
+    *itertools.product([".txt", ".csv", ".tsv", ".jsonl", ".json"], ["", ".gz", ".xz"]),
+    *[(".parquet", ""), (".txt", ".GZ"), (".csv", ".XZ")],
+]
+
+
+@pytest.mark.parametrize(("extension", "compression"), FORMATS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(data=st.data())
+def test_written_rows_are_read_back(tmp_path, extension, compression, data):
+    width = 1 if extension == ".txt" else data.draw(st.integers(1, 3))
+    rows = data.draw(st.lists(st.tuples(*[sentences] * width), min_size=1, max_size=5))
+    columns = ("sentence",) if extension == ".txt" else ("sentence", "positive", "hard_negative")[:width]
+    corpus = corpus_of(tmp_path / f"rows{extension}{compression}", written(extension, rows, columns))
+    assert corpus.columns == columns
+    assert list(corpus) == [tuple(text.strip() for text in row) for row in rows]
+    assert corpus.skipped_summary() == ""
+
+
+def test_bad_lines_are_skipped_and_counted(tmp_path):
+    content = b"\xef\xbb\xbfone\r\n\n \t\ntwo\xff\nthr\0ee\n\xe2\x80\xa8four\xe2\x80\xa8five\nsix"
+    corpus = corpus_of(tmp_path / "a.txt", content)
+    for _ in range(2):  # counts are those of one pass
+        assert list(corpus) == [("one",), ("four\u2028five",), ("six",)]
+        assert corpus.skipped == collections.Counter({"empty": 2, "not UTF-8": 1, "NUL byte": 1})
+        assert corpus.skipped_summary() == "skipped 4 lines: 2 empty, 1 not UTF-8, 1 NUL byte"
+        assert corpus.advice().startswith("Text must be UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "fault"),
+    [
+        ("a.txt", b"one\n\ntwo\n", 2, "empty"),
+        ("a.txt", b"one\ntwo\n\xfe\n", 3, r"not UTF-8\. Text must be UTF-8\. To convert a file, run: iconv"),
+        ("a.txt", b"\0\n", 1, "NUL byte"),
+        ("a.txt", b"x" * (LONGEST_TEXT + 1), 1, "longer than 131,072 characters"),
+        ("a.csv", b'sent0,sent1\n"two\nlines",b\nonly\n', 4, "wrong number of fields"),
+        ("a.csv", b"sent0,sent1\na,b\n\n", 3, "empty"),
+        ("a.csv", b"sent0,sent1\na,\n", 2, "empty"),
+        ("a.csv", b"sent0,sent1\na,b\nc,d\re,f\n", 3, "invalid CSV"),
+        ("a.csv", b'x\n"' + b"a\n" * LONGEST_TEXT + b"\n", 2, "longer than 131,072 characters"),
+        ("a.jsonl", b'{"x": "a"}\n{"x": \n', 2, "not a JSON object"),
+        ("a.jsonl", b'{"x": "a"}\n["b"]\n', 2, "not a JSON object"),
+        ("a.jsonl", b'{"x": "a"}\n{"y": "b"}\n', 2, "missing key"),
+        ("a.jsonl", b'{"x": "a"}\n{"x": 1}\n', 2, "value not a string"),
+        ("a.jsonl", b'{"x": "a"}\n{"x": null}\n', 2, "empty"),
+        ("a.jsonl", b'{"x": "a"}\n{"x": "\\ud800"}\n', 2, "not UTF-8"),
+        ("a.jsonl", b'{"x": "a"}\n' + b"[" * 10_000 + b"\n", 2, "not a JSON object"),
+    ],
+)
+def test_errors_name_file_line_and_fault(tmp_path, name, content, line, fault):
+    corpus = corpus_of(tmp_path / name, content, on_bad_line="error")
+    with pytest.raises(DataError, match=rf"{name}, line {line}: {fault}.*or set data\.on_bad_line=skip$"):
+        list(corpus)
+    with pytest.raises(DataError, match=rf"{name}, line {line}: {fault}.* Correct it$"):
+        list(open_text(tmp_path / name, on_bad_line="error"))
+
+
+def test_reading_continues_after_a_bad_row(tmp_path):
+    corpus = corpus_of(tmp_path / "a.tsv", b"sent0\tsent1\na\tb\nonly\nc\rd\te\nf\tg\n")
+    assert list(corpus) == [("a", "b"), ("f", "g")]
+    assert corpus.skipped == collections.Counter({"wrong number of fields": 1, "invalid CSV": 1})
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.xz"])
+def test_memory_does_not_grow_with_a_line(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
+    corpus = corpus_of(tmp_path / name, b"one\n" + b"x" * 30_000_000 + b"\ntwo\n")
+    tracemalloc.start()
+    assert list(corpus) == [("one",), ("two",)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12e6
+    assert corpus.skipped_summary() == "skipped 1 line: 1 longer than 131,072 characters"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "--input is empty. Name a file"),
+        ("/dev/zero", "--input: cannot read /dev/zero: it is a pipe or a device."),
+        ("{}/pipe.txt", "pipe.txt: it is a pipe or a device"),
+        ("x" * 300 + ".txt", "File name too long"),
+        ("~nobody-of-this-name/a.txt", "cannot read ~nobody-of-this-name/a.txt: no such file. Known names: wiki1m"),
+        ("{}/a\0b.txt", "embedded null byte"),
+        ("{}/sentence.txt", "no such file (did you mean {}/sentences.txt?)"),
+        ("one sentence", "no such file. To use sentences themselves from Python, give a list of strings"),
+        ("{}/*.pages", "no file matches"),
+        ("{}/empty", "empty does not contain a file of a known kind"),
+        ("{}/empty.txt", "empty.txt: no usable line"),
+        ("{}/latin.txt", "no usable line (skipped 2 lines: 2 not UTF-8). Text must be UTF-8. To convert"),
+        ("{}/empty.csv", "the first line is empty. It must contain the names of the columns"),
+        ("{}/empty.jsonl", "no JSON object found. Expected one object per line"),
+        ("{}/a.odt", "a.odt has an unknown extension. Known: .txt, .csv"),
+    ],
+)
+def test_errors_name_the_users_option_and_the_fix(tmp_path, name, message):
+    """Also of a pipe or device, which is never waited for."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "empty").mkdir()
+    for file, content in {"sentences.txt": b"one\n", "latin.txt": b"\xe9\n\xe8\n", "a.odt": b"one"}.items():
+        (tmp_path / file).write_bytes(content)
+    for file in ("empty.txt", "empty.csv", "empty.jsonl"):
+        (tmp_path / file).touch()
+    with pytest.raises(DataError, match=re.escape(message.format(tmp_path))) as raised:
+        list(open_text(name.format(tmp_path)))
+    assert "data." not in str(raised.value)
+
+
+def test_a_source_is_looked_up_once(tmp_path, monkeypatch):
+    """Before, a file was looked for up to three times, and the later errors named another option."""
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    looked, find = [], sources.find_source
+    monkeypatch.setattr(sources, "find_source", lambda name, names: looked.append(names.file) or find(name, names))
+    open_corpus(DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead"))
+    assert looked == ["data.train_file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", b"id,x,n,y\n1,a,2,b\n"), ("a.jsonl", b'{"id": 1, "x": "a", "n": 2, "y": "b"}\n')]
+)
+def test_columns_are_chosen_by_name_and_order(tmp_path, name, content):
+    assert list(corpus_of(tmp_path / name, content, columns=("y", "x"))) == [("b", "a")]
+    assert list(open_text(tmp_path / name, columns=("id", "x"), id_column="id")) == [("1", "a")]
+    with pytest.raises(DataError, match=r"no column 'z' \(data.columns\)\. It has: id, x, n, y"):
+        corpus_of(tmp_path / name, content, columns=("x", "z"))
+    with pytest.raises(DataError, match=r"no column 'z' \(--columns\)"):
+        open_text(tmp_path / name, columns=("z",))
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("anything", ("anything",)),
+        ("sentence,positive", ("sentence", "positive")),
+        ("hard_negative,sentence,positive", ("sentence", "positive", "hard_negative")),
+        ("sent1,sent0", ("sent0", "sent1")),
+        (
+            "hard_negative_2,hard_negative_3,hard_negative,positive,sentence",
+            ("sentence", "positive", "hard_negative", "hard_negative_2", "hard_negative_3"),
+        ),
+        ("sent0,sent1,hard_neg,hard_neg_2", ("sent0", "sent1", "hard_neg", "hard_neg_2")),
+    ],
+)
+def test_columns_with_known_names_need_no_choice(tmp_path, header, columns):
+    names = header.split(",")
+    jsonl = json.dumps(dict(zip(names, names, strict=True)))
+    for name, content in (("a.csv", f"{header}\n{header}\n"), ("a.jsonl", jsonl)):
+        corpus = corpus_of(tmp_path / name, content.encode())
+        assert corpus.columns == columns
+        assert list(corpus) == [columns]
+
+
+@pytest.mark.parametrize("header", ["id,body", "sentence,label", "sent0,positive", "a,b,c,d"])
+def test_other_columns_are_never_guessed(tmp_path, header):
+    names = header.replace(",", ", ")
+    with pytest.raises(DataError, match=rf"name one or more of its \d columns in data\.columns: {names} \(for example"):
+        corpus_of(tmp_path / "a.csv", f"{header}\n".encode())
+    with pytest.raises(DataError, match=r"a\.csv: it has . columns \(.*\)\. Give a file with one column"):
+        open_text(tmp_path / "a.csv", "--post", columns_option="")
+    with pytest.raises(DataError) as raised:
+        corpus_of(tmp_path / "a.csv", ",".join(f"column_{number}" for number in range(5000)).encode() + b"\n")
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("line", ["A man plays.", "id;text", "we do not end this sentence"])
+def test_a_table_without_names_of_columns_is_refused(tmp_path, line):
+    with pytest.raises(DataError, match=r"a\.csv: the first line must contain the names of the columns, separated by"):
+        corpus_of(tmp_path / "a.csv", f"{line}\nmore\n".encode())
+    assert list(corpus_of(tmp_path / "a.csv", f"{line}\nmore\n".encode(), columns=(line,))) == [("more",)]
+
+
+def test_a_csv_file_with_tabs_is_read(tmp_path):
+    """Sets of the CS 224N project are tables with tabs, called csv."""
+    corpus = corpus_of(tmp_path / "a.csv", b"id\tsentence\n1\tone, two\n", columns=("sentence",))
+    assert list(corpus) == [("one, two",)]
+
+
+def test_hard_negatives_are_the_named_columns(tmp_path, data_dir):
+    with (data_dir / "nli" / "nli_triples.csv").open(newline="") as file:
+        triples = list(itertools.islice(csv.reader(file), 1, 4))
+    columns = ("b", "premise", "neutral", "contradiction", "entailment")
+    rows = [(str(number), triple[0], "neutral", triple[2], triple[1]) for number, triple in enumerate(triples)]
+    wanted = ("premise", "entailment", "contradiction", "neutral")
+    corpus = corpus_of(tmp_path / "nli.csv", written(".csv", rows, columns), columns=wanted)
+    assert list(corpus) == [(*triple, "neutral") for triple in triples]
+
+
+def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
+    path = tmp_path / "a.json"
+    assert list(corpus_of(path, b'\xef\xbb\xbf ["one", "two\\nlines"]')) == [("one",), ("two\nlines",)]
+    assert list(corpus_of(path, b'\n{"x": "one"}\n{"x": "two"}\n')) == [("one",), ("two",)]
+    long = json.dumps([{"x": "one"}, {"x": "y" * LONGEST_TEXT * 5}, {"x": 2}, "three"]).encode()
+    corpus = corpus_of(path, long)
+    assert list(corpus) == [("one",)]
+    assert corpus.skipped_summary() == (
+        "skipped 3 items: 1 longer than 131,072 characters, 1 value not a string, 1 missing key"
+    )
+    with pytest.raises(DataError, match=r"a\.json, item 2: longer than"):
+        list(corpus_of(path, long, on_bad_line="error"))
+    for content, message in [
+        (b'{\n "x": "one"\n}', "a list of strings or objects, or one object per line"),
+        (b"[1, 2]", "no JSON object found"),
+        (b"[]", "no JSON object found"),
+        (b'["one"', "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            list(corpus_of(path, content))
+
+
+def test_parquet_has_columns_of_strings(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts = pa.array(["one", None, " ", "two"])
+    columns = {"id": pa.array([1, 2, 3, 4]), "text": texts, "vector": pa.array([[1.0]] * 4)}
+    pq.write_table(pa.table(columns), path)
+    corpus = open_corpus(DataConfig(train_file=str(path)))
+    assert list(corpus) == [("one",), ("two",)]
+    assert corpus.skipped_summary() == "skipped 2 rows: 2 empty"
+    with pytest.raises(DataError, match=r"no column 'id' \(data\.columns\)\. It has: text"):
+        open_corpus(DataConfig(train_file=str(path), columns=("id",)))
+    kinds = {"large": pa.large_string(), "view": pa.string_view(), "dictionary": pa.dictionary(pa.int8(), pa.string())}
+    table = pa.table({name: pa.array(["one", "two"]).cast(kind) for name, kind in kinds.items()})
+    pq.write_table(table, path, row_group_size=1)
+    for wanted in (("view", "large"), ("dictionary",)):
+        corpus = open_corpus(DataConfig(train_file=str(path), columns=wanted))
+        assert list(corpus) == [("one",) * len(wanted), ("two",) * len(wanted)]
+    pq.write_table(pa.table({"id": [1]}), path)
+    with pytest.raises(DataError, match=r"no column of strings\. It has: id"):
+        open_corpus(DataConfig(train_file=str(path)))
+    pq.write_table(pa.table({"é": ["one"]}), path, store_schema=False)
+    for content in (b"one\n", path.read_bytes().replace("é".encode(), b"\xff\xa9")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+            open_corpus(DataConfig(train_file=str(path)))
+
+
+@pytest.mark.parametrize("name", ["", "/**/*.jsonl*", "/**/[ab].json*"])
+def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
+    folder = tmp_path / "shards"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n'))
+    (folder / "b.jsonl").write_text("")
+    (folder / "more/a.jsonl").write_text('{"text": "three", "other": "x"}\n{"text": 4}\n{"text": "five"}\n')
+    for other in ("LICENSE", "_meta.json", ".hidden.jsonl"):
+        (folder / other).write_text('{"text": "not this"}\n')
+    corpus = open_corpus(DataConfig(train_file=f"{folder}{name}", columns=("text",)))
+    for _ in range(2):
+        assert list(corpus) == [("one",), ("two",), ("three",), ("five",)]
+        assert corpus.skipped_summary() == "skipped 2 lines: 1 empty, 1 value not a string"
+    assert [number for number, _ in corpus.numbered()] == [1, 3, 4, 6]
+    assert ("skipped 1 file of other kinds: 1 without extension" in corpus.summary()) == (not name)
+    strict = open_corpus(DataConfig(train_file=f"{folder}{name}", columns=("text",), on_bad_line="error"))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):
+        list(strict)
+    before = corpus.fingerprint()
+    (folder / "b.jsonl").write_text('{"text": "new"}')
+    assert open_corpus(DataConfig(train_file=f"{folder}{name}", columns=("text",))).fingerprint() != before
+
+
+def test_rows_of_files_of_several_kinds_are_refused(tmp_path):
+    (tmp_path / "a[1].txt").write_text("one\n")
+    (tmp_path / "b.csv").write_text("text\none\n")
+    with pytest.raises(DataError, match=r"\(1 \.txt, 1 \.csv files\): files of several kinds\. Name the files of one"):
+        open_corpus(DataConfig(train_file=str(tmp_path)))
+    for name in ("*.txt", "a[1].txt"):  # the second is the name of a file
+        assert list(open_corpus(DataConfig(train_file=f"{tmp_path}/{name}"))) == [("one",)]
+    (tmp_path / "c.csv").write_text("body,title\none,two\n")
+    with pytest.raises(DataError, match=r"c\.csv: no column 'text', unlike b\.csv\. It has: body, title"):
+        open_corpus(DataConfig(train_file=f"{tmp_path}/*.csv"))
+    with pytest.raises(DataError, match=r"a txt file does not have columns. Leave data\.columns empty"):
+        open_corpus(DataConfig(train_file=f"{tmp_path}/*.txt", columns=("x",)))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_damaged_archives_are_reported_and_several_parts_are_read(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    corpus = corpus_of(path, b"one\n")
+    path.write_bytes(path.read_bytes() * 2)
+    assert list(corpus) == [("one",), ("one",)]
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(DataError, match="damaged archive"):
+        list(corpus)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    corpus = corpus_of(tmp_path / "a.txt", b"a sentence of eleven words, again and again and again\n" * 30_000)
+    tracemalloc.start()
+    assert sum(1 for _ in corpus) == 30_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e5  # the file has 1.6e6 bytes
+
+
+def test_the_hash_of_an_unchanged_large_file_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LARGE_FILE", 4)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a.txt"
+    corpus = corpus_of(path, b"one two\n")
+    os.utime(path, (0, 0))
+    first = corpus.fingerprint()
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "sha256", lambda _: pytest.fail("the file was read again"))
+        assert corpus.fingerprint() == first
+    path.write_bytes(b"one six\n")
+    os.utime(path, (0, 0))  # the same size and time of change
+    assert corpus.fingerprint() != first
+
+
+def test_wiki1m_comes_from_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "wiki1m_for_simcse.txt").write_text("one\ntwo\n")
+
+    def download(repo_id: str, filename: str, *, repo_type: str, local_files_only: bool = False) -> str:
+        assert (repo_id, repo_type) == ("princeton-nlp/datasets-for-simcse", "dataset")
+        if local_files_only:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not in the cache")
+        return str(tmp_path / filename)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert list(open_text("wiki1m")) == [("one",), ("two",)]
+    (tmp_path / "wiki1m_for_simcse.txt").unlink()
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: (_ for _ in ()).throw(OSError("none")))
+    with pytest.raises(DataError, match=r"could not be downloaded .*data\.train_file=/path/wiki1m_for_simcse\.txt"):
+        open_corpus(DataConfig(train_file="wiki1m"))
+
+
+def test_real_files(data_dir):
+    triples = open_corpus(DataConfig(train_file=str(data_dir / "nli" / "nli_triples.csv"), on_bad_line="error"))
+    assert triples.columns == ("sent0", "sent1", "hard_neg")
+    assert sum(1 for _ in triples) == 7835
+    lines = open_corpus(DataConfig(train_file=str(data_dir / "corpus" / "wiki_200k.txt"), on_bad_line="error"))
+    assert sum(1 for _ in lines) == 200_000
