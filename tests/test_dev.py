@@ -237,7 +237,7 @@ def test_pairs_of_held_out_documents(tmp_path, monkeypatch, metric, expected):
 
 def test_too_few_held_out_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(Holdout, "has", lambda self, document: True)
-    (tmp_path / "a.txt").write_text("A document. It has little text, but some.\nWord.\n")
+    (tmp_path / "a.txt").write_text("A first document is here. It has little text, but some.\nWord.\n")
     data = DataConfig(train_file=str(tmp_path / "a.txt"), pairs="lead", held_out=0.1)
     with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for lead_retrieval"):
         build(data=data, metric="lead_retrieval")

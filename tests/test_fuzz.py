@@ -22,6 +22,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from test_documents import HTML_PAGE, RST_PAGE, pdf
 from test_sts import TableEncoder
 from tiny_model import hf_config_of, random_params
 
@@ -182,10 +183,15 @@ It is *here*, <https://example.org>. And [there][1] &amp; {% x %} it is.
 """
 
 
+DOCUMENTS = {".md": MARKDOWN, ".html": HTML_PAGE, ".rst": RST_PAGE, ".pdf": pdf("A page. It has two sentences.")}
+
+
+@pytest.mark.parametrize("extension", DOCUMENTS)
 @fuzzed
-@given(content=spoiled(MARKDOWN) | st.binary(max_size=200))
-def test_documents(tmp_path, content):
-    path = write(tmp_path / "a.md", content)
+@given(data=st.data())
+def test_documents(tmp_path, extension, data):
+    content = data.draw(spoiled(DOCUMENTS[extension]) | st.binary(max_size=200))
+    path = write(tmp_path / f"a{extension}", content)
     rows = result_or_user_error(lambda: list(open_corpus(DataConfig(train_file=str(path), pairs="lead"))))
     for row in rows or []:
         assert all(map(str.strip, row))
