@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 import transformers
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -27,18 +26,18 @@ from jaxtyping import Float32, Int32
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
-from diffcse_jax.groups import POOLERS
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import pool, positions_read
+from diffcse_jax.models.pooling import POOLERS, pool, positions_read
+from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.nearest import normalized
-from diffcse_jax.search.records import TEXT, checked_sentences, not_utf8, read_records, table_of
+from diffcse_jax.search.records import TEXT, Record, checked_sentences, not_utf8, read_records, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
 PRECISIONS = ("float32", "bfloat16")
@@ -54,9 +53,9 @@ _all_devices = threading.RLock()
 class SentenceEncoder:
     """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
 
-    Where a method takes one string, it returns one result; where it takes many strings, it returns one row for each.
-    Several threads may use one encoder. Encoders can be pickled and copied. A process that was forked after JAX has
-    started hangs: start processes with the method "spawn", or call `from_pretrained` in each of them.
+    Methods that take one string return one result; with an iterable of strings they return one row for each. Several
+    threads may use one encoder, and encoders can be pickled and copied. A process that was forked after JAX has started
+    hangs: start processes with the method "spawn".
 
     Args:
         config: The sizes of the transformer.
@@ -70,17 +69,15 @@ class SentenceEncoder:
         name: The name of the model, for records and errors.
 
     Raises:
-        CheckpointError: The pooler is unknown or its head is missing, or the tokenizer has more tokens than the
-            transformer.
-        ConfigError: `truncate_dim` is larger than the embedding size, or `dtype` is neither float32 nor bfloat16.
+        CheckpointError: The pooler is unknown or has no head, or the tokenizer belongs to another model.
+        ConfigError: `truncate_dim` or `dtype` is invalid.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "SentenceEncoder":
-        """Refuse the name of a model, which `from_pretrained` takes."""
         if cls is SentenceEncoder and args and isinstance(args[0], str | Path):
+            name = str(args[0])
             raise ConfigError(
-                f"SentenceEncoder({str(args[0])!r}) takes a loaded model, not a name. Use "
-                f"SentenceEncoder.from_pretrained({str(args[0])!r})"
+                f"SentenceEncoder({name!r}) takes a loaded model. Use SentenceEncoder.from_pretrained({name!r})"
             )
         return super().__new__(cls)
 
@@ -99,7 +96,13 @@ class SentenceEncoder:
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}. Use one of: {', '.join(POOLERS)}")
         if pooler == "cls":
-            _check_pooler_head(pooler_head, config.hidden_size)
+            if pooler_head is None:
+                raise CheckpointError(
+                    "pooler 'cls' needs a dense + tanh head, and this model has no weights for it. Use "
+                    "'cls_before_pooler' for the first position without a head"
+                )
+            if (shape := pooler_head["dense.kernel"].shape) != 2 * (config.hidden_size,):
+                raise CheckpointError(f"pooler 'cls': its head has the shape {shape}. Use 'cls_before_pooler'")
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
@@ -135,7 +138,7 @@ class SentenceEncoder:
 
         Raises:
             CheckpointError: The model cannot be read, or its pooler is unknown.
-            ConfigError: `truncate_dim` is larger than the embedding size, or `dtype` is neither float32 nor bfloat16.
+            ConfigError: `truncate_dim` or `dtype` is invalid.
         """
         dtype = _checked_dtype(dtype)  # before anything is loaded
         path = expand_path(path_or_id)
@@ -157,24 +160,18 @@ class SentenceEncoder:
 
     @classmethod
     def from_saved(
-        cls,
-        saved: SavedEncoder,
-        *,
-        pooler: str | None = None,
-        dtype: DTypeLike = jnp.float32,
-        truncate_dim: int | None = None,
-        name: str = "",
+        cls, saved: SavedEncoder, *, pooler: str | None = None, name: str = "", **options: Any
     ) -> "SentenceEncoder":
-        """Return the encoder of a checkpoint that `read_encoder` has read; arguments as for `from_pretrained`."""
+        """Return the encoder of a checkpoint that `read_encoder` has read; options as for `from_pretrained`."""
+        step = f"the checkpoint of step {saved.step}"
         return cls(
             saved.transformer_config,
             saved.transformer,
             load_tokenizer(saved.folder),
-            pooler=choose_pooler(pooler, saved.pooler, f"the checkpoint of step {saved.step}"),
+            pooler=choose_pooler(pooler, saved.pooler, step),
             pooler_head=saved.pooler_head,
-            dtype=dtype,
-            truncate_dim=truncate_dim,
-            name=name or f"the checkpoint of step {saved.step}",
+            name=name or step,
+            **options,
         )
 
     def __repr__(self) -> str:
@@ -253,7 +250,7 @@ class SentenceEncoder:
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the cosine similarities of all pairs, shape (len(a), len(b)).
 
-        An argument that is one string has no axis in the result.
+        An argument that is one string adds no axis to the result.
         """
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
@@ -275,18 +272,15 @@ class SentenceEncoder:
                 not. By default the device compares all embeddings, exactly.
 
         Raises:
-            DataError: The file cannot be read, or a sentence is not text.
-            UserError: faiss is not installed.
-            ConfigError: faiss cannot build such an index.
+            UserError: The text cannot be read, or faiss is not installed or cannot build such an index.
         """
         if isinstance(sentences, str | Path):
-            table = table_of([*read_records(sentences, "build_index")])
-            texts = table[TEXT].to_pylist()
+            records: list[Record] = [*read_records(sentences, "build_index")]
         else:
-            texts, table = checked_sentences(sentences), None
+            records = [{TEXT: text} for text in checked_sentences(sentences)]
+        texts = [record[TEXT] for record in records]
         vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress)
-        table = pa.table({TEXT: pa.array(texts, pa.large_string())}) if table is None else table
-        index = SentenceIndex.of(table, vectors, self.record())
+        index = SentenceIndex.of(table_of(records), vectors, self.record())
         self._index = index.with_faiss(faiss) if faiss else index
 
     def save_index(self, folder: str | Path) -> None:
@@ -342,20 +336,26 @@ class SentenceEncoder:
 
     def record(self) -> EncoderRecord:
         """Return what distinguishes this encoder's embeddings from those of other encoders."""
-        precision = jnp.dtype(self.dtype).name
-        return EncoderRecord(self.name, self.pooler, precision, self.dimension, weights=self.fingerprint())
+        return EncoderRecord(
+            self.name, self.pooler, jnp.dtype(self.dtype).name, self.dimension, weights=self.fingerprint()
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
 
-        It contains values only, no names of classes or modules, so it stays the same when code moves.
+        It contains values only, no names of classes or modules, so it stays the same when code moves. Values that equal
+        their default are left out, so that new options do not change it.
         """
-        settings = {
-            "transformer": _plain_values(self.config),
-            "pooler": self.pooler,
-            "precision": jnp.dtype(self.dtype).name,
-            "dimension": self.dimension,
+        sizes = {
+            field.name: value
+            for field in dataclasses.fields(self.config)
+            if isinstance(value := getattr(self.config, field.name), str | int | float)
+            and value != field.default
+            and field.repr  # otherwise it changes how embeddings are computed, not what they are
+            and "dropout" not in field.name
         }
+        precision = jnp.dtype(self.dtype).name
+        settings = {"transformer": sizes, "pooler": self.pooler, "precision": precision, "dimension": self.dimension}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -386,18 +386,22 @@ class SentenceEncoder:
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
 
-        def started() -> Iterator[tuple[list[int], jax.Array]]:
-            start = 0
-            while start < len(sentences):
+        running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
+        start = 0
+        while start < len(sentences) or running:
+            if start < len(sentences) and len(running) < 3:  # the device computes while the host prepares two batches
                 length = min(_bucket(len(token_ids[by_length[start]])), self.config.max_length)
-                rows_per_batch = self._rows_per_batch(len(sentences), batch_size, length)
-                rows = by_length[start : start + rows_per_batch]
-                batch = self._batch([token_ids[row] for row in rows], rows_per_batch, length)
-                yield rows, forward(self._params, *batch)
-                start += rows_per_batch
-
-        for rows, computed in _ahead(started()):
-            yield rows, np.asarray(computed)[: len(rows), : self.dimension]
+                count = min(batch_size, _power_of_two(len(sentences)))
+                if self._mesh.devices.flat[0].platform == "cpu":
+                    count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
+                count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
+                rows = by_length[start : start + count]
+                batch = self._batch([token_ids[row] for row in rows], count, length)
+                running.append((rows, forward(self._params, *batch)))
+                start += count
+            else:
+                rows, computed = running.popleft()
+                yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
         fewest = self._backend.num_special_tokens_to_add(is_pair=False) + 1
@@ -415,13 +419,6 @@ class SentenceEncoder:
             warn_of_cut(found.cut, self.config.max_length)
         return found.ids
 
-    def _rows_per_batch(self, count: int, batch_size: int, length: int) -> int:
-        """Return the number of rows, a multiple of the devices, that all batches of a length have: few shapes."""
-        rows = min(batch_size, _power_of_two(count))
-        if self._mesh.devices.flat[0].platform == "cpu":
-            rows = min(rows, max(1, CPU_TOKENS_PER_BATCH // length))
-        return -(-rows // self._mesh.size) * self._mesh.size
-
     def _batch(
         self, token_ids: list[list[int]], rows: int, length: int
     ) -> tuple[Int32[jax.Array, "rows length"], Int32[jax.Array, "rows length"]]:
@@ -431,12 +428,12 @@ class SentenceEncoder:
         for row, ids in enumerate(token_ids):
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        return self._placed(input_ids), self._placed(attention_mask)
-
-    def _placed(self, array: np.ndarray) -> jax.Array:
-        """Spread the rows of an array, the same on every host, over the mesh."""
-        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))  # rows are spread over the mesh
+        shape = (rows, length)
+        return (
+            jax.make_array_from_callback(shape, sharding, input_ids.__getitem__),
+            jax.make_array_from_callback(shape, sharding, attention_mask.__getitem__),
+        )
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:
@@ -445,47 +442,6 @@ def _checked_dtype(dtype: Any) -> np.dtype:
             return jnp.dtype(dtype)
     name = getattr(dtype, "__name__", dtype)
     raise ConfigError(f"dtype={str(name)!r}: use 'float32' or 'bfloat16'")
-
-
-def _check_pooler_head(head: Mapping[str, Any] | None, size: int) -> None:
-    if head is None:
-        raise CheckpointError(
-            "pooler 'cls' needs a dense + tanh head, and this model has no weights for it. Use 'cls_before_pooler' for "
-            "the first position without a head"
-        )
-    shape = head["dense.kernel"].shape
-    if shape != (size, size):
-        raise CheckpointError(
-            f"pooler 'cls': its dense layer has the shape {shape}, which does not fit the hidden size {size}. Use "
-            "another pooler"
-        )
-
-
-def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
-    """Return the explicit pooler if there is one, otherwise the recorded one.
-
-    Raises:
-        CheckpointError: There is neither.
-    """
-    pooler = explicit or recorded
-    if pooler is None:
-        raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
-    if explicit and recorded and explicit != recorded:
-        warn_user(
-            f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
-        )
-    return pooler
-
-
-def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
-    """Return the number of dimensions to keep as it was given; None keeps all.
-
-    Raises:
-        ConfigError: It is below 1 or larger than the embedding size.
-    """
-    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
-        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {hidden_size}. Keep 1 to {hidden_size}")
-    return truncate_dim
 
 
 def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
@@ -506,18 +462,6 @@ def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.n
             "damaged. Use an earlier checkpoint, or train with a lower learning rate"
         )
     return vectors
-
-
-def _plain_values(config: TransformerConfig) -> dict[str, Any]:
-    """Return the settings that change embeddings; a default is left out, so that new options change no fingerprint."""
-    return {
-        field.name: value
-        for field in dataclasses.fields(config)
-        if isinstance(value := getattr(config, field.name), str | int | float)
-        and value != field.default
-        and field.repr  # otherwise it changes how embeddings are computed, not what they are
-        and "dropout" not in field.name
-    }
 
 
 @functools.lru_cache
@@ -549,16 +493,5 @@ def _bucket(length: int) -> int:
     return max(SHORTEST_BUCKET, -(-length // step) * step)
 
 
-def _ahead(batches: Iterator[tuple[list[int], jax.Array]]) -> Iterator[tuple[list[int], jax.Array]]:
-    """Draw two batches ahead: the device computes while the host prepares them."""
-    drawn: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
-    for batch in batches:
-        drawn.append(batch)
-        if len(drawn) > 2:
-            yield drawn.popleft()
-    yield from drawn
-
-
 def _power_of_two(count: int) -> int:
-    """Return the smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()

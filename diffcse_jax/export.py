@@ -26,7 +26,7 @@ from diffcse_jax import hub, onnx_graph
 from diffcse_jax.card.scores import recorded_results
 from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, checked_truncation
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, reported_to_user
 from diffcse_jax.evaluation.dev import DRIFT_AGREEMENT, DRIFT_STSB, build_drift_check, general_sentences
 from diffcse_jax.hosts import quiet_transformers
@@ -111,7 +111,7 @@ def export(
     if onnx:
         onnx_graph.require_packages()
     saved = read_encoder(source)
-    checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
+    pooling_modules.checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
     recorded = recorded_results(source, saved, truncate_dim, about.results)
     safe = "The checkpoints and an earlier export are whole."
     with disk_errors(output, safe=safe, instead="name another folder"), _replaced(output) as folder:

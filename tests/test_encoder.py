@@ -431,7 +431,6 @@ def test_a_user_sees_his_own_line_and_plain_messages(tmp_path, tiny_dir):
     assert re.search(r"script\.py:4: UserWarning: truncated 1 of 1 sentences", done.stderr)
     assert "encoding:" not in done.stderr  # no progress bar in a pipe
     assert done.stdout.splitlines() == [
-        "ConfigError SentenceEncoder('minilm') takes a loaded model, not a name. Use "
-        "SentenceEncoder.from_pretrained('minilm')",
+        "ConfigError SentenceEncoder('minilm') takes a loaded model. Use SentenceEncoder.from_pretrained('minilm')",
         "ConfigError batch_size=None: expected a whole number of at least 1",
     ]

@@ -120,20 +120,15 @@ def _write_lines(file: Any, chunks: Chunks) -> None:
 
 
 def _write_rows(path: Path, chunks: Chunks, dimension: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (0, dimension)}
     rows = 0
     with path.open("wb") as file:
-        _write_header(file, rows, dimension)
+        np.lib.format.write_array_header_1_0(file, header)
         for _, vectors in chunks:
             file.write(np.ascontiguousarray(vectors, np.float32).data)
             rows += len(vectors)
-        file.seek(0)
-        _write_header(file, rows, dimension)
-
-
-def _write_header(file: Any, rows: int, dimension: int) -> None:
-    """Write the header of a `.npy` file, whose length does not depend on the number of rows."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, dimension)}
-    np.lib.format.write_array_header_1_0(file, header)
+        file.seek(0)  # the header has the same length for any number of rows
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, dimension)})
 
 
 def _write_parquet(path: Path, chunks: Chunks, settings: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, checked_truncation, choose_pooler, require_finite, warn_of_cut
+from diffcse_jax.encoder import SentenceEncoder, require_finite, warn_of_cut
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
@@ -62,13 +62,13 @@ class TorchEncoder:
         # The strict reader refuses what the JAX encoder refuses, before transformers reads the same files.
         checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
-        self.pooler = choose_pooler(pooler, record.pooler if record else None, path_or_id)
+        self.pooler = pooling_modules.choose_pooler(pooler, record.pooler if record else None, path_or_id)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = checkpoint.config.max_length
         recorded = record.truncate_dim if record else None
         size = checkpoint.config.hidden_size
-        self.truncate_dim = checked_truncation(recorded if truncate_dim is None else truncate_dim, size)
+        self.truncate_dim = pooling_modules.checked_truncation(recorded if truncate_dim is None else truncate_dim, size)
         model, missing = torch_model(checkpoint.folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
         # If the folder records a head of its own, the pooler of transformers' model is a different one.

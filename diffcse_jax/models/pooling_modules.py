@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json, read_json_object, why_unreadable, write_json, write_tensors
 from diffcse_jax.models.hf import FLOATS, Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import AVERAGED_LAYERS
+from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS
 
 _KNOWN_MODULES = {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
@@ -203,3 +203,30 @@ def _write_module(
     write_json(module / "config.json", config)
     if weights:
         write_tensors(module / "model.safetensors", weights)
+
+
+def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
+    """Return the explicit pooler if there is one, otherwise the recorded one.
+
+    Raises:
+        CheckpointError: There is neither.
+    """
+    pooler = explicit or recorded
+    if pooler is None:
+        raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
+    if explicit and recorded and explicit != recorded:
+        warn_user(
+            f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
+        )
+    return pooler
+
+
+def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
+    """Return the number of dimensions to keep as it was given; None keeps all.
+
+    Raises:
+        ConfigError: It is below 1 or larger than the embedding size.
+    """
+    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
+        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {hidden_size}. Keep 1 to {hidden_size}")
+    return truncate_dim

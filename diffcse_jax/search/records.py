@@ -135,7 +135,8 @@ def in_chunks(records: Iterable[Record], rows: int, characters: int = sys.maxsiz
 
 def table_of(records: Sequence[Record]) -> pa.Table:
     """Return the records as a table with a column for each key."""
-    return pa.table({name: pa.array([record[name] for record in records]) for name in records[0]})
+    names = records[0] if records else {TEXT: ""}
+    return pa.table({name: pa.array([record[name] for record in records]) for name in names})
 
 
 def checked_sentences(sentences: Any) -> list[str]:

@@ -27,7 +27,6 @@ from diffcse_jax.search.records import TEXT
 
 VECTOR = "embedding"
 SETTINGS_FILE = "settings.json"  # in the state folder
-UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # what Arrow raises for damaged files
 
 _METADATA = b"diffcse_jax"
 _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
@@ -166,11 +165,9 @@ class VectorStore:
 
     def _texts_of(self, index: int) -> pa.Table:
         part = self.parts[index]
-        try:
+        with _reading(part):
             file = pq.ParquetFile(part, page_checksum_verification=True)
             table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
-        except UNREADABLE as error:
-            raise _unreadable(part, error) from error
         source = _PART.fullmatch(part.name)
         names = pa.array([source[1] if source else part.name]).take(pa.array(np.zeros(len(table), np.int64)))
         return table.replace_schema_metadata(None).append_column("file", names)
@@ -248,27 +245,20 @@ def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
     Raises:
         DataError: A file is missing.
     """
+    expected: list[str] = []
     for name in sorted(names):
         if (match := _PART.fullmatch(name)) and int(match[2]) > 0:
-            before = f"{match[1]}.{int(match[2]) - 1:06d}.parquet"
-            if before not in names:
-                raise _missing(folder / before)
-    if not (state_of(folder) / SETTINGS_FILE).is_file():
-        return ()
-    unfinished = []
-    for source in read_json_object(state_of(folder) / SETTINGS_FILE).get("inputs", []):
+            expected.append(f"{match[1]}.{int(match[2]) - 1:06d}.parquet")
+    settings, unfinished = state_of(folder) / SETTINGS_FILE, []
+    for source in read_json_object(settings).get("inputs", []) if settings.is_file() else []:
         written = None
-        with contextlib.suppress(CheckpointError):  # a damaged record: `embed` writes it again
+        with contextlib.suppress(CheckpointError):  # it does not exist yet
             written = read_json_object(input_record(folder, source)).get("parts")
-        if written is None:
-            unfinished.append(source)
-        elif missing := next((each for each in written if each not in names), None):
-            raise _missing(folder / missing)
+        expected += written or []
+        unfinished += [source] * (written is None)
+    if missing := next((name for name in expected if name not in names), None):
+        raise DataError(f"{folder / missing} is missing. Run the same `diffcse embed` command again to restore it")
     return tuple(unfinished)
-
-
-def _missing(part: Path) -> DataError:
-    return DataError(f"{part} is missing. Run the same `diffcse embed` command again to restore it")
 
 
 def vector_table(
@@ -313,19 +303,20 @@ def read_settings(part: Path) -> Mapping[str, Any]:
 
 
 def _metadata(part: Path) -> pq.FileMetaData:
-    try:
+    with _reading(part):
         return pq.read_metadata(part)
-    except UNREADABLE as error:
-        raise _unreadable(part, error) from error
 
 
 def _batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    try:
+    with _reading(part):
         file = pq.ParquetFile(part, page_checksum_verification=True)
         yield from file.iter_batches(BLOCK_ROWS, columns=columns)
-    except UNREADABLE as error:
-        raise _unreadable(part, error) from error
 
 
-def _unreadable(part: Path, error: Exception) -> DataError:
-    return DataError(f"{part} cannot be read ({error}). Remove it and run `diffcse embed` again")
+@contextlib.contextmanager
+def _reading(part: Path) -> Iterator[None]:
+    """Name a file that Arrow cannot read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{part} cannot be read ({error}). Remove it and run `diffcse embed` again") from error

@@ -1,1 +1,0 @@
-"""On disk: a run's folder, its checkpoints, folders of sentence-transformers."""
