@@ -113,14 +113,14 @@ def anonymous_memory() -> int:
 
 def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
     """Writes random vectors of length 1, and such queries beside them."""
-    from diffcse_jax.search.nearest import normalized
+    from diffcse_jax.models.pooling import normalize
 
     rng = np.random.default_rng(0)
-    np.save(path.with_name("queries.npy"), normalized(rng.random((queries, dimension), np.float32) - np.float32(0.5)))
+    np.save(path.with_name("queries.npy"), normalize(rng.random((queries, dimension), np.float32) - np.float32(0.5)))
     vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, dimension))
     for start in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - start)
-        vectors[start : start + count] = normalized(rng.random((count, dimension), np.float32) - np.float32(0.5))
+        vectors[start : start + count] = normalize(rng.random((count, dimension), np.float32) - np.float32(0.5))
     vectors.flush()
 
 

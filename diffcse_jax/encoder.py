@@ -28,7 +28,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_token
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.models import hf, parameters, pooling_modules
+from diffcse_jax.models import hf, parameters, pooling, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import POOLERS, pool, positions_read
@@ -36,7 +36,6 @@ from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.nearest import normalized
 from diffcse_jax.search.records import TEXT, Record, checked_sentences, not_utf8, read_records, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
@@ -242,7 +241,7 @@ class SentenceEncoder:
                     progress.update(len(rows))
         require_finite(vectors)
         if normalize or normalize_embeddings:
-            vectors = normalized(vectors)
+            vectors = pooling.normalize(vectors)
         if isinstance(sentences, str):
             return vectors[0]
         return vectors[[distinct[text] for text in texts]]

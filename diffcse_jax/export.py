@@ -42,10 +42,10 @@ from diffcse_jax.io import (
     write_text,
 )
 from diffcse_jax.models import families, hf, pooling_modules
+from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
-from diffcse_jax.search.nearest import normalized
 
 TOLERANCE = 1e-4
 
@@ -260,7 +260,7 @@ def _measured(saved: SavedEncoder, folder: Path, truncate_dim: int | None) -> di
         onnx_graph.OnnxEncoder(folder, file, saved.pooler, truncate_dim) for file in (onnx_graph.GRAPH, onnx_graph.INT8)
     )
     sentences = [*SAMPLES, *general_sentences()]
-    expected, found, small = normalized(encoder.encode(sentences)), graph.encode(sentences), int8.encode(sentences)
+    expected, found, small = normalize(encoder.encode(sentences)), graph.encode(sentences), int8.encode(sentences)
     difference, scale = float(np.abs(found - expected).max()), float(np.abs(expected).max())
     if not difference <= TOLERANCE * scale:
         raise CheckpointError(

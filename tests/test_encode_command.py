@@ -17,7 +17,6 @@ from diffcse_jax.commands import encode, search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import Progress
-from diffcse_jax.search.nearest import normalized
 from diffcse_jax.search.records import in_chunks
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
@@ -36,7 +35,7 @@ class HashEncoder(SentenceEncoder):
     def encode(self, sentences, batch_size=64, normalize=False, show_progress=False):
         rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
         vectors = np.array(rows, np.float32)
-        return normalized(vectors) if normalize else vectors
+        return normalize(vectors) if normalize else vectors
 
     def record(self):
         return EncoderRecord(self.name, "avg", "float32", DIMENSION, self.name)

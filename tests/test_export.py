@@ -18,12 +18,12 @@ from transformers.utils import logging
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax import io as files
 from diffcse_jax.config import Config
-from diffcse_jax.encoder import normalized
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.folder import describe_base_model
 from diffcse_jax.run_folder.records import Record
@@ -166,7 +166,7 @@ def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
     for block in blocks:
         names: dict = {}
         exec(block.replace("path/to/this/folder", str(out)), names)
-        expected = normalized(ours) if "InferenceSession" in block else ours
+        expected = normalize(ours) if "InferenceSession" in block else ours
         np.testing.assert_allclose(np.array(names["vectors"]), expected, atol=1e-5)
 
     assert onnx["maximal_absolute_difference"] < 1e-5
@@ -179,7 +179,7 @@ def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
         ["dog cat", "cat dog"],
         ["a dog and a cat", "dog", "dogs " * 20],
     ):  # without padding and with
-        np.testing.assert_allclose(graph.encode(texts), normalized(encoder.encode(texts)), atol=1e-5)
+        np.testing.assert_allclose(graph.encode(texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 
 def test_onnx_is_asked_for_before_work_is_done(saved, tmp_path, monkeypatch):

@@ -286,6 +286,11 @@ def edit_config(folder: Path, **changes) -> None:
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
 
 
+def assert_refused(folder: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(str(folder))
+
+
 def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> None:
     for part in ("transformer", "mlm_head"):
         ours, theirs = getattr(checkpoint, part), getattr(expected, part)
@@ -295,23 +300,18 @@ def assert_same(checkpoint: Pretrained, expected: Pretrained, **tolerance) -> No
             np.testing.assert_allclose(array, theirs[name], err_msg=name, **({"rtol": 0} | tolerance))
 
 
-def test_sharded_checkpoint_is_read(bert, tmp_path):
+def test_a_sharded_checkpoint_is_read(bert, tmp_path):
     transformers.BertForMaskedLM.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert_same(read(str(tmp_path)), read(str(bert)))
     next(tmp_path.glob("model-00002*.safetensors")).unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*model-00002-of"):
-        read(str(tmp_path))
+    assert_refused(tmp_path, r"cannot read .*model-00002-of")
 
 
-def pickled(folder: Path) -> Path:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+def pickled(folder: Path, state: object) -> Path:
+    torch.save(state, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     return folder
-
-
-def test_pickled_checkpoint_is_read(bert, folder):
-    assert_same(read(str(pickled(folder))), read(str(bert)))
 
 
 class Command:
@@ -324,17 +324,14 @@ class Command:
         return Path.touch, (self.marker,)
 
 
-def test_pickled_code_is_not_run(folder):
+def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
+    tensors = load_file(folder / "model.safetensors")
+    assert_same(read(str(pickled(folder, tensors))), read(str(bert)))
     marker = folder / "was_here"
     torch.save({"weight": Command(marker)}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*pytorch_model\.bin"):
-        read(str(folder))
+    assert_refused(folder, r"cannot read .*pytorch_model\.bin")
     assert not marker.exists()
 
-
-def test_pickled_checkpoint_without_torch_says_what_to_do(folder, monkeypatch):
-    pickled(folder)
     import_module = builtins.__import__
 
     def without_torch(name: str, *arguments, **options):
@@ -343,13 +340,14 @@ def test_pickled_checkpoint_without_torch_says_what_to_do(folder, monkeypatch):
         return import_module(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pip install torch.*convert it to safetensors"):
-        read(str(folder))
+    assert_refused(folder, r"pytorch_model\.bin.*pip install torch.*convert it to safetensors")
 
 
-def test_safetensors_are_preferred_to_a_pickle(bert, folder):
-    (folder / "pytorch_model.bin").write_bytes(b"not read")
-    assert_same(read(str(folder)), read(str(bert)))
+@pytest.mark.parametrize(
+    "state", [[1, 2], {"model": {"weight": 1}}, {1: torch.zeros(1)}, {"a": torch.eye(2).to_sparse()}]
+)
+def test_a_pickle_of_something_else_is_refused(folder, state):
+    assert_refused(pickled(folder, state), r"pytorch_model\.bin.* convert it to safetensors")
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
@@ -361,27 +359,29 @@ def test_half_precision_is_widened(bert, folder, dtype, rtol):
     np.testing.assert_array_equal(checkpoint.mlm_head["bias"], stored.float().numpy())
 
 
-def test_tensorflow_names_of_norms_are_understood(bert, folder):
-    def old_name(name: str) -> str:
-        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-    rewrite(folder, lambda tensors: {old_name(name): tensor for name, tensor in tensors.items()})
-    assert_same(read(str(folder)), read(str(bert)))
+def old_name(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def test_names_with_and_without_the_encoders_prefix_are_understood(bert, folder):
-    assert any(name.startswith("bert.") for name in load_file(folder / "model.safetensors"))
-    rewrite(folder, lambda tensors: {name.removeprefix("bert."): tensor for name, tensor in tensors.items()})
-    assert_same(read(str(folder)), read(str(bert)))
+UNUSED = {
+    "bert.embeddings.position_ids": torch.arange(LENGTH)[None],
+    "cls.seq_relationship.weight": torch.zeros(2, HIDDEN),
+    "cls.predictions.decoder.bias": torch.zeros(VOCAB),
+}
 
 
-def test_tensors_without_use_are_passed_over(bert, folder):
-    unused = {
-        "bert.embeddings.position_ids": torch.arange(LENGTH)[None],
-        "cls.seq_relationship.weight": torch.zeros(2, HIDDEN),
-        "cls.predictions.decoder.bias": torch.zeros(VOCAB),
-    }
-    rewrite(folder, lambda tensors: tensors | unused)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {old_name(name): tensor for name, tensor in tensors.items()},
+        lambda tensors: {name.removeprefix("bert."): tensor for name, tensor in tensors.items()},
+        lambda tensors: tensors | UNUSED,
+    ],
+    ids=["tensorflow's names of norms", "no prefix", "unused tensors"],
+)
+def test_the_same_tensors_under_other_names_are_read(bert, folder, change):
+    (folder / "pytorch_model.bin").write_bytes(b"not read")  # safetensors come first
+    rewrite(folder, change)
     assert_same(read(str(folder)), read(str(bert)))
 
 
@@ -490,16 +490,14 @@ def test_published_checkpoints_are_pooled_as_their_authors_do(name, pooler):
     assert hf.published_pooler(name, ["embeddings.LayerNorm.weight", "pooler.dense.weight"]) == pooler
 
 
-def test_what_no_training_code_saves_is_unknown(folder):
+def test_tensors_that_training_code_does_not_save_are_unknown(folder):
     rewrite(folder, lambda tensors: tensors | {"generator.weight": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=r"unknown: generator\.weight"):
-        read(str(folder))
+    assert_refused(folder, r"unknown: generator\.weight")
     rewrite(folder, lambda tensors: tensors | {f"mlp.dense.{name}": torch.zeros(1) for name in ("weight", "bias", "x")})
-    with pytest.raises(CheckpointError, match=r"wrong shape: pooler\.dense\.weight(?s:.*)unknown: pooler\.dense\.x"):
-        read(str(folder))
+    assert_refused(folder, r"wrong shape: pooler\.dense\.weight(?s:.*)unknown: pooler\.dense\.x")
 
 
-def test_a_run_as_a_start_is_its_export(bert, tmp_path):
+def test_a_run_is_read_from_its_export(bert, tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints/7").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(Config().to_dict()))
@@ -508,8 +506,7 @@ def test_a_run_as_a_start_is_its_export(bert, tmp_path):
         (run / "checkpoints/7", "a checkpoint of"),
     ):
         command = f"diffcse export --model {name} --output DIR"
-        with pytest.raises(CheckpointError, match=f"^{name} is {kind}.* `{command}`, and name DIR"):
-            read(str(name))
+        assert_refused(name, f"^{name} is {kind}.* `{command}`, and name DIR")
     shutil.copytree(bert, run / "export")
     assert read(str(run)).folder == run / "export"
     assert_same(read(str(run)), read(str(bert)))
@@ -549,7 +546,7 @@ def test_a_missing_masked_lm_head_is_an_error_only_where_it_is_needed():
         read("minilm", needs_mlm_head=True)
 
 
-def test_an_untied_decoder_is_refused(folder):
+def test_an_untied_decoder_is_refused_as_a_generator(folder):
     rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)})
     with pytest.raises(CheckpointError, match=r"decoder\.weight is not the word-embedding table"):
         read(str(folder), needs_mlm_head=True)
@@ -581,8 +578,7 @@ def test_an_untied_decoder_is_refused(folder):
 )
 def test_unusable_config_is_explained(folder, changes, message):
     edit_config(folder, **changes)
-    with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}.*{re.escape(message)}"):
-        read(str(folder))
+    assert_refused(folder, f"^{re.escape(str(folder))}.*{re.escape(message)}")
 
 
 @pytest.mark.parametrize(
@@ -593,7 +589,7 @@ def test_unusable_config_is_explained(folder, changes, message):
         ({"is_decoder": True}, "is_decoder must be false, not true"),
     ],
 )
-def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
+def test_settings_that_mpnet_ignores_in_transformers_are_refused(changes, message):
     with pytest.raises(CheckpointError, match=f"^model: config.json: {message}$"):
         hf.transformer_config(hf_config_of("mpnet") | changes, source="model")
 
@@ -610,53 +606,37 @@ def test_what_transformers_mpnet_would_not_follow_is_refused(changes, message):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_broken_json_is_named(folder, name, content, message):
     (folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{re.escape(name)} {message}"):
-        read(str(folder))
+    assert_refused(folder, f"{re.escape(name)} {message}")
 
 
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": ["a.safetensors"]}', '{"weight_map": {"weight": 1}}'])
-def test_an_index_without_files_is_named(folder, content):
-    (folder / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json has no weight_map from tensors to"):
-        read(str(folder))
-
-
-@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000])
-def test_an_index_that_leads_out_of_the_folder_is_refused(folder, file):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": file}}))
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"index.json names {file[:60]!r}, which is not a file of its folder")
-    ):
-        read(str(folder))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(({"weight_map": map_}, "has no weight_map from tensors to") for map_ in (None, ["a.safetensors"], {"w": 1})),
+        *(
+            ({"weight_map": {"w": file}}, f"names {file[:60]!r}, which is not a file of its folder")
+            for file in ("../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000)
+        ),
+    ],
+)
+def test_an_index_without_files_or_outside_its_folder_is_refused(folder, content, message):
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    assert_refused(folder, re.escape(f"index.json {message}"))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
 def test_weights_that_are_integers_or_quantised_are_refused(folder, dtype):
     name = "encoder.layer.0.attention.self.query.weight"
     rewrite(folder, lambda tensors: tensors | {f"bert.{name}": tensors[f"bert.{name}"].to(dtype)})
-    with pytest.raises(
-        CheckpointError, match=rf"(unsupported: {re.escape(name)} holds|cannot read .*model\.safetensors)"
-    ):
-        read(str(folder))
+    assert_refused(folder, rf"(unsupported: {re.escape(name)} holds|cannot read .*model\.safetensors)")
 
 
-def test_twins_of_a_tensor_must_be_the_same(bert, folder):
+def test_a_tensor_stored_twice_must_be_the_same(bert, folder):
     name = "embeddings.word_embeddings.weight"
     rewrite(folder, lambda tensors: tensors | {name: tensors[f"bert.{name}"].clone()})
     assert_same(read(str(folder)), read(str(bert)))
     rewrite(folder, lambda tensors: tensors | {name: tensors[name] + 1})
-    with pytest.raises(CheckpointError, match=f"stored twice with different values: {re.escape(name)}, once as"):
-        read(str(folder))
-
-
-@pytest.mark.parametrize(
-    "state", [[1, 2], {"model": {"weight": 1}}, {1: torch.zeros(1)}, {"a": torch.eye(2).to_sparse()}]
-)
-def test_a_pickle_of_something_else_is_refused(folder, state):
-    torch.save(state, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.* convert it to safetensors"):
-        read(str(folder))
+    assert_refused(folder, f"stored twice with different values: {re.escape(name)}, once as")
 
 
 def test_many_problems_are_counted(folder):
@@ -667,31 +647,25 @@ def test_many_problems_are_counted(folder):
     assert len(str(raised.value).splitlines()) == 52
 
 
-def test_missing_files_are_named(folder):
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"):
-        read(str(folder))
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no config\.json; is it a Hugging Face model folder\?"):
-        read(str(folder))
-
-
-def test_damaged_tensors_are_named(folder):
+def test_missing_and_damaged_files_are_named(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
-        read(str(folder))
+    assert_refused(folder, r"cannot read .*model\.safetensors")
+    file.unlink()
+    assert_refused(folder, r"holds neither model\.safetensors nor pytorch_model\.bin")
+    (folder / "config.json").unlink()
+    assert_refused(folder, r"has no config\.json; is it a Hugging Face model folder\?")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "~nobody-of-this-name", "a/b/c", ""])
-def test_a_path_that_is_not_there_is_not_looked_up_in_the_hub(name, monkeypatch):
+def test_a_missing_path_is_not_looked_up_in_the_hub(name, monkeypatch):
     monkeypatch.setattr(hf, "_download", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match=f"^model folder not found: {name}$"):
         read(name)
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b"])
-def test_a_name_that_no_file_can_have_is_refused(name):
+def test_an_impossible_file_name_is_refused(name):
     with pytest.raises(CheckpointError, match="model") as raised:
         read(name)
     assert len(str(raised.value)) < 1000

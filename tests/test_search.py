@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import nearest as module
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.nearest import nearest, normalized
+from diffcse_jax.search.nearest import nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
 DIMENSION = 4
@@ -28,7 +29,7 @@ def random_vectors(rows: int, seed: int = 0, dimension: int = DIMENSION) -> np.n
 
 def by_sorting(queries: np.ndarray, vectors: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """All similarities at once; equal ones in the order of the rows."""
-    scores = queries.astype(np.float64) @ normalized(vectors.astype(np.float32)).astype(np.float64).T
+    scores = queries.astype(np.float64) @ normalize(vectors.astype(np.float32)).astype(np.float64).T
     rows = np.argsort(-scores.round(6), axis=1, kind="stable")[:, :top_k]
     return np.take_along_axis(scores, rows, axis=1), rows
 
@@ -39,12 +40,12 @@ def by_sorting(queries: np.ndarray, vectors: np.ndarray, top_k: int) -> tuple[np
 def test_blocks_give_what_sorting_all_gives(rows, queries, top_k, half, cuts):
     """Of few distinct vectors, so that many are equally near."""
     vectors = np.random.default_rng(rows).integers(-1, 2, (rows, DIMENSION)).astype(np.float16 if half else np.float32)
-    asked = normalized(random_vectors(queries, seed=queries))
+    asked = normalize(random_vectors(queries, seed=queries))
     edges = sorted({0, rows, *(cut for cut in cuts if cut < rows)})
     blocks = (vectors[first:end] for first, end in itertools.pairwise(edges))
     with pytest.MonkeyPatch.context() as smaller:
         smaller.setattr(module, "BLOCK_QUERIES", 8)
-        scores, found = nearest(asked, map(normalized, blocks), rows, top_k)
+        scores, found = nearest(asked, map(normalize, blocks), rows, top_k)
     expected, order = by_sorting(asked, vectors, top_k)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     np.testing.assert_array_equal(found, order)
@@ -60,7 +61,7 @@ def test_queries_and_corpora_share_few_programs(caplog):
 
 def index_of(vectors: np.ndarray, record: EncoderRecord = RECORD) -> SentenceIndex:
     texts = pa.table({"line": range(1, len(vectors) + 1), "sentence": [f"text {row}" for row in range(len(vectors))]})
-    return SentenceIndex.of(texts, normalized(vectors), record)
+    return SentenceIndex.of(texts, normalize(vectors), record)
 
 
 def hits_of(index: SentenceIndex, queries: np.ndarray, **options) -> list:
@@ -68,7 +69,7 @@ def hits_of(index: SentenceIndex, queries: np.ndarray, **options) -> list:
 
 
 def test_an_index_is_the_same_from_its_folder(tmp_path):
-    vectors, queries = random_vectors(50), normalized(random_vectors(3, seed=1))
+    vectors, queries = random_vectors(50), normalize(random_vectors(3, seed=1))
     index = index_of(vectors)
     expected = hits_of(index, queries, top_k=7)
     scores, rows = by_sorting(queries, vectors, 7)
@@ -102,7 +103,7 @@ def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRe
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_vectors_of_embed_are_searched_where_they_are(dtype, tmp_path):
-    vectors, queries = random_vectors(50).astype(dtype), normalized(random_vectors(3, seed=1))
+    vectors, queries = random_vectors(50).astype(dtype), normalize(random_vectors(3, seed=1))
     write_parts(tmp_path / "vectors", vectors, 3)
     index = find_index(tmp_path / "vectors")
     expected = hits_of(index_of(vectors.astype(np.float32)), queries, top_k=9)
@@ -151,7 +152,7 @@ def test_another_encoder_is_refused_with_both_names():
 @pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6), ("PCA16,IVF16,Flat", 0.6)])
 def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
     pytest.importorskip("faiss")
-    vectors, queries = random_vectors(1000, dimension=16), normalized(random_vectors(20, seed=1, dimension=16))
+    vectors, queries = random_vectors(1000, dimension=16), normalize(random_vectors(20, seed=1, dimension=16))
     record = EncoderRecord("mine", "avg", "float32", 16, "0123")
     exact = index_of(vectors, record)
     by_faiss = exact.with_faiss(factory)
@@ -172,7 +173,7 @@ def test_a_faiss_index_that_cannot_be_made_is_told():
 
 def test_threads_search_at_once():
     index = index_of(random_vectors(300))
-    queries = [normalized(random_vectors(3, seed=seed)) for seed in range(6)]
+    queries = [normalize(random_vectors(3, seed=seed)) for seed in range(6)]
     expected, found = [hits_of(index, each, top_k=5) for each in queries], {}
     threads = [
         threading.Thread(target=lambda n=n: found.__setitem__(n, hits_of(index, queries[n], top_k=5)))
@@ -231,4 +232,4 @@ def test_a_number_of_hits_below_one_is_refused(top_k):
 
 def test_a_threshold_of_nan_is_refused():
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
-        index_of(random_vectors(5)).search(normalized(random_vectors(1)), 1, float("nan"))
+        index_of(random_vectors(5)).search(normalize(random_vectors(1)), 1, float("nan"))

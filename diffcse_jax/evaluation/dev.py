@@ -29,8 +29,8 @@ from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, encode_groups, 
 from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
 from diffcse_jax.groups import EvalConfig
 from diffcse_jax.io import expand_path, json_digest
+from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
-from diffcse_jax.search.nearest import normalized
 
 STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
@@ -289,7 +289,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
     sentences = general_sentences()
 
     def cosines(encoder: Encoder) -> Float[np.ndarray, " pairs"]:
-        embeddings = normalized(encoder.encode(sentences, batch_size=options.batch_size))
+        embeddings = normalize(encoder.encode(sentences, batch_size=options.batch_size))
         return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
 
     before = cosines(start())

@@ -19,7 +19,7 @@ from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs, encode_groups
 from diffcse_jax.models import pooling
-from diffcse_jax.search.nearest import normalized
+from diffcse_jax.models.pooling import normalize
 
 POSITIVE_RATING = 4.0  # alignment is over pairs rated higher
 RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # without the lower bound, except for 0
@@ -65,7 +65,7 @@ class Geometry(StsbProbe):
         if len({*pairs.first, *pairs.second}) == 1:
             raise DataError(f"{path}: all sentences are the same, so they have no geometry")
         distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
-        cosines = (normalized(first) * normalized(second)).sum(axis=1)
+        cosines = (normalize(first) * normalize(second)).sum(axis=1)
         return {
             "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
             "uniformity": uniformity(distinct),
@@ -90,13 +90,13 @@ class Retrieval(StsbProbe):
         rows = np.flatnonzero(pairs.gold == 5.0)
         if not len(rows):
             raise DataError(f"{self.files(folder, mode)[0]}: no pair is rated 5.0, so there is nothing to retrieve")
-        corpus = normalized(np.concatenate([first, second]))
-        scores = normalized(first[rows]) @ corpus.T
+        corpus = normalize(np.concatenate([first, second]))
+        scores = normalize(first[rows]) @ corpus.T
         scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
         ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
         queries = list(options.queries) or [pairs.first[row] for row in rows[:EXAMPLES]]
         if options.queries:
-            scores = normalized(encoder.encode(queries, batch_size=options.batch_size)) @ corpus.T
+            scores = normalize(encoder.encode(queries, batch_size=options.batch_size)) @ corpus.T
         hits = [
             {"query": query, "hits": best_hits(row, pairs.first + pairs.second, options.top_k)}
             for query, row in zip(queries, scores, strict=False)

@@ -14,7 +14,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
 from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.nearest import normalized
+from diffcse_jax.models.pooling import normalize
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
@@ -44,7 +44,7 @@ def target_ranks(
     queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]
 ) -> Float[np.ndarray, " n"]:
     """Return the rank, from 1, of target i for query i. Ties share their mean rank."""
-    queries, targets = normalized(queries), normalized(targets)
+    queries, targets = normalize(queries), normalize(targets)
     ranks = []
     for start in range(0, len(queries), BLOCK):
         scores = queries[start : start + BLOCK] @ targets.T

@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -105,7 +105,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         stored, left_out = _encoding_part(stored, family)
         print(_training_notice(name_or_path, left_out, evaluated_with), file=sys.stderr)
     tensors, problems = _normalised_names(stored, family.prefix)
-    names = {part: hf_names(part, config) for part in _PARTS}
+    names = {part: _tensors_of(part, config) for part in _PARTS}
     params: dict[str, Params] = {}
     for part in _PARTS:
         if part == "transformer" or not tensors.keys().isdisjoint(names[part]):
@@ -131,21 +131,12 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return a part's parameters under the checkpoint's names and in its layout."""
+    """Return the parameters of a part (`transformer`, `pooler` or `mlm_head`) as a checkpoint stores them."""
     return {
-        hf_name: np.ascontiguousarray(np.asarray(params[name]).T if transposed else np.asarray(params[name]))
-        for hf_name, (name, transposed) in hf_names(part, config).items()
+        hf_name: np.ascontiguousarray(array.T if ours.transposed else array)
+        for hf_name, ours in _tensors_of(part, config).items()
+        for array in [np.asarray(params[ours.name])]
     }
-
-
-def hf_names(part: str, config: TransformerConfig) -> dict[str, tuple[str, bool]]:
-    """Map the checkpoint's names of a part's tensors, without prefix, to our names and whether arrays are transposed.
-
-    Args:
-        part: `transformer`, `pooler` or `mlm_head`.
-        config: Sizes.
-    """
-    return {_hf_tensor(part, name, config): (name, name.endswith("kernel")) for name in _shapes(part, config)}
 
 
 def find_folder(name_or_path: str) -> Path:
@@ -263,46 +254,47 @@ def _download(hub_id: str) -> Path:
     return folder
 
 
+class _Tensor(NamedTuple):
+    """One of our arrays, and whether the checkpoint stores it transposed."""
+
+    name: str
+    shape: tuple[int, ...]  # in the checkpoint
+    transposed: bool
+
+
 @functools.lru_cache
-def _shapes(part: str, config: TransformerConfig) -> Params:
-    if part == "pooler" and not families.find(config.family).pooler:
-        return {}
-    return parameters.shapes(functools.partial(_PARTS[part], config))
-
-
-def _hf_tensor(part: str, name: str, config: TransformerConfig) -> str:
-    """Return the checkpoint's name of one of our tensors."""
+def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
+    """Return the arrays of a part by the checkpoint's names, without prefix."""
     family = families.find(config.family)
-    module, _, leaf = name.rpartition(".")
-    leaf = "bias" if leaf == "bias" else "weight"
-    if part != "transformer":
-        return f"{_inverse(getattr(family, part))[module]}.{leaf}"
-    if not module.startswith("blocks."):
-        return f"{_inverse(family.modules)[module]}.{leaf}"
-    _, index, module = module.split(".", maxsplit=2)
-    return f"{family.block_prefix}{index}.{_inverse(family.block)[module]}.{leaf}"
-
-
-def _inverse(names: Mapping[str, str]) -> dict[str, str]:
-    return {ours: theirs for theirs, ours in names.items()}
+    if part == "pooler" and not family.pooler:
+        return {}
+    modules = {ours: theirs for theirs, ours in (getattr(family, part, None) or family.modules).items()}
+    if part == "transformer":
+        for index in range(config.num_blocks):
+            block = f"{family.block_prefix}{index}"
+            modules |= {f"blocks.{index}.{ours}": f"{block}.{theirs}" for theirs, ours in family.block.items()}
+    tensors = {}
+    for name, array in parameters.shapes(functools.partial(_PARTS[part], config)).items():
+        module, _, leaf = name.rpartition(".")
+        transposed = leaf == "kernel"
+        shape = array.shape[::-1] if transposed else array.shape
+        tensors[f"{modules[module]}.{'bias' if leaf == 'bias' else 'weight'}"] = _Tensor(name, shape, transposed)
+    return tensors
 
 
 def _read_part(tensors: Mapping[str, np.ndarray], part: str, config: TransformerConfig) -> tuple[Params, list[str]]:
     """Return a part's parameters and the problems of its tensors."""
-    names, shapes = hf_names(part, config), _shapes(part, config)
     params, problems = {}, []
-    for hf_name, (name, transposed) in names.items():
-        if hf_name not in tensors:
+    for hf_name, ours in _tensors_of(part, config).items():
+        array = tensors.get(hf_name)
+        if array is None:
             problems.append(f"missing: {hf_name}")
-            continue
-        array = tensors[hf_name].T if transposed else tensors[hf_name]
-        if array.shape != shapes[name].shape:
-            expected = shapes[name].shape[::-1] if transposed else shapes[name].shape
-            problems.append(f"wrong shape: {hf_name} is {tensors[hf_name].shape}, config.json says {expected}")
+        elif array.shape != ours.shape:
+            problems.append(f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}")
         elif array.dtype.name not in FLOATS:
             problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
         else:
-            params[name] = np.ascontiguousarray(array, dtype=np.float32)
+            params[ours.name] = np.ascontiguousarray(array.T if ours.transposed else array, dtype=np.float32)
     return params, problems
 
 

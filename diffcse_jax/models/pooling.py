@@ -1,11 +1,14 @@
 """From hidden states to one embedding per sentence, and the comparison of embeddings."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 # Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
 POOLERS = ("cls", "cls_before_pooler", *AVERAGED_LAYERS)
@@ -37,10 +40,12 @@ def pool(
     return (states * weights).sum(axis=1) / jnp.maximum(weights.sum(axis=1), 1.0)
 
 
-def normalize(embeddings: Float[Array, "rows dim"]) -> Float[Array, "rows dim"]:
-    """Scale rows to length 1. Norms are clipped at 1e-8, as in PyTorch's cosine similarity."""
-    squared = jnp.sum(embeddings * embeddings, axis=-1, keepdims=True)
-    return embeddings / jnp.sqrt(jnp.maximum(squared, 1e-16))
+def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*rows dim"]:
+    """Scale embeddings to length 1, in float32. Norms are clipped at 1e-8, as in PyTorch's cosine similarity."""
+    xp = np if isinstance(embeddings, np.ndarray) else jnp
+    embeddings = embeddings.astype(xp.float32, copy=False)
+    squared = xp.sum(embeddings * embeddings, axis=-1, keepdims=True)
+    return embeddings / xp.sqrt(xp.maximum(squared, 1e-16))
 
 
 def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:

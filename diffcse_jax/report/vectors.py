@@ -14,10 +14,10 @@ from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.geometry import RATING_GROUPS, best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.retrieval import retrieval_scores
+from diffcse_jax.models.pooling import normalize
 from diffcse_jax.report.charts import Chart, Line, colour_of, short
 from diffcse_jax.report.runs import EXPORT, Run
 from diffcse_jax.report.sample import Sample, evenly_spaced
-from diffcse_jax.search.nearest import normalized
 
 LEAST_SINGULAR_VALUE = 1e-6  # where the axis is cut
 LEAST_DENSITY = 1e-3  # that is drawn
@@ -111,7 +111,7 @@ def placed(loads: dict[str, tuple[str, Load]], sample: Sample) -> tuple[list[Mod
         except UserError as error:
             problems.append(f"{label}: {str(error).splitlines()[0]}")
             continue
-        models.append(Model(label, colour, dict(zip(sample.texts, normalized(raw), strict=True)), raw))
+        models.append(Model(label, colour, dict(zip(sample.texts, normalize(raw), strict=True)), raw))
     return models, problems
 
 

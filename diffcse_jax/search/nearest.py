@@ -21,13 +21,6 @@ Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # similari
 Blocks = Iterable[Float[np.ndarray, "_ dimension"]]  # float32 or float16, each of at most BLOCK_ROWS embeddings
 
 
-def normalized(vectors: Float[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
-    """Scale embeddings to length 1; a zero vector stays zero."""
-    vectors = vectors.astype(np.float32, copy=False)
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(norms == 0, np.float32(1), norms)
-
-
 def nearest(
     queries: Float32[np.ndarray, "queries dimension"], blocks: Blocks, rows: int, top_k: int
 ) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:

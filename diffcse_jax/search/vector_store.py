@@ -22,7 +22,8 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
-from diffcse_jax.search.nearest import BLOCK_ROWS, normalized
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.nearest import BLOCK_ROWS
 from diffcse_jax.search.records import TEXT
 
 VECTOR = "embedding"
@@ -141,7 +142,7 @@ class VectorStore:
     def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
         """Yield the embeddings alone, scaled to length 1; raises like `blocks`."""
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
-        return (vectors if is_unit else normalized(vectors) for _, vectors in self._blocks([VECTOR]))
+        return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
 
     def texts(self) -> Iterator[pa.Table]:
         """Yield the texts and their other columns, file by file."""
