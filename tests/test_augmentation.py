@@ -34,7 +34,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def words_of(ids: list[int]) -> list[tuple[int, ...]]:
-    """The words between the first and the last token."""
+    """Return the words between the first and the last token."""
     words: list[list[int]] = []
     for token in ids[1:-1]:
         if words and not BEGINS[token]:
@@ -69,7 +69,7 @@ seeds = st.integers(0, 1000)
 @given(
     batches(), seeds, st.sampled_from(["crop", "word_deletion", "delete_one_word"]), st.sampled_from([0, 0.1, 0.5, 1])
 )
-def test_whole_words_are_removed_and_one_at_least_is_kept(sentences, seed, kind, ratio):
+def test_whole_words_are_removed_and_at_least_one_is_kept(sentences, seed, kind, ratio):
     for before, after in zip(sentences, augmented(sentences, seed, kind, ratio), strict=True):
         words, kept = words_of(before), words_of(after)
         assert (after[0], after[-1]) == (CLS, SEP)
@@ -85,7 +85,7 @@ def test_whole_words_are_removed_and_one_at_least_is_kept(sentences, seed, kind,
             assert any(words[i : i + len(kept)] == kept for i in range(count + 1))
 
 
-def test_every_word_and_every_crop_has_the_same_chance():
+def test_words_and_crops_are_drawn_uniformly():
     sentence = [CLS, 4, 5, 7, 8, 9, 10, SEP]  # running fast quickly very
     words = words_of(sentence)
     assert len(words) == 4
@@ -153,14 +153,14 @@ def test_a_table_of_synonyms_is_read_in_tokens(tmp_path):
         (None, r"data\.synonyms_file: cannot read .*synonyms\.tsv"),
     ],
 )
-def test_tables_that_cannot_be_used(tmp_path, text, message):
+def test_unusable_tables_are_refused(tmp_path, text, message):
     path = tmp_path / "synonyms.tsv" if text is None else synonyms_file(tmp_path, text)
     with pytest.raises(DataError, match=message):
         read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK)
 
 
 def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenStore:
-    """Sentences of 3 to 12 random tokens."""
+    """Write sentences of 3 to 12 random tokens."""
     rng = np.random.default_rng(0)
     sentences = [[CLS, *rng.integers(UNK + 1, len(NAMES), size), SEP] for size in rng.integers(1, LONGEST - 1, 40)]
     np.save(folder / "token_ids.npy", np.concatenate(sentences).astype(np.uint16))
@@ -170,7 +170,7 @@ def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenSto
 
 
 def test_augmented_batches(tmp_path):
-    """They change with the step, and neither with the shards nor with the layout; the anchors stay."""
+    """Second views change with the step, but not with shards or layout. Anchors stay the same."""
     store, augmentation = store_of(tmp_path), Augmentation("word_deletion", 0.4, BEGINS)
 
     def source_of(**options) -> BatchSource:
@@ -195,10 +195,10 @@ def test_augmented_batches(tmp_path):
             np.testing.assert_array_equal(mask > 0, second != PAD)
             assert is_subsequence(words_of(second[mask > 0].tolist()), words_of(anchor[anchor != PAD].tolist()))
             second_views.setdefault(anchor.tobytes(), set()).add(second.tobytes())
-    assert max(len(of_anchor) for of_anchor in second_views.values()) > 1  # made anew in every epoch
+    assert max(len(of_anchor) for of_anchor in second_views.values()) > 1  # drawn anew in each epoch
 
 
-def test_a_text_that_has_second_views_is_not_augmented(tmp_path):
+def test_text_with_two_columns_is_not_augmented(tmp_path):
     config = Config.from_dict({"data": {"augmentation": "crop"}})
     with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
         train._examples(config, store_of(tmp_path, ("sentence", "positive")), SIZES)

@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.data.batches import BatchSource, Packing, Shards, batches_per_epoch, make_batches
+from diffcse_jax.data.batches import (
+    BatchShape,
+    BatchSource,
+    Packing,
+    Shards,
+    batches_per_epoch,
+    choose_lengths,
+    choose_shapes,
+    fitting_batch_size,
+    make_batches,
+    smallest,
+    smallest_shape,
+)
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import DataError
 
@@ -18,7 +30,7 @@ PER_EPOCH = 5
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> TokenStore:
-    """Two columns; every token of example `i` is `i`, and lengths vary from 3 to 32."""
+    """Write two columns. Each token of example `i` is `i`; lengths vary from 3 to 32."""
     lengths = np.random.default_rng(0).integers(3, 33, (EXAMPLES, 2)) // np.array([1 + np.arange(EXAMPLES) % 3] * 2).T
     return written_store(tmp_path_factory.mktemp("store"), np.maximum(lengths, 3))
 
@@ -60,13 +72,13 @@ def test_an_epoch_visits_examples_at_most_once(store, epoch):
     assert len(set(visited)) == PER_EPOCH * BATCH == len(visited)
 
 
-def test_order_depends_on_seed_and_epoch_alone(store):
+def test_order_depends_only_on_seed_and_epoch(store):
     orders = {epoch_order(source_of(store, seed=seed), epoch) for seed in (3, 4) for epoch in (0, 1)}
     assert len(orders) == 4
     assert_same(source_of(store)[17], source_of(store, steps=100)[17])
 
 
-def test_every_example_has_the_same_chance_to_be_left_out(store):
+def test_each_example_is_left_out_equally_often(store):
     source = source_of(store, steps=0)
     visits = np.zeros(EXAMPLES)
     for step in range(200 * PER_EPOCH):
@@ -75,7 +87,7 @@ def test_every_example_has_the_same_chance_to_be_left_out(store):
     assert visits.max() <= 200
 
 
-def test_batches_hold_their_sentences_in_one_of_few_lengths(store):
+def test_batches_have_few_lengths_and_hold_their_sentences(store):
     source = source_of(store)
     lengths = sorted({shape.length for shape in source.shapes})
     assert lengths[-1] == 32
@@ -115,7 +127,7 @@ def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
     assert len(slots) > 1
 
 
-def test_batches_with_little_padding_are_left_as_they_are(store):
+def test_batches_with_little_padding_are_not_packed(store):
     def shares(packing: Packing) -> set[int]:
         return {shape.sixteenths for shape in source_of(store, packing=packing).shapes_of(range(40))} - {16}
 
@@ -125,7 +137,7 @@ def test_batches_with_little_padding_are_left_as_they_are(store):
     assert not shares(Packing(fullest=1))
 
 
-def test_the_shapes_to_come_are_foreseen(store):
+def test_the_shapes_of_later_batches_are_known(store):
     source = source_of(store, packing=Packing())
     foreseen = source.shapes_of(range(3, 40))
     first = {}
@@ -161,6 +173,46 @@ def test_the_iterator_delivers_the_sources_batches_in_order(source):
     for step, batch in enumerate(make_batches(source)):
         assert_same(batch, source[step])
     assert step == len(source) - 1
+
+
+@given(st.integers(2, 5000), st.sampled_from([64, 256, 300]), st.sampled_from([1, 4]))
+def test_few_examples_get_a_smaller_batch(examples, batch_size, shards):
+    fitted = fitting_batch_size(examples, batch_size, shards)
+    if examples >= batch_size:
+        assert fitted == batch_size
+    elif examples >= shards:
+        assert fitted <= examples < 2 * fitted + shards
+        assert fitted % shards == 0
+
+
+@given(st.lists(st.integers(3, 64), min_size=1), st.integers(64, 600))
+def test_lengths_are_few_and_hold_all_sentences(longest, max_length):
+    lengths = choose_lengths(longest, max_length)
+    assert lengths[-1] == max_length
+    assert len(lengths) <= 2
+    assert all(smallest(lengths, length) >= length for length in longest)
+    assert choose_lengths([30] * 9 + [100], 128) == (32, 128)  # a length is added if batches would be padding
+    assert choose_lengths([100] * 10, 128) == choose_lengths([128] * 10, 128) == (128,)
+
+
+@given(st.lists(st.tuples(st.sampled_from([16, 32]), st.floats(0.01, 1.0)), min_size=1))
+def test_shapes_are_few_and_hold_all_batches(needed):
+    needed = [BatchShape.of(*shape) for shape in needed]
+    shapes = choose_shapes(needed, (16, 32))
+    assert len(shapes) <= 4
+    for shape in needed:
+        chosen = smallest_shape(shapes, shape)
+        assert chosen.length == shape.length
+        assert chosen.sixteenths >= shape.sixteenths
+
+
+def test_shapes_compute_the_fewest_positions():
+    needed = [BatchShape(32, 12)] * 50 + [BatchShape(32, 13)] * 49 + [BatchShape(32, 14)] * 20 + [BatchShape(32, 5)]
+    assert choose_shapes(needed, (32,)) == tuple(BatchShape(32, share) for share in (12, 13, 14, 16))
+    shape = BatchShape.of(10, 0.7)
+    assert shape.packed
+    assert shape.capacity(80) == 60  # 12 sixteenths
+    assert not BatchShape.of(10, 0.99).packed
 
 
 def test_batches_per_epoch_leaves_the_rest_out():

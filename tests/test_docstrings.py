@@ -93,7 +93,7 @@ def test_sentences_are_prose_without_markup(docstring, expected):
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """Replaces the installed packages by 200 functions, each with a docstring of three sentences."""
+    """Replace the installed packages by 200 functions with docstrings of three sentences."""
     function = '''
         def function_{0}():
             """Compute the value of function {0}.
@@ -164,8 +164,8 @@ def test_the_installed_corpus_is_large_and_held_out():
 
 
 @pytest.mark.slow
-def test_the_corpus_is_the_same_in_every_process(monkeypatch):
-    """Sets and dicts of strings come in another order there: this process has a hash seed of its own."""
+def test_the_corpus_is_the_same_in_each_process(monkeypatch):
+    """Compare with a process that has another hash seed, so that sets of strings have another order."""
     code = (
         "import itertools; from diffcse_jax.data import docstrings; from diffcse_jax.groups import DataConfig; "
         "from diffcse_jax.data.sources import open_corpus; "

@@ -266,7 +266,7 @@ def write(folder: Path, form: str) -> str:
             return str(folder / "docs") + "/**/*.md" * (form == "pattern")
         case "mixed":
             (folder / "docs/0.html").write_text(f"<h1>A clock</h1><p>{rows[0]['text']}</p>")
-            (folder / "docs/1.rst").write_text(f"A boat\n======\n\n{rows[1]['text']}\n")
+            (folder / "docs/_1.rst").write_text(f"A boat\n======\n\n{rows[1]['text']}\n")
             (folder / "docs/more/2.jsonl").write_text(json.dumps(rows[2]))
             (folder / "docs/_category_.json").write_text('{"label": "Pages"}')
             (folder / "docs/settings.json").write_text('{"label": "Pages"}')
@@ -301,7 +301,7 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
     if titled:
         assert [text for _, (text,) in searched] == [" ".join(text) for _, text in DOCUMENTS]
     if form == "mixed":
-        assert [place for place, _ in searched] == ["0.html", "1.rst", "more/2.jsonl, line 1"]
+        assert [place for place, _ in searched] == ["0.html", "_1.rst", "more/2.jsonl, line 1"]
 
 
 def test_pdf_and_unreadable_files(tmp_path):

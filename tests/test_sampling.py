@@ -26,7 +26,7 @@ PAD, LONGEST = 9999, 32
 
 
 def store_of(folder: Path, documents: list[int]) -> TokenStore:
-    """Documents of so many sentences; every token of sentence `i` is `i`, and lengths vary from 3 to 32."""
+    """Write documents with these numbers of sentences. Each token of sentence `i` is `i`; lengths vary from 3 to 32."""
     folder.mkdir(exist_ok=True)
     sentences = sum(documents)
     lengths = np.random.default_rng(0).integers(3, LONGEST + 1, sentences) // (1 + np.arange(sentences) % 3)
@@ -39,7 +39,7 @@ def store_of(folder: Path, documents: list[int]) -> TokenStore:
 
 
 def next_of(documents: list[int]) -> dict[int, int]:
-    """Every sentence that has a next one, and that."""
+    """Return the next sentence of each sentence that has one."""
     numbers = iter(range(sum(documents)))
     of_documents = [list(itertools.islice(numbers, size)) for size in documents]
     return {a: b for sentences in of_documents for a, b in itertools.pairwise(sentences)}
@@ -47,7 +47,7 @@ def next_of(documents: list[int]) -> dict[int, int]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(lambda sizes: max(sizes) > 1))
-def test_neighbours_are_those_inside_a_document(tmp_path, documents):
+def test_neighbours_are_inside_a_document(tmp_path, documents):
     store, pairs = store_of(tmp_path / "store", documents), next_of(documents)
     neighbours = Neighbours(store)
     assert neighbours.left_out == len(documents)
@@ -69,7 +69,7 @@ def test_documents_of_single_sentences_have_no_neighbours(tmp_path):
 DOCUMENTS = [1, 9, 4, 1, 7, 2, 12]
 
 
-def test_a_next_sentence_is_drawn_from_those_that_follow(tmp_path):
+def test_a_next_sentence_is_drawn_from_the_following_ones(tmp_path):
     neighbours = Neighbours(store_of(tmp_path, [1, 6, 2]), within=3)
     rng, drawn = np.random.default_rng(0), []
     for _ in range(600):
@@ -102,7 +102,7 @@ def test_neighbours_as_positives_are_two_columns(tmp_path):
 
 
 @pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 2)])
-def test_next_sentences_beside_the_views(tmp_path, devices, chunks):
+def test_next_sentences_come_with_the_views(tmp_path, devices, chunks):
     pairs, padded = next_of(DOCUMENTS), source_of(tmp_path, next_sentence=True)
     source = source_of(
         tmp_path, next_sentence=True, shards=Shards(range(devices), devices), packing=Packing(chunks=chunks)
@@ -128,7 +128,7 @@ PASSAGES = (17, 18, 40, 400, 1000)  # tokens, [CLS] and [SEP] included; the firs
 
 @pytest.fixture(scope="module")
 def passages(tmp_path_factory) -> TokenStore:
-    """Passage `i` has the tokens `1000 * (i + 1)`, as its [CLS], and those that follow."""
+    """Write passages. Passage `i` has the tokens `1000 * (i + 1)`, which stands for [CLS], and the following numbers."""
     folder = tmp_path_factory.mktemp("passages")
     np.save(folder / "token_ids.npy", np.concatenate([1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)]))
     np.save(folder / "offsets.npy", np.cumsum([0, *PASSAGES]))
@@ -183,14 +183,14 @@ def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
     assert len(spans) == 31  # 30 epochs of one batch
 
 
-def test_what_has_no_two_crops_is_refused(tmp_path):
+def test_short_passages_without_two_crops_are_refused(tmp_path):
     store = store_of(tmp_path, [1])
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)
 
 
-def test_a_sentence_twice_is_of_one_column(tmp_path):
+def test_examples_need_one_column_and_documents(tmp_path):
     data = DataConfig(pairs="dropout")
     store = store_of(tmp_path, [2, 2])
     assert examples_of(store, data, next_sentence=False) is store
@@ -228,14 +228,14 @@ def test_a_sentence_twice_is_of_one_column(tmp_path):
         ({"data": {"augmentation": "synonyms"}}, r"data\.augmentation='synonyms' needs data\.synonyms_file"),
     ],
 )
-def test_data_that_cannot_be(parts, message):
+def test_contradictory_options_are_refused(parts, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_dict(parts)
 
 
 @pytest.mark.slow
 def test_a_run_over_documents(tmp_path, minilm_dir):
-    """From the file to the metrics, with everything that reads the text in its own way."""
+    """Train from the file to the metrics, with all options that read the text."""
     lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
     text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
     text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))

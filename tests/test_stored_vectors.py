@@ -1,4 +1,4 @@
-"""Stored vectors: each sentence of a batch gets its own, and stores that do not fit are refused."""
+"""Stored embeddings: each sentence of a batch gets its own, and stores that do not fit are refused."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ DIMENSION = 6
 
 
 def vectors_of(sentences: Sequence[str], **options) -> np.ndarray:
-    """A vector that is a function of the text."""
+    """Return embeddings that are a function of the text."""
     return np.array(
         [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences], np.float32
     )
@@ -63,7 +63,7 @@ def text(tmp_path) -> Path:
 
 @pytest.fixture
 def tokenised(tmp_path, tokenizer):
-    """The corpus of a file and its token store."""
+    """Return the corpus of a file and its token store."""
 
     def tokenised(path: Path, **options) -> tuple:
         corpus = open_corpus(DataConfig(train_file=str(path), **options))
@@ -73,7 +73,7 @@ def tokenised(tmp_path, tokenizer):
 
 
 def check(source: BatchSource, tokenizer: PreTrainedTokenizerFast, tolerance: float = 0.0) -> None:
-    """The vectors of a batch are those of the sentences that its tokens spell."""
+    """Compare the embeddings of each batch with those of the sentences that its tokens spell."""
     for index in range(len(source)):
         views = source[index]
         texts = tokenizer.batch_decode(views.rows.input_ids, skip_special_tokens=True)
@@ -99,7 +99,7 @@ def test_sentences_of_all_columns_get_their_vectors_from_any_number_of_files(tmp
     check(source_of(tokens, vectors, shards=Shards(range(1, 2), 2)), tokenizer, tolerance=1e-3)
 
 
-def test_sentences_get_their_vectors_beside_next_ones_and_as_such(tmp_path, text, tokenizer, tokenised):
+def test_next_sentences_get_their_vectors(tmp_path, text, tokenizer, tokenised):
     store = stored(tmp_path / "store", text)
     corpus, tokens = tokenised(text, documents="blank_lines")
     vectors = open_vectors(store, corpus, tokens)
@@ -120,7 +120,7 @@ def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokeni
         open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
 
 
-def test_what_a_store_lacks_is_told(tmp_path, text, tokenised):
+def test_missing_sentences_are_reported(tmp_path, text, tokenised):
     store = stored(tmp_path / "store", text)
     text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
     with pytest.raises(DataError, match=r"lacks the embeddings of 3 of the 5 sentences of .* on line 3: 'who is this'"):
@@ -128,7 +128,7 @@ def test_what_a_store_lacks_is_told(tmp_path, text, tokenised):
     assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
 
 
-def test_a_text_that_changes_meanwhile_is_refused(tmp_path, text, tokenised):
+def test_a_changed_text_is_refused(tmp_path, text, tokenised):
     store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     with text.open("a") as file:
         file.write("number 1 is here\n")
@@ -165,7 +165,7 @@ def test_files_that_are_no_store_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "rows.npy", "meta.json"])
-def test_a_damaged_copy_is_made_anew(name, tmp_path, text, tokenised, capsys):
+def test_a_damaged_copy_is_made_again(name, tmp_path, text, tokenised, capsys):
     store = stored(tmp_path / "store", text)
     corpus, tokens = tokenised(text)
     every = np.arange(len(tokens))[:, None]
@@ -192,8 +192,8 @@ def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
         open_vectors(find_store(str(store.folder)), corpus, tokens)
 
 
-def test_a_disk_without_room_for_the_copy_is_told(tmp_path, text, tokenised, monkeypatch):
-    """Reserved before mapped memory is written to, where a full disk would end the process."""
+def test_a_full_disk_is_reported(tmp_path, text, tokenised, monkeypatch):
+    """Room is reserved first: on a full disk, writing to mapped memory would end the process."""
     store = stored(tmp_path / "store", text)
     corpus, tokens = tokenised(text)
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

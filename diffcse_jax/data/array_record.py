@@ -35,7 +35,7 @@ def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Pa
 
     with require_extra("tensorflow_datasets.core.registered", "tfds").skip_registration():  # else once per process
 
-        class SentenceCorpus(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined, misc]
+        class SentenceCorpus(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined]
             """Sentences for contrastive learning, with positives and hard negatives if the corpus has them."""
 
             VERSION = tfds.core.Version("1.0.0")

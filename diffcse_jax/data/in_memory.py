@@ -30,9 +30,9 @@ def as_texts(given: Any) -> Iterable[Text]:
             f"cannot train on a {kind} with the keys {keys}. Choose one split or column, or give a list of dicts"
         )
     if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
-        return rows()  # type: ignore[no-any-return]
+        return rows()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
-        return given.to_dict("records")  # type: ignore[no-any-return]
+        return given.to_dict("records")
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise DataError(f"cannot train on a {kind}. {EXPECTED}")
     return given

@@ -20,7 +20,7 @@ from diffcse_jax.data import documents
 from diffcse_jax.data.corpus import ROLES, TRAINING_OPTIONS, Corpus, Fault, OptionNames, Row, column_names, listed
 from diffcse_jax.data.documents import Documents
 from diffcse_jax.data.pair_builders import corpus_of
-from diffcse_jax.data.readers import EXTENSIONS, TABLES, extension, file_sha256, open_file
+from diffcse_jax.data.readers import EXTENSIONS, TABLES, RowFile, extension, file_sha256, open_file
 from diffcse_jax.errors import DataError, NoSentencesError
 from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import expand_path, hub_file, why_unreadable
@@ -255,23 +255,23 @@ def _documents(source: Source, data: DataConfig, names: OptionNames) -> Document
         if data.columns:
             raise DataError(f"docstrings do not have columns. Leave {names.columns} empty")
         return documents.of_docstrings()
-    prose = () if data.columns else source.of_kinds((".txt", *documents.FORMATS))
+    prose = () if data.columns else tuple(file for file in source.files if extension(file) in documents.FORMATS)
     tables = source.of_kinds(TABLES)
     if data.columns and not tables:
         raise DataError(f"{source.name}: documents of files do not have columns. Leave {names.columns} empty")
     if source.form == "file" and extension(source.files[0]) == ".txt":
         return documents.of_text_file(source.files[0], sentence_a_line=data.documents == "blank_lines")
-    opened, settings = [], 0
+    opened: list[RowFile] = []
     for file in tables:
         with contextlib.suppress(NoSentencesError):
-            opened.append(documents.open_table(file, data.columns, names, strict=not prose))
-    if prose:  # files next to prose that do not have texts are settings
-        settings = len(tables) - len([file for file in opened if file])
+            # Next to prose, tables without texts are settings of other programs.
+            opened += filter(None, [documents.open_table(file, data.columns, names, strict=not prose)])
     if not prose and not opened:
         raise NoSentencesError(f"{source.name}: the files are empty")
-    skipped = f"skipped {settings:,} table{'s' * (settings > 1)} without texts" if settings else ""
+    others = len(tables) - len(opened) if prose else 0
+    skipped = f"skipped {others:,} table{'s' * (others > 1)} without texts" if others else ""
     note = "; ".join(filter(None, [source.note, skipped]))
-    return documents.of_files(source.name, source.root, prose, [file for file in opened if file], data.columns, note)
+    return documents.of_files(source.name, source.root, prose, opened, data.columns, note)
 
 
 # Rows
@@ -293,17 +293,17 @@ def _rows(
     files = source.of_kinds(EXTENSIONS)
     kinds = collections.Counter(map(extension, files))
     name = source.name if source.form == "file" else f"{source.name} ({_counts(kinds)} file{'s' * (len(files) > 1)})"
-    if not files or (extension(files[0]) in documents.FORMATS and extension(files[0]) != ".txt"):
+    if not files:
         raise DataError(f"{source.name}: these files contain documents. Set data.pairs, for example to 'lead'")
     if len(kinds) > 1:
         raise DataError(
             f"{name}: files of several kinds. Name the files of one kind with a pattern, such as "
             f"'{source.root}/**/*{next(iter(kinds))}'"
         )
-    opened = []
-    for file in files:
+    opened: list[RowFile] = []
+    for path in files:
         with contextlib.nullcontext() if source.form == "file" else contextlib.suppress(NoSentencesError):
-            opened.append(open_file(file, wanted, names))
+            opened.append(open_file(path, wanted, names))
     if not opened:
         raise NoSentencesError(f"{name}: the files are empty")
     columns = _choose_columns(str(opened[0].path), opened[0].columns, wanted, names)

@@ -10,9 +10,9 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt64
@@ -34,30 +34,6 @@ from diffcse_jax.io import (
 _ARRAYS = ("vectors.npy", "rows.npy")
 
 
-@runtime_checkable
-class VectorStore(Protocol):
-    """What is read of `diffcse_jax.search.vector_store.VectorStore`."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the store."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type of the embeddings."""
-
-    @property
-    def dimension(self) -> int:
-        """The embedding size."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the content."""
-
-    def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
-        """Yield texts and their embeddings."""
-
-
 class SentenceVectors:
     """Embeddings of all sentences of a token store, mapped into memory.
 
@@ -74,11 +50,11 @@ class SentenceVectors:
         return self._vectors[self._rows[sentences]].astype(np.float32, copy=False)
 
 
-def open_vectors(store: VectorStore, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
+def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
     """Open the embeddings of a text, and copy them first if needed.
 
     Args:
-        store: The Parquet store.
+        store: The Parquet store, a `search.vector_store.VectorStore`.
         corpus: The text.
         tokens: The text's token store.
         quiet: Do not report; one of several processes reports.
@@ -119,7 +95,7 @@ def _damaged(folder: Path) -> str:
         return META
 
 
-def _copy(store: VectorStore, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
+def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
     sentences = _fingerprints(itertools.chain.from_iterable(corpus))
     if len(sentences) != len(tokens) * len(tokens.columns):
         raise DataError(f"{corpus.name} has changed since this run started. Start the run again")
@@ -150,7 +126,7 @@ def _reserve(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
-def _lacks(store: VectorStore, corpus: Corpus, missing: Int[np.ndarray, " n"], of: int) -> DataError:
+def _lacks(store: Any, corpus: Corpus, missing: Int[np.ndarray, " n"], of: int) -> DataError:
     row, column = divmod(int(missing[0]), len(corpus.columns))
     line, texts = next(itertools.islice(corpus.numbered(), row, None))
     return DataError(
