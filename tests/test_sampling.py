@@ -128,7 +128,7 @@ PASSAGES = (17, 18, 40, 400, 1000)  # tokens, [CLS] and [SEP] included; the firs
 
 @pytest.fixture(scope="module")
 def passages(tmp_path_factory) -> TokenStore:
-    """Write passages. Passage `i` has the tokens `1000 * (i + 1)`, which stands for [CLS], and the following numbers."""
+    """Write passages. Passage `i` has the tokens `1000 * (i + 1)`, its [CLS], and the following numbers."""
     folder = tmp_path_factory.mktemp("passages")
     np.save(folder / "token_ids.npy", np.concatenate([1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)]))
     np.save(folder / "offsets.npy", np.cumsum([0, *PASSAGES]))
