@@ -14,7 +14,7 @@ COMMANDS = {
     "encode": ("diffcse_jax.commands.encode", "sentences to vectors: .npy, Parquet or JSONL"),
     "search": ("diffcse_jax.commands.search", "find the sentences of a corpus that are most similar to queries"),
     "embed": ("diffcse_jax.commands.embed", "embed files of sentences into Parquet"),
-    "export": ("diffcse_jax.export", "write a checkpoint as a Hugging Face folder"),
+    "export": ("diffcse_jax.commands.export", "write a checkpoint as a Hugging Face folder"),
     "report": ("diffcse_jax.commands.report", "write what came of runs as one HTML page"),
     "demo": ("diffcse_jax.commands.demo", "search a text in the browser, with one model or two"),
 }

@@ -138,9 +138,9 @@ def evaluate(world: World) -> int:
 
 
 def export(world: World) -> int:
-    from diffcse_jax import export
+    from diffcse_jax.commands import export
 
-    sys.argv = ["export", "--workdir", str(world.workdir), "--output", str(world.trial / "out")]
+    sys.argv = ["export", "--model", str(world.workdir), "--output", str(world.trial / "out")]
     export.main()
     return 0
 
@@ -190,7 +190,7 @@ COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed, loa
 
 def prepare(world: World) -> None:
     """A worker's first act: what a trial does not need is left out, what costs much is done once."""
-    sys.modules["diffcse_jax.export"]._installed = lambda module: False  # PyTorch's readers
+    sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers
     sys.modules["diffcse_jax.training.curves"].draw_curves = _no_curves
     generator, training = (sys.modules[f"diffcse_jax.training.{name}"] for name in ("generator", "train"))
     generator.make_head_training = kept(generator.make_head_training)
@@ -748,7 +748,7 @@ def _import_everything() -> None:
     import diffcse_jax.evaluation.dev
     import diffcse_jax.evaluation.geometry
     import diffcse_jax.evaluation.runner
-    import diffcse_jax.export
+    import diffcse_jax.export.folder
     import diffcse_jax.training.curves
     import diffcse_jax.training.train  # noqa: F401
 

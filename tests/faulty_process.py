@@ -34,7 +34,7 @@ MOMENTS = {
     "step": "diffcse_jax.training.train.Programs.__call__",
     "save": "diffcse_jax.run_folder.checkpoints.Checkpoints.save",
     "evaluation": "diffcse_jax.training.loop.evaluate",
-    "export": "diffcse_jax.export.check_folder",
+    "export": "diffcse_jax.export.folder.check_folder",
     "embed": "diffcse_jax.encoder.SentenceEncoder.encode",
 }
 

@@ -57,7 +57,7 @@ class Recorder(Callback):
 def settings(tmp_path, minilm_dir, monkeypatch) -> dict:
     """A small run; its `data.train_file` is a file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("diffcse_jax.export._installed", lambda module: False)  # PyTorch's check of the export
+    monkeypatch.setattr("diffcse_jax.export.folder._installed", lambda module: False)  # PyTorch's check of the export
     return run_settings(
         tmp_path,
         minilm_dir,

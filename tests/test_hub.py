@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from diffcse_jax import export, hub
+from diffcse_jax.commands import export
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.export import hub
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -132,7 +133,7 @@ def test_names_that_are_none_are_refused(fake, name):
 
 def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
     def refused(*arguments: str) -> str:
-        command = ["export", "--workdir", str(tmp_path), "--push_to_hub", *arguments]
+        command = ["export", "--model", str(tmp_path), "--push_to_hub", *arguments]
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as ended:
             export.main()
@@ -140,7 +141,7 @@ def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "the token is that of ada, who has no right to write there; it has for ada/x, lab/x" in refused("eve/x")
+    assert "the token belongs to ada, who may not write there. Use ada/x or lab/x" in refused("eve/x")
     assert "is not the folder of a run" in refused("ada/x")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token (401)" in refused("ada/x")
@@ -151,8 +152,8 @@ def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp
 
 def test_a_refused_upload_says_that_the_export_is_whole(fake, tmp_path, monkeypatch):
     folder = write(tmp_path / "export", "README.md")
-    whole = f"the export in {folder} is whole"
-    with pytest.raises(ConfigError, match="has no right to write there") as refused:
+    whole = f"The export in {folder} is complete"
+    with pytest.raises(ConfigError, match="may not write there") as refused:
         hub.push(folder, "lab/old")
     assert whole in str(refused.value)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
@@ -160,5 +161,5 @@ def test_a_refused_upload_says_that_the_export_is_whole(fake, tmp_path, monkeypa
         hub.push(folder, "ada/model")
     assert whole in str(unreachable.value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="unset HF_HUB_OFFLINE"):
+    with pytest.raises(ConfigError, match="Unset HF_HUB_OFFLINE"):
         hub.check("ada/model")

@@ -13,12 +13,11 @@ from ml_collections import config_flags
 from tiny_model import hf_config_of
 
 from diffcse_jax import objectives
-from diffcse_jax.card import recipe, scores
-from diffcse_jax.card.citations import BIBTEX, papers_of
-from diffcse_jax.card.text import Exported, model_card
 from diffcse_jax.commands.train import parsed
 from diffcse_jax.config import Config, flat, shipped_config
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.export import card
+from diffcse_jax.export.card import BIBTEX, Exported, RecordedResults, model_card, papers_of
 from diffcse_jax.models.hf import transformer_config
 from diffcse_jax.run_folder.folder import BaseModel, describe_base_model
 from diffcse_jax.run_folder.records import Record
@@ -43,7 +42,7 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
 
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, **fields: object) -> str:
-    exported = Exported("ada/model", False, None, scores.Recorded({}, None), ["They agree."], {"jax": "0.10"})
+    exported = Exported("ada/model", False, None, RecordedResults({}, None), ["They agree."], {"jax": "0.10"})
     return model_card(saved, base, exported._replace(**fields))
 
 
@@ -57,8 +56,8 @@ def results_of(model: str, spearman: float, **others: object) -> dict:
 
 
 def test_the_hub_reads_the_metadata():
-    tests = scores.Recorded(results_of("run", 82.03), results_of("bert-base-uncased", 47.0))
-    card = ModelCard(card_of(saved_with(config_of("diffcse_base")), recorded=tests))
+    tests = RecordedResults(results_of("run", 82.03), results_of("bert-base-uncased", 47.0))
+    card = ModelCard(card_of(saved_with(config_of("diffcse_base")), results=tests))
     data = card.data
     assert (data.base_model, data.license, data.language) == ("bert-base-uncased", "apache-2.0", "en")
     assert data.datasets == ["princeton-nlp/datasets-for-simcse"]
@@ -90,8 +89,8 @@ def test_scores_of_whole_vectors_are_no_results_of_cut_ones():
     saved = saved_with(config_of("adapt", matryoshka__sizes=(4, 8)))
     cut, whole = (ModelCard(card_of(saved, truncate_dim=size)) for size in (8, SIZES.hidden_size))
     assert (cut.data.eval_results, len(whole.data.eval_results)) == (None, 1)
-    assert "which chose the checkpoint, with whole vectors of 16 numbers:" in cut.text
-    assert "| dimension | 8, cut from 16 |\n| dimensions that it was trained for | 4, 8, 16 |" in cut.text
+    assert "which chose the checkpoint, with whole embeddings of 16 numbers:" in cut.text
+    assert "| embedding size | 8, cut from 16 |\n| sizes that it was trained for | 4, 8, 16 |" in cut.text
     assert "`SentenceTransformer(..., truncate_dim=4)`" in cut.text
     assert "matryoshka" in cut.data.tags
 
@@ -100,8 +99,8 @@ def test_retrieval_scores_are_of_the_text_that_they_were_measured_on():
     config = config_of("adapt", data__train_file="/home/ada/notes.txt")
     dev = {"lead_retrieval": 50.0, "lead_retrieval_recall@5": 75.0, "uniformity": -3.0}
     saved = dataclasses.replace(saved_with(config), dev=dev)
-    found = {r.metric_type: (r.metric_value, r.dataset_name) for r in scores.dev_results(saved)}
-    name = "titles or first sentences, and the rests, of held-out documents of notes.txt"
+    found = {r.metric_type: (r.metric_value, r.dataset_name) for r in card.dev_results(saved)}
+    name = "titles or first sentences, and the rest, of held-out documents of notes.txt"
     assert found == {"cosine_mrr": (0.5, name), "cosine_recall@5": (0.75, name)}
 
 
@@ -134,7 +133,7 @@ def test_the_command_repeats_the_configuration(name, changed, monkeypatch):
     config = shipped_config(name)
     config.update_from_flattened_dict(changed)
     run = Config.from_dict(config.to_dict())
-    made = recipe.recipe_of(run)
+    made = card.recipe_of(run)
     assert (made.config, dict(made.changed)) == (name, changed)
     assert parse(made.command, monkeypatch) == run
 
@@ -149,12 +148,12 @@ def test_no_path_of_this_machine_is_in_a_card(tmp_path):
     )
     run = Config.from_dict(config.to_dict())
     saved = saved_with(run, verdict=f"better than the start ({private}/x, avg): 3 against 2")
-    card = card_of(saved, describe_base_model(f"{private}/x", tmp_path, {}))
-    assert private not in card
-    assert str(tmp_path) not in card
-    assert "--config.data.train_file=x" in card
-    assert "better than the start (x, avg)" in card
-    kept = flat(recipe.portable(run))
+    text = card_of(saved, describe_base_model(f"{private}/x", tmp_path, {}))
+    assert private not in text
+    assert str(tmp_path) not in text
+    assert "--config.data.train_file=x" in text
+    assert "better than the start (x, avg)" in text
+    kept = flat(card.portable(run))
     assert (kept["eval.data_dir"], kept["distillation.teachers"]) == ("", ("teacher",))
 
 
@@ -162,19 +161,19 @@ def test_relative_paths_lose_their_folders_and_hub_ids_stay(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/mine").mkdir(parents=True)
     config = config_of("adapt", data__train_file="texts/a.txt", model__name_or_path="runs/mine")
-    values = flat(recipe.portable(config))
+    values = flat(card.portable(config))
     assert (values["data.train_file"], values["model.name_or_path"]) == ("a.txt", "mine")
-    assert flat(recipe.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
+    assert flat(card.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
 
 
 def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
     run, saved = tmp_path / "run", saved_with(config_of("diffcse_base"))
     run.mkdir()
 
-    def recorded(*rows: dict, named: bool = False) -> scores.Recorded:
+    def recorded(*rows: dict, named: bool = False) -> RecordedResults:
         file = tmp_path / "elsewhere.json" if named else run / "results.json"
         file.write_text(json.dumps({"models": rows} if len(rows) > 1 else rows[0]))
-        return scores.recorded_results(run, saved, None, [file] if named else [])
+        return card.recorded_results(run, saved, None, [file] if named else [])
 
     ours, start = results_of(str(run / "export"), 82.0), results_of("bert-base-uncased", 50.0, pooler="avg")
     assert recorded(ours, start) == (ours, start)
@@ -187,14 +186,14 @@ def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
         assert recorded(ours | other) == ({}, None), other
     assert recorded(start) == ({}, None)
     assert recorded(ours, named=True).model == ours
-    with pytest.raises(ConfigError, match=r"--results: no test results of .*/run with the pooler cls_before_pooler"):
+    with pytest.raises(ConfigError, match=r"--results: .* has no test results of .*/run with the pooler cls"):
         recorded(start, named=True)
     apart = [tmp_path / "elsewhere.json", run / "results.json"]
     recorded(ours)
-    assert scores.recorded_results(run, saved, None, apart) == (ours, start)
+    assert card.recorded_results(run, saved, None, apart) == (ours, start)
     (run / "selection.json").write_text("{}")
     os.utime(run / "results.json", (0, 0))
-    assert scores.recorded_results(run, saved, None, []) == ({}, None)
+    assert card.recorded_results(run, saved, None, []) == ({}, None)
 
 
 def test_papers_are_those_of_the_methods_used():

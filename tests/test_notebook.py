@@ -47,7 +47,7 @@ def test_it_runs(tmp_path, minilm_dir, monkeypatch):
     assert source.count("\nencoder, ") == source.count('"minilm"') == 1
     for cell in notebook.cells:
         cell.source = cell.source.replace("\nencoder, ", f"\n{smaller}").replace('"minilm"', f'"{model}", pooler="avg"')
-    without_torch = "import diffcse_jax.export\ndiffcse_jax.export._installed = lambda module: False"
+    without_torch = "import diffcse_jax.export.folder\ndiffcse_jax.export.folder._installed = lambda module: False"
     notebook.cells.insert(0, nbformat.v4.new_code_cell(without_torch))
     resources = {"metadata": {"path": str(tmp_path)}}
     patience = {"timeout": 600, "startup_timeout": 300}  # seconds, on a busy machine

@@ -132,7 +132,7 @@ def test_a_loss_that_is_no_number_is_neither_evaluated_nor_saved(command: list[s
 
 @pytest.mark.slow
 def test_another_configuration_is_refused_in_the_same_workdir(go_on: Callable[..., None], uninterrupted: Path):
-    with pytest.raises(UserError, match=r"optim\.learning_rate: 0\.001 then, 0\.5 now"):
+    with pytest.raises(UserError, match=r"optim\.learning_rate: was 0\.001, now 0\.5"):
         go_on(uninterrupted, optim={"learning_rate": 0.5})
 
 

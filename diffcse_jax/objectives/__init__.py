@@ -76,7 +76,7 @@ class Objective(abc.ABC):
 
     @property
     def papers(self) -> tuple[str, ...]:
-        """The papers that a model card cites for it: keys of `diffcse_jax.card.citations.BIBTEX`."""
+        """The papers that a model card cites for it: keys of `diffcse_jax.export.card.BIBTEX`."""
         return ()
 
     @property

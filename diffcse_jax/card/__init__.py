@@ -1,1 +1,0 @@
-"""The model card: README.md of an exported folder."""

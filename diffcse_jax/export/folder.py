@@ -1,0 +1,299 @@
+"""Write a trained model as a Hugging Face folder that sentence-transformers reads as well, and check it.
+
+The folder is read back and compared with the encoder in memory before it gets its name. PyTorch takes part in the
+comparison if it is installed.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import diffcse_jax
+from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.evaluation.dev import DRIFT_AGREEMENT, DRIFT_STSB, build_drift_check, general_sentences
+from diffcse_jax.export import hub, onnx
+from diffcse_jax.export.card import Exported, model_card, recorded_results
+from diffcse_jax.hosts import quiet_transformers
+from diffcse_jax.io import (
+    EXPORT_CHECK,
+    disk_errors,
+    file_digests,
+    find_run,
+    read_json_object,
+    replace_dir,
+    write_json,
+    write_tensors,
+    write_text,
+)
+from diffcse_jax.models import families, pooling_modules, hf
+from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
+from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
+from diffcse_jax.models.pooling import normalize
+
+TOLERANCE = 1e-4  # relative to the largest number in the embeddings
+
+SAMPLES = (
+    "A man is playing a guitar on stage.",
+    "Someone performs music for an audience.",
+    "The stock market fell sharply on Monday.",
+    "Is it possible to learn a language in three months?",
+    "no",
+    'Café prices rose by 12.5 % in 2023, according to the "Daily News".',
+    "The committee, which had met twice before without reaching any agreement, finally decided that the bridge should "
+    "be rebuilt with stone from the old quarry rather than with steel.",
+    "Numbers: 1, 22, 333; symbols: @ # & * ( )",
+)
+
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+_PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
+_SCORES = {DRIFT_STSB: "Spearman on STS-B dev", DRIFT_AGREEMENT: "agreement of similarities (Spearman x 100)"}
+_PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What the user adds to the model card.
+
+    Attributes:
+        hub_id: The model's id on the hub, `USER/NAME`.
+        license: The license, if it differs from the base model's.
+        language: Language codes, if they differ from the base model's.
+        results: Files of `diffcse evaluate`. If empty, those in the run's folder are used.
+    """
+
+    hub_id: str | None = None
+    license: str | None = None
+    language: tuple[str, ...] = ()
+    results: tuple[Path, ...] = ()
+
+
+def export(
+    source: Path, output: Path, truncate_dim: int | None = None, *, with_onnx: bool = False, about: About | None = None
+) -> dict[str, Any]:
+    """Write the encoder that a run has selected, or the one of a checkpoint, as a Hugging Face folder.
+
+    Args:
+        source: A run's folder, or a checkpoint in it.
+        output: The folder to write. An earlier export there is replaced.
+        truncate_dim: The size that readers of the folder cut embeddings to; None for whole embeddings.
+        with_onnx: Add ONNX files.
+        about: Additions to the model card.
+
+    Returns:
+        The content of `export_check.json`: for each reader of the folder, the largest difference between its embeddings
+        of sample sentences and those of the encoder in memory; and the SHA-256 of the files.
+
+    Raises:
+        CheckpointError: There is nothing to export, `output` is a folder that is not an export, it cannot be written,
+            or the embeddings differ. Nothing is left of a failed export.
+        ConfigError: `truncate_dim` is larger than the embedding size, packages for ONNX are missing, or a results file
+            has no results of this model.
+    """
+    output, about = output.resolve(), about or About()
+    if with_onnx:
+        onnx.require_packages()
+    saved = read_encoder(source)
+    pooling_modules.checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
+    results = recorded_results(source, saved, truncate_dim, about.results)
+    safe = "The checkpoints and any earlier export are complete."
+    with disk_errors(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
+        write_folder(saved, folder, truncate_dim)
+        check = check_folder(saved, folder, truncate_dim)
+        if with_onnx:
+            onnx.write(folder, truncate_dim)
+            check["onnx"] = _check_onnx(saved, folder, truncate_dim)
+        check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
+        write_json(folder / EXPORT_CHECK, check)
+        versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+        exported = Exported(
+            name=about.hub_id or (find_run(source) or source).resolve().name,
+            on_hub=about.hub_id is not None,
+            truncate_dim=truncate_dim,
+            results=results,
+            checks=_describe_checks(check),
+            versions={"diffcse_jax": diffcse_jax.__version__, **versions},
+            license=about.license,
+            language=about.language,
+            onnx=with_onnx,
+        )
+        write_text(folder / "README.md", model_card(saved, read_base_model(saved.folder), exported))
+    print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
+    for line in _describe_checks(check):
+        print(line.replace("`", ""))
+    if families.find(saved.transformer_config.family).pooler and not saved.pooler_head:
+        print(
+            "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
+            f"{saved.pooler} does not use it. Do not use `pooler_output`"
+        )
+    return check
+
+
+def export_and_upload(
+    source: Path,
+    output: Path | None,
+    truncate_dim: int | None,
+    *,
+    with_onnx: bool,
+    about: About,
+    private: bool,
+) -> None:
+    """Do what `diffcse export` does: export, then upload the folder if `about` has a hub id.
+
+    Raises:
+        UserError: As `export`, `hub.check` and `hub.push`.
+    """
+    if about.hub_id:
+        hub.check(about.hub_id)
+    output = output or (find_run(source) or source) / "export"
+    export(source, output, truncate_dim, with_onnx=with_onnx, about=about)
+    if about.hub_id:
+        print(f"uploaded: {hub.push(output, about.hub_id, private=private)}")
+
+
+def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
+    """Write configuration, weights, tokenizer and modules into an existing folder."""
+    sizes = saved.transformer_config
+    architecture = families.find(sizes.family).architecture
+    hf_config = dict(saved.hf_config) | {"architectures": [architecture], "dtype": "float32"}
+    for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
+        hf_config.pop(key, None)
+    if saved.pooler in pooling_modules.TWO_LAYER_POOLERS:
+        hf_config["output_hidden_states"] = True
+    write_json(folder / "config.json", _without_paths(hf_config))
+
+    tensors = hf.to_hf(saved.transformer, "transformer", sizes)
+    if saved.pooler_head:
+        tensors |= hf.to_hf(saved.pooler_head, "pooler", sizes)
+    write_tensors(folder / "model.safetensors", tensors)
+
+    for name in _TOKENIZER_FILES:
+        if (saved.folder / name).is_file():
+            shutil.copyfile(saved.folder / name, folder / name)
+    if (folder / _TOKENIZER_FILES[0]).is_file():
+        write_json(folder / _TOKENIZER_FILES[0], _without_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
+    unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
+
+    pooling_modules.write(
+        folder,
+        saved.pooler,
+        num_blocks=sizes.num_blocks,
+        hidden_size=sizes.hidden_size,
+        head=saved.pooler_head,
+        truncate_dim=truncate_dim,
+    )
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
+
+
+def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:
+    """Compare the embeddings of every available reader of the folder with those of the encoder in memory.
+
+    Raises:
+        CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
+    """
+    expected = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode(SAMPLES)
+    scale = float(np.abs(expected).max())
+    if not np.isfinite(scale):
+        raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
+    differences = {}
+    for name, encode in _readers(saved, folder).items():
+        found = encode(SAMPLES)
+        same_shape = found.shape == expected.shape  # not if a reader does not cut
+        differences[name] = float(np.abs(found - expected).max()) if same_shape else np.inf
+        _require_close(differences[name], scale, f"read by {name}, its embeddings")
+    return {
+        "maximal_absolute_difference": differences,
+        "tolerance": TOLERANCE,
+        "sentences": len(SAMPLES),
+        "scale": scale,
+    }
+
+
+def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
+    """Return the independent readers that are available here."""
+    readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
+    has_hf_pooler = bool(families.find(saved.transformer_config.family).pooler)
+    if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
+        from diffcse_jax.evaluation.backends import TorchEncoder
+
+        readers["transformers"] = TorchEncoder(str(folder)).encode
+    if _installed("sentence_transformers"):
+        from sentence_transformers import SentenceTransformer
+
+        with quiet_transformers():
+            model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        readers["sentence_transformers"] = functools.partial(model.encode, show_progress_bar=False)
+    return readers
+
+
+def _check_onnx(saved: SavedEncoder, folder: Path, truncate_dim: int | None) -> dict[str, Any]:
+    """Compare the ONNX files with the encoder in memory: the graph by its embeddings, int8 by its score."""
+    encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
+    graph, int8 = (onnx.OnnxEncoder(folder, file, saved.pooler, truncate_dim) for file in (onnx.GRAPH, onnx.INT8))
+    sentences = [*SAMPLES, *general_sentences()]
+    expected, found, small = normalize(encoder.encode(sentences)), graph.encode(sentences), int8.encode(sentences)
+    difference, scale = float(np.abs(found - expected).max()), float(np.abs(expected).max())
+    _require_close(difference, scale, "the normalised embeddings of its ONNX graph")
+    drift = build_drift_check(saved.config.eval, lambda: encoder)
+    return {
+        "sentences": len(sentences),
+        "maximal_absolute_difference": difference,
+        "scale": scale,
+        "tolerance": TOLERANCE,
+        "score": drift.name,
+        "float32": drift.score(encoder),
+        "int8": drift.score(int8),
+        "mean_cosine_of_int8": float((small * expected).sum(axis=1).mean()),
+    }
+
+
+def _require_close(difference: float, scale: float, what: str) -> None:
+    if not difference <= TOLERANCE * scale:
+        raise CheckpointError(
+            f"the export does not match the model: {what} differ by {difference:.2e}, which is more than "
+            f"{TOLERANCE:.0e} of their scale of {scale:.2g}"
+        )
+
+
+def _describe_checks(check: Mapping[str, Any]) -> list[str]:
+    """Return the content of `export_check.json` in sentences."""
+    readers = ", ".join(f"{name} {value:.1e}" for name, value in check["maximal_absolute_difference"].items())
+    lines = [f"Largest difference from the trained model's embeddings on {check['sentences']} sentences: {readers}."]
+    if measured := check.get("onnx"):
+        lines += [
+            f"`{onnx.GRAPH}`: largest difference from the trained model's normalised embeddings on "
+            f"{measured['sentences']} sentences: {measured['maximal_absolute_difference']:.1e}.",
+            f"`{onnx.INT8}`: {_SCORES[measured['score']]} {measured['int8']:.2f} (the trained model: "
+            f"{measured['float32']:.2f}). Mean cosine with the trained model's embeddings: "
+            f"{measured['mean_cosine_of_int8']:.4f}.",
+        ]
+    return lines
+
+
+def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove local paths that libraries have recorded; hub ids stay."""
+    hub_ids = {key for key in _PATHS if key.endswith("name_or_path") and is_hub_id(str(settings.get(key, "/")))}
+    return {key: value for key, value in settings.items() if key not in _PATHS - hub_ids}
+
+
+@contextlib.contextmanager
+def _replaced(output: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces an earlier export if the block succeeds."""
+    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
+        raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
+    with replace_dir(output) as new:
+        yield new
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,106 @@
+"""Upload an export to the Hugging Face hub with the hub's own client.
+
+The token is the one in `HF_TOKEN` or the one that `hf auth login` keeps. `HF_ENDPOINT` names another hub.
+"""
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from diffcse_jax.errors import CheckpointError, ConfigError, UserError
+
+# An earlier upload may have these files although the new one has not. All other files on the hub stay.
+_OF_EARLIER_EXPORTS = ["[0-9]_Pooling/*", "[0-9]_Dense/*", "[0-9]_WeightedLayerPooling/*", "onnx/*"]
+
+
+def check(repository: str) -> None:
+    """Check that an upload is possible, before any work is done.
+
+    Args:
+        repository: `USER/NAME` or `ORGANISATION/NAME`.
+
+    Raises:
+        ConfigError: The name is invalid, there is no token, or the token does not allow to write there.
+        CheckpointError: The hub cannot be reached.
+    """
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(f"--push_to_hub {repository}: {error}") from error
+    owner, _, name = repository.partition("/")
+    if not name:
+        raise ConfigError(f"--push_to_hub {repository}: the owner is missing. Give USER/{repository}")
+    if get_token() is None:
+        raise ConfigError(
+            "--push_to_hub needs an access token of the hub with write permission. Set the environment variable "
+            "HF_TOKEN, or run `hf auth login`"
+        )
+    try:
+        user = HfApi().whoami()
+    except Exception as error:
+        raise _explain(error, repository) from error
+    owners = [user["name"], *(organisation["name"] for organisation in user.get("orgs", []))]
+    if owner not in owners:
+        raise ConfigError(
+            f"--push_to_hub {repository}: the token belongs to {user['name']}, who may not write there. Use "
+            f"{' or '.join(f'{each}/{name}' for each in owners)}"
+        )
+
+
+def push(folder: Path, repository: str, *, private: bool = False) -> str:
+    """Upload a folder as one model. Create the repository if it does not exist.
+
+    Args:
+        folder: An export.
+        repository: `USER/NAME`.
+        private: Make a new repository private. The visibility of an existing one does not change.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        UserError: The hub cannot be reached or refuses the upload.
+    """
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message="Export of diffcse_jax",
+            delete_patterns=_OF_EARLIER_EXPORTS,
+        )
+    except Exception as error:  # the client passes on whatever its transport raises
+        problem = _explain(error, repository)
+        raise type(problem)(
+            f"{problem}. The export in {folder} is complete. Run the same command again to retry the upload"
+        ) from error
+    return commit.commit_url
+
+
+def _explain(error: Exception, repository: str) -> UserError:
+    """Return the cause of a failed upload and its remedy."""
+    if isinstance(error, OfflineModeIsEnabled):
+        return ConfigError("--push_to_hub: the hub's client is in offline mode. Unset HF_HUB_OFFLINE")
+    endpoint = HfApi().endpoint
+    reason = (str(error).splitlines() or [""])[0][:200]
+    if not isinstance(error, HfHubHTTPError):
+        return CheckpointError(
+            f"--push_to_hub: {endpoint} cannot be reached ({type(error).__name__}: {reason}). Check the network and "
+            "HF_ENDPOINT"
+        )
+    status = error.response.status_code
+    if status == 401:
+        return ConfigError(
+            f"--push_to_hub: {endpoint} does not accept the token (401). Make a new one with write permission, and set "
+            "HF_TOKEN or run `hf auth login`"
+        )
+    if status in (403, 404):
+        return ConfigError(
+            f"--push_to_hub {repository}: the token may not write there ({status}). Use a token with write permission, "
+            "or a repository of its user"
+        )
+    message = getattr(error, "server_message", None) or reason
+    return CheckpointError(f"--push_to_hub {repository}: {endpoint} refuses the upload ({status}): {message}")
