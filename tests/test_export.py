@@ -198,7 +198,7 @@ def test_a_recorded_cut_is_made_by_every_reader(saved, tmp_path):
     recorded, whole = (SentenceEncoder.from_pretrained(tmp_path / "out", truncate_dim=size) for size in (None, HIDDEN))
     assert (recorded.dimension, whole.dimension) == (6, HIDDEN)
     assert "| embedding size | 6, cut from 16 |" in (tmp_path / "out/README.md").read_text()
-    with pytest.raises(ConfigError, match=r"truncate_dim=17: this model's vectors have 16 numbers"):
+    with pytest.raises(ConfigError, match=r"truncate_dim=17: the embedding size is 16"):
         export.export(tmp_path / "workdir", tmp_path / "out", truncate_dim=17)
     assert SentenceEncoder.from_pretrained(tmp_path / "out").dimension == 6
 

@@ -35,7 +35,7 @@ from diffcse_jax.io import (
     write_tensors,
     write_text,
 )
-from diffcse_jax.models import families, pooling_modules, hf
+from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
