@@ -70,7 +70,7 @@ def assert_trees_close(ours: Params, theirs: Params) -> None:
         np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_batchnorm_projector_is_that_of_torch():
+def test_the_batchnorm_projector_equals_torch():
     head = torch_batchnorm_projector()
     definition = parameters.definition(partial(BatchNormProjector, SIZES))
     params = {name: jnp.asarray(array) for name, array in batchnorm_arrays(head, lambda p: p.detach().numpy()).items()}
@@ -133,7 +133,7 @@ def test_batchnorm_computes_its_statistics_in_float32():
     np.testing.assert_array_equal(output, norm(rows.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
-def test_mlp_projector_is_that_of_torch():
+def test_the_mlp_projector_equals_torch():
     head = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh())
     definition = parameters.definition(partial(MlpProjector, SIZES))
 
@@ -158,7 +158,7 @@ def masked_lm_head(config: TransformerConfig, params: Params, *, tied: bool = Tr
     return parameters.bind(parameters.definition(partial(MaskedLMHead, config, tied=tied, dtype=dtype)), params)
 
 
-def test_an_own_decoder_takes_the_place_of_the_word_embeddings():
+def test_an_untied_head_has_its_own_decoder():
     params = parameters.initial(partial(MaskedLMHead, SIZES, tied=False), jax.random.key(0))
     assert params["decoder"].shape == (SIZES.vocab_size, HIDDEN)
     shared = {name: array for name, array in params.items() if name != "decoder"}
@@ -169,7 +169,7 @@ def test_an_own_decoder_takes_the_place_of_the_word_embeddings():
 
 
 @pytest.mark.parametrize(("mlm_activation", "follows"), [("", True), ("gelu", False)])
-def test_a_head_with_its_own_activation_does_not_follow_the_blocks(mlm_activation, follows):
+def test_a_head_may_have_another_activation_than_the_blocks(mlm_activation, follows):
     sizes = dataclasses.replace(SIZES, mlm_activation=mlm_activation)
     relu, gelu = (dataclasses.replace(sizes, activation=name) for name in ("relu", "gelu"))
     params = parameters.initial(partial(MaskedLMHead, relu, tied=False), jax.random.key(0))
@@ -186,7 +186,7 @@ def test_masked_lm_logits_are_float32():
     np.testing.assert_allclose(logits, masked_lm_head(SIZES, params, tied=False)(rows), atol=0.01)
 
 
-def test_token_classifier_begins_as_torchs_linear_layer():
+def test_the_token_classifier_is_initialised_as_a_torch_linear_layer():
     hidden = 768
     config = dataclasses.replace(SIZES, hidden_size=hidden)
     params = parameters.initial(partial(token_classifier, config), jax.random.key(0))

@@ -153,7 +153,7 @@ def test_hidden_states_of_a_real_model_are_those_of_torch(minilm_dir):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
-def test_a_vector_takes_the_place_of_position_0_of_the_embedding_output(tmp_path, family):
+def test_the_condition_replaces_position_0_of_the_embedding_output(tmp_path, family):
     model = small_model(family)
     checkpoint = read(str(saved(model, tmp_path)))
     ids, mask = tokens(model.config.pad_token_id)
@@ -197,7 +197,7 @@ def test_pooler_output_is_that_of_torch(tmp_path, family):
 
 @pytest.mark.parametrize("mlm", [False, True], ids=["encoder", "masked_lm"])
 @pytest.mark.parametrize("family", MODELS)
-def test_there_and_back_is_bit_identical(tmp_path, family, mlm):
+def test_a_round_trip_is_bit_identical(tmp_path, family, mlm):
     model = small_model(family, mlm=mlm)
     folder = saved(model, tmp_path)
     checkpoint = read(str(folder))

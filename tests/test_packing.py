@@ -52,7 +52,7 @@ def test_each_device_packs_its_own_rows(lengths):
         lay_out(blocks, 12, capacity - 1)
 
 
-def test_blocks_are_what_is_computed_together():
+def test_a_block_holds_the_rows_that_are_computed_together():
     rows = np.arange(16)
     assert in_blocks(rows, devices=2, chunks=1).tolist() == [[*range(8)], [*range(8, 16)]]
     # Chunk c is the rows c, c + chunks, ... of each device.
@@ -79,7 +79,7 @@ def test_a_tokens_key_is_the_same_in_every_layout():
     np.testing.assert_array_equal(first, padded.reshape(8, 10, -1)[:, :3])
 
 
-def test_gradients_come_back_to_where_values_came_from():
+def test_gradients_return_to_the_packed_positions():
     rows = rows_with(2)
     weights = jnp.asarray(np.random.default_rng(2).normal(size=STATES.shape).astype(np.float32))
     loss = lambda states: (unpack(jnp.sin(pack(states, rows)), rows) * weights).sum()  # noqa: E731

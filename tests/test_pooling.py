@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.hf import read
-from diffcse_jax.models.pooling import pool
+from diffcse_jax.models.pooling import POOLERS, normalize, pool
 from diffcse_jax.models.transformer import Transformer
 
 LENGTHS = (5, 1, 3)
@@ -23,7 +22,7 @@ def pooled(states: list[np.ndarray], mask: np.ndarray, pooler: str) -> np.ndarra
 
 
 def mean_over_tokens(*layers: np.ndarray) -> np.ndarray:
-    """The definition, sentence by sentence."""
+    """Compute the definition, sentence by sentence."""
     sentences = [np.stack([layer[row, :length] for layer in layers]) for row, length in enumerate(LENGTHS)]
     return np.stack([sentence.mean(axis=(0, 1)) for sentence in sentences])
 
@@ -48,14 +47,14 @@ def test_pooler_follows_its_definition(pooler):
 
 
 @pytest.mark.parametrize("pooler", POOLERS)
-def test_padding_counts_for_nothing(pooler):
+def test_padding_does_not_count(pooler):
     other = [np.where(MASK[:, :, None] == 1, layer, 1e3) for layer in STATES]
     np.testing.assert_array_equal(pooled(other, MASK, pooler), pooled(STATES, MASK, pooler))
 
 
 @pytest.mark.parametrize("pooler", POOLERS)
 def test_a_row_without_tokens_stays_finite(pooler):
-    """TokenRows that fill up the last evaluation batch."""
+    """Such rows fill up the last batch of an evaluation."""
     assert np.isfinite(pooled(STATES, np.zeros_like(MASK), pooler)).all()
 
 
@@ -90,3 +89,14 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
 def test_sentence_vectors_are_those_of_the_authors_code(reference_dir, reference_states, pooler, key):
     expected = np.load(reference_dir / "outputs.npz")[f"sent_emb.{key}"]
     np.testing.assert_allclose(pooled(*reference_states, pooler), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_normalize_takes_numpy_and_jax_arrays():
+    rows = np.concatenate([STATES[0][0], np.zeros((1, 4), np.float32)])
+    expected = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8)
+    for array, kind in ((rows, np.ndarray), (jnp.asarray(rows), jax.Array)):
+        assert isinstance(normalize(array), kind)
+        np.testing.assert_allclose(normalize(array), expected, rtol=1e-6)
+    half = normalize(rows.astype(np.float16))
+    assert half.dtype == np.float32
+    np.testing.assert_allclose(half, expected, atol=2e-3)

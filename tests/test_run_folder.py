@@ -291,7 +291,8 @@ def test_the_true_name_of_a_base_model(tmp_path):
 
     packaged = "sentence-transformers/all-MiniLM-L6-v2"
     assert describe_base_model("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
-    assert describe_base_model("org/name", tmp_path, {}) == BaseModel("org/name", "org/name")
+    for name in ("org/name", "org/name@v1.0"):
+        assert describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
     assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
     assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):

@@ -75,7 +75,7 @@ def test_output_is_named_and_shaped_as_documented(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sentence_does_not_see_its_padding_or_its_neighbours(family):
+def test_a_sentence_depends_neither_on_padding_nor_on_its_neighbours(family):
     config = sizes(family)
     params = random_params(config)
     together = run(config, params)[-1]
@@ -108,7 +108,7 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(rate, seed):
 
 
 @pytest.mark.parametrize("shape", [(3, 2000, 7), (3, 500, 2, 8), (3, 1001)])
-def test_a_row_of_any_shape_depends_on_its_own_key(shape):
+def test_dropout_of_a_row_depends_on_its_own_key(shape):
     x, keys = jnp.ones(shape), row_keys(0, rows=3)
     dropped = np.asarray(dropout(x, 0.5, keys))
     np.testing.assert_array_equal(dropped[1:2], dropout(x[1:2], 0.5, keys[1:2]))
@@ -199,7 +199,7 @@ def test_only_distilbert_has_no_dropout_after_the_attention_output(family):
     assert changed_states(config, params | silent)[1] == (family != "distilbert")
 
 
-def test_one_rate_is_that_of_every_layer_and_a_list_that_of_blocks():
+def test_one_rate_applies_to_every_layer_and_a_list_to_the_blocks():
     config = sizes(hidden_dropout=0.1)
     one = config.with_dropout((0.2,), (0.3,))
     assert (one.embedding_dropout, one.hidden_dropout, one.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
@@ -230,7 +230,7 @@ REPORT = {
 
 
 @pytest.mark.parametrize("number", REPORT)
-def test_the_masks_of_the_report(number):
+def test_dropout_masks_follow_the_report(number):
     of_block = {block: rate for rate, blocks in REPORT[number].items() for block in blocks}
     expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
     deep = dataclasses.replace(sizes(), num_blocks=12, embedding_dropout=0.15)
@@ -239,7 +239,7 @@ def test_the_masks_of_the_report(number):
     assert scheduled.embedding_dropout == 0.15
 
 
-def test_dropout_on_a_line_over_depth():
+def test_the_linear_schedule_interpolates_over_depth():
     rates = {"hidden_dropout": (0.3, 0.1), "attention_dropout": (0.0, 0.5), "dropout_schedule": "linear"}
     scheduled = for_run(sizes(), Config.from_dict({"model": rates}))
     np.testing.assert_allclose(scheduled.hidden_dropout, (0.3, 0.2, 0.1))
@@ -274,14 +274,14 @@ NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}
         ({**NO_DROPOUT, "contrast.weight": 0.0, "mlm.weight": 1.0}, ""),
     ],
 )
-def test_views_that_are_equal_are_told_of(values, message):
+def test_equal_views_cause_a_warning(values, message):
     config = Config.from_dict({"difference.weight": 0.0, **values})
     about = about_equal_views(for_run(sizes(), config), config)
     assert message in about if message else not about
 
 
 @pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("bert", 2), ("mpnet", 2)])
-def test_few_positions_are_those_of_all(family, positions):
+def test_the_first_positions_alone_equal_the_full_output(family, positions):
     config = sizes(family)
     params = random_params(config)
     *inner, last = run(config, params)
@@ -292,7 +292,7 @@ def test_few_positions_are_those_of_all(family, positions):
 
 
 @pytest.mark.parametrize("positions", [None, 2])
-def test_a_bias_of_relative_positions_is_that_of_the_sentence_whatever_the_layout(positions):
+def test_the_bias_of_relative_positions_does_not_depend_on_the_layout(positions):
     config = sizes("mpnet")
     module = parameters.bind(parameters.definition(partial(Transformer, config)), random_params(config))
     layout = lay_out(np.asarray(MASK).sum(axis=1)[None], length=5, capacity=13)
@@ -318,7 +318,7 @@ def test_recomputing_changes_no_gradient():
 # --- conditioning ---
 
 
-def test_the_condition_is_not_dropped_and_is_seen_by_every_token():
+def test_every_token_sees_the_condition_without_dropout():
     config = sizes(hidden_dropout=0.5)
     params = random_params(config)
     condition = jnp.asarray(np.random.default_rng(1).normal(size=(3, 16)), jnp.float32)
@@ -328,7 +328,7 @@ def test_the_condition_is_not_dropped_and_is_seen_by_every_token():
     assert ((plain[1] != conditioned[1]).any(axis=-1) == (MASK == 1))[MASK == 1].all()
 
 
-def test_the_gradient_reaches_the_condition_and_not_the_embedding_it_replaces():
+def test_the_gradient_reaches_the_condition_instead_of_the_replaced_embedding():
     config = dataclasses.replace(sizes(), num_blocks=1)
     params = random_params(config)
     definition = parameters.definition(partial(Transformer, config))
@@ -377,7 +377,7 @@ def test_layer_norm_keeps_its_digits_far_from_zero():
     np.testing.assert_allclose(norm(jnp.asarray(rows)), expected, atol=2e-3)
 
 
-def test_gradients_of_a_layer_norm():
+def test_the_gradients_of_a_layer_norm_follow_its_formula():
     rng = np.random.default_rng(0)
     rows, weights = (jnp.asarray(rng.normal(size=(2, 3, 16)), jnp.float32) for _ in range(2))
     norm = LayerNorm(16, 1e-5, dtype=jnp.float32)

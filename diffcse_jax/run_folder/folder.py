@@ -324,7 +324,7 @@ def read_base_model(folder: Path) -> BaseModel:
 def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, str]:
     """Return the attributes `name` and `hub_id`."""
     if not is_local(name_or_path):
-        name = PACKAGED.get(name_or_path, name_or_path)
+        name = PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
         return name, name
     path = Path(os.path.realpath(expand_path(name_or_path)))
     if cached := _SNAPSHOT.search(path.as_posix()):
