@@ -34,8 +34,7 @@ from diffcse_jax.batch import (  # noqa: E402
     PackedLayout,
     Vocabulary,
 )
-from diffcse_jax.commands.train import parsed  # noqa: E402
-from diffcse_jax.config import Config  # noqa: E402
+from diffcse_jax.config import Config, configuration, read_overrides  # noqa: E402
 from diffcse_jax.encoder import compiled_forward  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
@@ -104,7 +103,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         generator = _checkpoint(config.model.name_or_path if own else config.generator.name_or_path, mesh)
     teachers = _teachers(config, mesh)
     built = networks.build(config, encoder, generator, _vocabulary(encoder), teachers)
-    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, rests="finetune" in config.objectives)
+    optimizer = make_optimizer(config.optim, SCHEDULE_STEPS, rests="finetune" in config.losses)
     state = abstract_state(built.params, optimizer, config, mesh)
     frozen = jax.tree.map(_abstract, built.frozen, by_rules(built.frozen, mesh, config))
     step = make_train_step(built.networks, config, optimizer, mesh)
@@ -162,7 +161,7 @@ def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
 
 def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
     teachers = {}
-    for objective in config.objectives.values():
+    for objective in config.losses.values():
         for name, pooler in objective.teachers.items():
             teacher = _checkpoint(name, mesh)
             params = parameters.prefixed(teacher.transformer, "transformer")
@@ -209,7 +208,7 @@ def _with_classes(config: Config) -> Config:
 def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
     """Those of a batch of fine-tuning: of the first task whose examples have so many sentences as there are views."""
     config = request.config
-    if "finetune" not in config.objectives:
+    if "finetune" not in config.losses:
         return None
     tasks = config.finetune.tasks
     name = next((name for name, task in tasks.items() if len(task.texts) == request.views), None)
@@ -401,13 +400,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
     """The configuration of the command line."""
-    from absl import flags
-    from ml_collections import config_flags
-
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file("config", flag_values=values)
-    parsed(values, config, ["compile_for", "--config", options.config, *overrides])
-    settings = config.value.to_dict()
+    _, config = configuration(options.config, read_overrides(overrides))
+    settings = config.to_dict()
     if options.what == "generator_head":
         settings["generator"]["name_or_path"] = ""
     if options.batch:

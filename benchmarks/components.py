@@ -22,8 +22,8 @@ from flax import nnx
 
 from benchmarks import measure, workload
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.edits import TOKENS_AT_ONCE, choose_token
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.losses.diffcse import TOKENS_AT_ONCE, choose_token
 from diffcse_jax.models import layers, transformer
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import transformer_config

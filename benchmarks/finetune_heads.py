@@ -22,8 +22,8 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
 from diffcse_jax.finetune.run import Tuning, build, config_of_heads, frozen_vectors, mixture, prepare, train_heads
+from diffcse_jax.losses.finetune import ENCODER, Task
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives.finetune import ENCODER, Task
 from diffcse_jax.run_folder.folder import HEADS, read_config
 from diffcse_jax.run_folder.records import read_metrics
 

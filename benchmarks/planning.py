@@ -20,10 +20,10 @@ from benchmarks.flops import BatchSize, step_flops, transformer_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
+from diffcse_jax.losses.base import Checkpoints, Network
 from diffcse_jax.models import parameters
 from diffcse_jax.models.hf import Pretrained, transformer_config
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.objectives import Network, Starts
 
 SENTENCES = (10**6, 10**8, 10**9)
 TOKENS = 26.3  # per sentence, on average: English Wikipedia in word pieces, cut at 32
@@ -49,10 +49,11 @@ def encoding_flops(size: str) -> float:
 def state_bytes(size: str, objective: str) -> int:
     """Parameters and Adam's two moments, float32, of what is trained (the projector left out)."""
     encoder = _without_weights(workload.ENCODERS[size], size)
-    starts = Starts(encoder, _without_weights(workload.GENERATORS[size], size))
+    checkpoints = Checkpoints(encoder, _without_weights(workload.GENERATORS[size], size))
     networks = {"encoder": Network(partial(Transformer, encoder.config))}
-    for each in Config.from_dict(OBJECTIVES[objective]).objectives.values():
-        networks |= each.networks(starts)
+    config = Config.from_dict(OBJECTIVES[objective])
+    for loss in config.losses.values():
+        networks |= loss.networks(checkpoints, config.run_info)
     shapes = [parameters.shapes(network.build) for network in networks.values() if not network.frozen]
     return 3 * 4 * sum(math.prod(shape.shape) for params in shapes for shape in params.values())
 

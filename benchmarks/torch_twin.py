@@ -30,7 +30,7 @@ class Twin(nn.Module):
         self.encoder = _encoder(encoder)
         hidden = encoder["hidden_size"]
         self.projector = PROJECTORS[config.model.projector](hidden)
-        if "difference" in config.objectives:
+        if "difference" in config.losses:
             self.discriminator = _encoder(encoder)
             self.discriminator.load_state_dict(self.encoder.state_dict())
             self.token_classifier = nn.Linear(hidden, 2)
@@ -44,7 +44,7 @@ class Twin(nn.Module):
         input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
         projected = self.embed(input_ids, attention_mask)
         loss = self.contrast(projected, input_ids, attention_mask)
-        if "difference" in self.config.objectives:
+        if "difference" in self.config.losses:
             edited, replaced = self.edit(input_ids, attention_mask)
             difference = self.replaced_token_detection(edited, replaced, attention_mask, projected)
             loss = loss + self.config.difference.weight * difference

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Int
 
 from diffcse_jax.batch import Vocabulary
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer

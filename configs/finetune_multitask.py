@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from diffcse_jax.config import default_config
-from diffcse_jax.objectives.finetune import Task
+from diffcse_jax.losses.finetune import Task
 
 PAIR = ("sentence1", "sentence2")
 

@@ -9,9 +9,10 @@ import typing
 from collections.abc import Iterator
 
 import diffcse_jax
-from diffcse_jax import objectives
-from diffcse_jax.config import known_keys
+from diffcse_jax.config import Config, known_keys
+from diffcse_jax.losses.base import Loss
 
+LOSSES = ("contrastive", "diffcse", "diffcse_variants", "decorrelation", "ranking", "masked_lm", "finetune")
 TITLES = {
     "model": "the encoder, its sentence vector and its dropout",
     "generator": "the frozen masked LM that fills masked tokens",
@@ -24,10 +25,9 @@ TITLES = {
 }
 # Modules and names of theirs that are meant to be used from other code, beside those of the package itself.
 MODULES = {
-    "Training objectives": {
-        "diffcse_jax.objectives": ("Objective", "Network", "Starts"),
-        **{f"diffcse_jax.objectives.{name}": () for name in objectives.modules()},
-        "diffcse_jax.objectives.difference.rtd": (),
+    "Losses": {
+        "diffcse_jax.losses.base": ("Loss", "Network", "Checkpoints", "RunInfo"),
+        **{f"diffcse_jax.losses.{name}": () for name in LOSSES},
     },
     "Evaluation": {
         "diffcse_jax.evaluation.runner": ("Settings", "evaluate"),
@@ -57,8 +57,8 @@ def heading(group: str) -> str:
     """The heading of a group of keys: its name and what it is about."""
     if not group:
         return "Without a group"
-    if group in objectives.modules():
-        first, *_ = (inspect.getdoc(objectives.modules()[group]) or "").splitlines()
+    if isinstance(loss := getattr(Config(), group, None), Loss):
+        first, *_ = (inspect.getdoc(loss) or "").splitlines()
         return f"`{group}`: {first[:1].lower()}{first[1:].partition('. ')[0].rstrip('.')}"
     return f"`{group}`: {TITLES[group]}" if group in TITLES else f"`{group}`"
 

@@ -13,7 +13,7 @@ from tiny_networks import views_of
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Masked
+from diffcse_jax.losses.diffcse import Masked
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training import networks

@@ -9,14 +9,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from absl import flags
-from ml_collections import config_flags
 from tiny_run import run_settings
 
 import diffcse_jax
 from diffcse_jax import Callback, Config, Interrupted, api, train
 from diffcse_jax.api import _settings
-from diffcse_jax.commands.train import parsed
 from diffcse_jax.config import SHIPPED, configuration, shipped_config
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run import named_workdir
@@ -200,14 +197,6 @@ def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypa
     assert [*_settings(pairs, supervised)] == ["data.train_file"]
     assert [*_settings(["a", "b"], adapt)] == ["data.train_file"]
     assert _settings("docstrings", adapt) == {"data.train_file": "docstrings"}
-
-
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections
-def test_an_option_of_the_originals_is_named_on_the_command_line():
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file("config", flag_values=values)
-    with pytest.raises(ConfigError, match=r"^--pooler_type is --config\.model\.pooler=VALUE here$"):
-        parsed(values, config, ["train.py", "--config", "simcse_base", "--pooler_type", "cls"])
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import array_record
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus, open_text
 from diffcse_jax.errors import DataError, UserError
-from diffcse_jax.groups import DataConfig
 
 
 def corpus_of(rows: list[tuple[str, ...]]) -> Corpus:

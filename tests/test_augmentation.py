@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_networks import SIZES
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.training import train
 
 PAD, CLS, SEP, UNK = 0, 1, 2, 3

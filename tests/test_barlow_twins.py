@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import hadamard
 
-from diffcse_jax.objectives.barlow_twins import decorrelation, with_artificial_rows
+from diffcse_jax.losses.decorrelation import decorrelation, with_artificial_rows
 
 
 def test_decorrelation_agrees_with_numpy():

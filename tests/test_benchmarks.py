@@ -34,13 +34,13 @@ from benchmarks import (
 )
 from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Edited
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training.networks import build
-from diffcse_jax.training.objective import total_loss
+from diffcse_jax.training.step import loss_of_batch
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = train_step.Settings(
@@ -77,24 +77,24 @@ class Sides:
         self.rows = tokens_of(views.anchors)
 
     def _copy(self) -> None:
-        networks = ["encoder"] + ["discriminator"] * ("difference" in self.config.objectives)
+        networks = ["encoder"] + ["discriminator"] * ("difference" in self.config.losses)
         for name in networks:
             tensors = hf.to_hf(parameters.subset(self.params, name), "transformer", SIZES)
             getattr(self.twin, name).load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
         heads = {"dense": "0"} if self.config.model.projector == "mlp" else {"expand": "0", "contract": "3"}
         for ours, theirs in heads.items():
             copy_dense(self.twin.projector.get_submodule(theirs), parameters.subset(self.params, f"projector.{ours}"))
-        if "difference" in self.config.objectives:
+        if "difference" in self.config.losses:
             copy_dense(self.twin.token_classifier, parameters.subset(self.params, "token_classifier"))
 
     def our_loss(self, edited: Edited | None = None) -> float:
-        corruptions = dict.fromkeys(self.config.objectives) | ({"difference": edited} if edited else {})
+        corruptions = dict.fromkeys(self.config.losses) | ({"difference": edited} if edited else {})
 
         @jax.jit
         def loss(params: parameters.Params) -> jax.Array:
             key = jax.random.key(0)  # read by nothing: every rate is 0
             computation = Computation(self.networks, params)
-            return total_loss(self.config, computation, self.views, corruptions, key)[0]
+            return loss_of_batch(self.config, computation, self.views, corruptions, key)[0]
 
         return float(loss(self.params))
 

@@ -18,10 +18,11 @@ from tiny_networks import (
 )
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses import prepare
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import make_mesh, replicated, shard_batch
+from diffcse_jax.training.step import loss_of_batch
 
 BATCH_SIZE = 16
 TANH = {"model": {"projector": "mlp"}}
@@ -83,10 +84,10 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_objective(params, frozen, views, key):
-        corruptions = corrupt(config, computation(frozen), views, key)
+        corruptions = prepare(config.losses, computation(frozen), views, key, config.run_info)
 
         def loss(params):
-            return total_loss(config, computation(params), views, corruptions, key)
+            return loss_of_batch(config, computation(params), views, corruptions, key)
 
         return jax.grad(loss, has_aux=True)(params)
 
@@ -125,7 +126,7 @@ def test_neither_chunks_nor_packing_change_loss_and_gradients(name):
     _, *parts = CASES[name]
     config = config_of(*parts)
     if not config.matryoshka.sizes:  # which adds losses of prefixes
-        expected = sum(each.weight * metrics[f"loss_{term}"] for term, each in config.objectives.items())
+        expected = sum(each.weight * metrics[f"loss_{term}"] for term, each in config.losses.items())
         np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
 
 

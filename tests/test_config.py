@@ -1,16 +1,28 @@
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 import typing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffcse_jax import original_names
-from diffcse_jax.config import Config, check_override_names, default_config, flat, known_keys, unknown_key_message
+from diffcse_jax.config import (
+    DEV_METRICS,
+    Config,
+    default_config,
+    flat,
+    known_keys,
+    machine_keys,
+    read_overrides,
+    resume_keys,
+    unknown_key_message,
+)
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import DEV_METRICS
 
 KEYS = known_keys()
 
@@ -110,12 +122,8 @@ def test_configuration_survives_json(rates, columns):
         ("seed", "unknown key seed; did you mean train.seed?"),
         ("precison", "unknown key precison; did you mean precision?"),
         ("optimizer.learning_rate", "unknown key optimizer.learning_rate; did you mean optim.learning_rate?"),
-        ("difference.lambda", "unknown key difference.lambda; did you mean difference.weight?"),
-        ("lambda_weight", "unknown key lambda_weight; did you mean difference.weight?"),
         ("dcl.temp", "unknown key dcl.temp; did you mean dcl.temperature?"),
-        ("train.temp", "unknown key train.temp; did you mean contrast.temperature?"),
         ("mlm.masking_ratio", "unknown key mlm.masking_ratio; did you mean mlm.mask_ratio?"),
-        ("pooler_type", "unknown key pooler_type; did you mean model.pooler?"),
         ("zzz", "unknown key zzz"),
         ("finetune.tasks.mine.fil", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.mine.file?"),
     ],
@@ -123,7 +131,7 @@ def test_configuration_survives_json(rates, columns):
 def test_unknown_key_names_the_nearest_known_one(key, message):
     assert unknown_key_message(key) == message
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        check_override_names(["train.py", f"--config.{key}=1"])
+        read_overrides([f"--config.{key}=1"])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,7 @@ def test_unknown_key_names_the_nearest_known_one(key, message):
         ({"optimiser": {"learning_rate": 1.0}}, "unknown key optimiser"),
         ({"optim": 3}, "optim: expected a group of keys, got 3"),
         ({"finetune": {"tasks": {"mine": 3}}}, "finetune.tasks.mine: expected a group of keys, got 3"),
-        ({"finetune": {"tasks": {"Mine": {}}}}, "finetune.tasks: 'Mine' is no name"),
+        ({"finetune": {"tasks": {"Mine": {}}}}, "finetune.tasks: 'Mine' is not a valid name"),
         ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
     ],
 )
@@ -143,13 +151,78 @@ def test_unknown_key_is_refused_at_each_level(values, message):
         Config.from_dict(values)
 
 
-def test_names_of_the_originals_are_no_keys_and_stand_for_some():
-    assert {*original_names.KEYS.values()} <= {*KEYS}
-    assert not {*original_names.KEYS} & {*KEYS}
+@pytest.mark.parametrize(
+    ("argument", "key", "value"),
+    [
+        ("--config.train.steps=60", "train.steps", 60),
+        ("--config.optim.learning_rate=3e-5", "optim.learning_rate", 3e-5),
+        ("--config.distributed=true", "distributed", True),
+        ("--config.generator.name_or_path=", "generator.name_or_path", ""),
+        ("--config.model.hidden_dropout=0.1", "model.hidden_dropout", (0.1,)),
+        ("--config.model.hidden_dropout=(0.1, 0.2)", "model.hidden_dropout", (0.1, 0.2)),
+        ("--config.matryoshka.sizes=64,128", "matryoshka.sizes", (64, 128)),
+        ("--config.eval.tasks=('STSBenchmark','SICKRelatedness')", "eval.tasks", ("STSBenchmark", "SICKRelatedness")),
+        ("--config.eval.tasks=STSBenchmark,SICKRelatedness", "eval.tasks", ("STSBenchmark", "SICKRelatedness")),
+        ("--config.data.columns=", "data.columns", ()),
+        ("--config.model.pooler=mean", "model.pooler", "avg"),
+        ("--config.distillation.poolers=mean", "distillation.poolers", ("avg",)),
+        ("--config.finetune.tasks.mine.ratio=4", "finetune.tasks.mine.ratio", 4),
+    ],
+)
+def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
+    found = read_overrides([argument])[key]
+    assert (found, type(found)) == (value, type(value))
+    assert read_overrides(argument.split("=", 1)) == {key: value}
 
 
-def test_override_names_ignore_other_arguments():
-    check_override_names(["train.py", "--config", "a.py", "--config.train.steps=1", "--workdir=--config.a", "-v"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train.steps=3"], "'--train.steps=3' is not an option. Write --config.train.steps=3."),
+        (["train.steps=3"], "'train.steps=3' is not an option. Write --config.train.steps=3."),
+        (["--learning_rate", "1"], "'--learning_rate' is not an option. Write --config.optim.learning_rate=VALUE."),
+        (["zzz"], "'zzz' is not an option. Overrides are written --config.KEY=VALUE."),
+        (["--config.train.steps"], "--config.train.steps: the value is missing. Write --config.train.steps=VALUE."),
+        (["--config.train.steps=abc"], "train.steps: expected a whole number such as 60, got 'abc'"),
+        (["--config.train.steps=1.5"], "train.steps: expected a whole number such as 60, got '1.5'"),
+        (["--config.distributed=perhaps"], "distributed: expected True or False, got 'perhaps'"),
+        (["--config.model.pooler=max"], "model.pooler: 'max' is not one of cls, cls_before_pooler, avg, avg_top2"),
+        (["--config.model.hidden_dropout=high"], "model.hidden_dropout: expected float, got 'high'"),
+    ],
+)
+def test_overrides_that_cannot_be_read(arguments, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        read_overrides(arguments)
+
+
+def test_each_key_says_once_what_it_changes():
+    assert machine_keys() < resume_keys()
+    assert resume_keys() - machine_keys() == {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
+    assert {"train.log_every", "train.max_bad_steps", "mesh.data", "finetune.data_dir"} <= machine_keys()
+    assert not {"train.seed", "train.chunk_size", "precision", "eval.metric", "contrast.weight"} & resume_keys()
+
+
+@pytest.mark.slow
+def test_mypy_rejects_a_misspelt_key(tmp_path):
+    file = tmp_path / "user.py"
+    file.write_text(
+        "from diffcse_jax.config import Config\n"
+        "print(Config().evla.metric)\n"
+        "print(Config().contrast.temprature)\n"
+        "print(Config().difference.mask_ratio + Config().eval.every)\n"
+    )
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", "--follow-imports=silent", file]
+    result = subprocess.run(command, cwd=root, env=os.environ | {"MYPYPATH": str(root)}, capture_output=True, text=True)
+    errors = re.findall(r'^\S+:(\d+): error: "(\w+)" has no attribute "(\w+)"', result.stdout, re.MULTILINE)
+    assert errors == [("2", "Config", "evla"), ("3", "Contrast", "temprature")], result.stdout
+
+
+@pytest.mark.parametrize(("group", "attribute"), [(None, "evla"), ("contrast", "temprature")])
+def test_a_misspelt_attribute_does_not_exist(group, attribute):
+    config = Config()
+    with pytest.raises(AttributeError):
+        getattr(getattr(config, group) if group else config, attribute)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +253,7 @@ def test_groups_that_users_name():
     assert flat(config.to_dict())["finetune.tasks.mine.ratio"] == 3
     again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again, hash(again)) == (config, hash(config))
-    assert list(config.objectives) == ["contrast", "finetune"]
-    check_override_names(["--config.finetune.tasks.mine.ratio=4"])
+    assert list(config.losses) == ["contrast", "finetune"]
 
 
 def test_an_integer_is_a_float():
@@ -244,19 +316,19 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ({"eval.tasks": ("SICKRelatedness",)}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         (
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},
-            "contrast.negatives='mean' compares vectors of one encoder",
+            "contrast.negatives='mean' compares embeddings of one encoder",
         ),
-        ({"contrast.symmetric": True, "contrast.positives": "noise"}, "contrast.symmetric=True has no form with"),
+        ({"contrast.symmetric": True, "contrast.positives": "noise"}, "contrast.symmetric=True does not work with"),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
-        ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped then"),
+        ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped when encoding"),
         (
             {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
             "matryoshka.weights has 2 values for 1 sizes",
         ),
         (
             {"matryoshka.sizes": (8,), "model.projector": "none", "contrast.weight": 0.0},
-            "no objective that takes part compares sentence vectors",
+            "no loss with a weight compares embeddings",
         ),
     ],
 )
@@ -290,7 +362,7 @@ def test_possible_combination_is_accepted(values):
 )
 def test_difference_is_off_by_objective_or_weight(objective, weight, uses):
     config = config_of({"difference.objective": objective, "difference.weight": weight})
-    assert ("difference" in config.objectives) is uses
+    assert ("difference" in config.losses) is uses
     assert config.needs("generator") is uses
 
 

@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as arrays
 from tiny_networks import config_of, forward_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.contrastive import Duplicates, info_nce, separate_info_nce
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
-from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
 
 finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
@@ -46,7 +46,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def contrast_of(**options):
-    return config_of({"contrast": options, "difference": {"weight": 0.0}}).objectives["contrast"]
+    return config_of({"contrast": options, "difference": {"weight": 0.0}}).losses["contrast"]
 
 
 @pytest.mark.parametrize(("name", "temperature"), [("infonce", 0.05), ("infonce_temp0.1", 0.1)])
@@ -132,7 +132,7 @@ def test_both_directions_are_the_mean_of_rows_and_columns(columns):
     of_columns = np.where(left_out[:, :7], 0.0, logits).sum(axis=0)
     expected = np.log(rows * of_columns).mean() / 2 - np.log(np.diag(logits)).mean()
     loss, _ = contrast_of(temperature=0.2, symmetric=True).loss(
-        forward_of(*views), jnp.array(left_out), jax.random.key(0)
+        forward_of(*views), Duplicates(jnp.array(left_out), jnp.array(left_out[:, :7].T)), jax.random.key(0)
     )
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
@@ -141,7 +141,7 @@ def test_text_with_hard_negatives_has_no_form_with_other_vectors():
     contrast_of().check_columns(4)
     contrast_of(negatives="mean").check_columns(2)
     for options in ({"positives": "noise"}, {"negatives": "off_dropout"}):
-        with pytest.raises(ConfigError, match="no form with hard negatives, and the text has 4 columns"):
+        with pytest.raises(ConfigError, match="cannot use hard negatives, and the text has 4 columns"):
             contrast_of(**options).check_columns(4)
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
-from diffcse_jax.objectives.dcl import dimension_contrast
+from diffcse_jax.losses.contrastive import info_nce, separate_info_nce
+from diffcse_jax.losses.decorrelation import dimension_contrast
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 from test_sts import TableEncoder, write_stsb
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data import docstrings
 from diffcse_jax.data.pair_builders import Holdout
 from diffcse_jax.errors import DataError
@@ -22,7 +22,6 @@ from diffcse_jax.evaluation.dev import (
     paired_interval,
 )
 from diffcse_jax.evaluation.sts import ScoredPairs
-from diffcse_jax.groups import DataConfig, EvalConfig
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
 

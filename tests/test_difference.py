@@ -12,10 +12,10 @@ from scipy.special import expit, log_softmax, softmax
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.diffcse import replaced_token_detection
+from diffcse_jax.losses.diffcse_variants import copy_mechanism, corrective_language_model
+from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import Computation, SharedForward
-from diffcse_jax.objectives.difference.corrective_lm import copy_mechanism, corrective_language_model
-from diffcse_jax.objectives.difference.rtd import replaced_token_detection
-from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training import networks
 
 logits_of_any_size = arrays.arrays(np.float32, (2, 3, 2), elements=st.floats(-1e4, 1e4, width=32))
@@ -90,7 +90,7 @@ def difference_of(**options) -> tuple:
     config = config_of({"difference": options, "contrast": {"weight": 0.0}, "data": data})
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     views = views_of(random_batch(size=4), following=random_batch(size=4, seed=1))
-    return config, config.objectives["difference"], built, jax.tree.map(jnp.asarray, views)
+    return config, config.losses["difference"], built, jax.tree.map(jnp.asarray, views)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_the_encoder_learns_through_the_sentence_vector_alone(kind, sentence):
     @jax.jit
     def grads(params, cut):
         frozen = Computation(built.networks, jax.device_put(built.frozen))
-        corrupted = objective.corrupt(frozen, views, jax.random.key(1))
+        corrupted = objective.prepare(frozen, views, jax.random.key(1), config.run_info)
 
         def loss(params):
             forward = shared_forward(config, Computation(built.networks, params), views, jax.random.key(0))
@@ -161,4 +161,4 @@ def test_what_recovers_originals_takes_no_other_edits(kind):
 )
 def test_what_each_kind_needs(options, expected):
     config = config_of({"difference": options, "data": {"documents": "blank_lines"}})
-    assert config.objectives["difference"].needs == expected
+    assert config.losses["difference"].needs == expected

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import docstrings
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.groups import DataConfig
 
 NUMPY_STYLE = """
     Compute the ``median`` along the specified *axis*.  The result of `numpy.median` is exact.
@@ -167,7 +167,7 @@ def test_the_installed_corpus_is_large_and_held_out():
 def test_the_corpus_is_the_same_in_each_process(monkeypatch):
     """Compare with a process that has another hash seed, so that sets of strings have another order."""
     code = (
-        "import itertools; from diffcse_jax.data import docstrings; from diffcse_jax.groups import DataConfig; "
+        "import itertools; from diffcse_jax.data import docstrings; from diffcse_jax.config import DataConfig; "
         "from diffcse_jax.data.sources import open_corpus; "
         "files = [*itertools.islice(docstrings._source_files(), 40)]; docstrings._source_files = lambda: files; "
         "fingerprint = open_corpus(DataConfig(train_file='docstrings')).fingerprint()"

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_token_store import word_tokenizer
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data import docstrings, markup, pair_builders, sources, token_store
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.documents import Section
@@ -26,7 +26,6 @@ from diffcse_jax.data.sentence_splitter import paragraphs, sentences_of, split_s
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.groups import DataConfig
 
 DOCUMENTS = (
     ("A clock", ["This is a clock that tells the time.", "It has two hands of brass.", "It is rather old by now."]),

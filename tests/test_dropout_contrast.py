@@ -5,8 +5,8 @@ import pytest
 from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.contrastive import info_nce
 from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
-from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.training import networks
 
 ON = {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}}
@@ -30,10 +30,10 @@ def test_anchors_find_themselves_under_other_dropout_masks_and_equal_ones_are_no
     equal = np.zeros((6, 6), bool)
     equal[[1, 4], [4, 1]] = True
     expected = info_nce(anchors, again, temperature=0.2, left_out=jnp.asarray(equal)).mean()
-    loss, _ = config.objectives["dropout_contrast"].loss(forward, None, KEY)
+    loss, _ = config.losses["dropout_contrast"].loss(forward, None, KEY)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def test_without_dropout_it_is_refused():
     with pytest.raises(ConfigError, match=r"dropout_contrast .* model.hidden_dropout=\(0.1,\)"):
-        _ = config_of(SIMCSE, NO_DROPOUT, ON).objectives
+        _ = config_of(SIMCSE, NO_DROPOUT, ON)

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from tiny_networks import ENCODER, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
+from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.models.duplicates import equal_texts, near_duplicates, share
-from diffcse_jax.models.forward import Computation
+from diffcse_jax.losses import prepare
+from diffcse_jax.losses.contrastive import equal_texts, near_duplicates, share
+from diffcse_jax.models.forward import Computation, Networks
+from diffcse_jax.models.pooling import cosine_similarity
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import corrupt
 
 BY_SIMILARITY = {"contrast": {"mask_duplicates": "similarity"}}
 
@@ -50,34 +52,60 @@ def test_near_duplicates_exceed_the_own_positive_or_the_threshold(threshold):
 
     expected = masked_pairs(3, 9, is_duplicate)
     assert 0.02 < expected.mean() < 0.5
-    duplicates = near_duplicates(jnp.array(vectors), threshold=threshold)
+    duplicates = near_duplicates(tuple(jnp.moveaxis(jnp.array(vectors), 1, 0)), threshold=threshold)
     np.testing.assert_array_equal(duplicates, expected)
     np.testing.assert_allclose(share(duplicates), expected.sum() / (9 * 17))
 
 
-def test_the_guide_is_the_encoder_as_it_starts_without_dropout():
-    config = config_of(SIMCSE, BY_SIMILARITY)
-    built = networks.build(config, ENCODER, None, VOCABULARY)
-    assert not any(name.startswith("guide.") for name in built.params)
-    for name, array in ENCODER.transformer.items():
-        np.testing.assert_array_equal(built.frozen[f"guide.{name}"], array)
-
+def batch_with_equal_texts() -> Batch:
     batch = random_batch(columns=2)
-    batch["input_ids"][3, 1] = batch["input_ids"][5, 0]  # equal texts of different examples
+    batch["input_ids"][3, 1] = batch["input_ids"][5, 0]
     batch["attention_mask"][3, 1] = batch["attention_mask"][5, 0]
-    views, frozen = jax.tree.map(jnp.asarray, views_of(batch)), Computation(built.networks, built.frozen)
-    mask = corrupt(config, frozen, views, jax.random.key(0))["contrast"]
+    return jax.tree.map(jnp.asarray, views_of(batch))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_near_duplicates_are_found_by_the_starting_checkpoint_without_dropout(symmetric):
+    config = config_of(SIMCSE, {"contrast": {"mask_duplicates": "similarity", "symmetric": symmetric}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    assert not any(name.startswith("start.") for name in built.params)
+    for name, array in ENCODER.transformer.items():
+        np.testing.assert_array_equal(built.frozen[f"start.transformer.{name}"], array)
+
+    batch, frozen = batch_with_equal_texts(), Computation(built.networks, built.frozen)
+    masks = prepare(config.losses, frozen, batch, jax.random.key(0), config.run_info)["contrast"]
     encoder = Computation(built.networks, built.params).network("encoder")
-    vectors = encoder(views.rows)["last_hidden_state"][:, 0].reshape(8, 2, -1)
-    expected = np.array(near_duplicates(vectors, threshold=0.0))
-    expected[3, 5] = expected[5, 3] = True
-    np.testing.assert_array_equal(mask, expected)
+    z1, z2 = batch.by_view(encoder(batch.rows)["last_hidden_state"][:, 0])
+    for mask, views in ((masks.of_anchors, (z1, z2)), (masks.of_positives, (z2, z1))):
+        if mask is None:
+            assert not symmetric
+            continue
+        expected = np.array(near_duplicates(views, threshold=0.0))
+        expected[3, 5] = expected[5, 3] = True
+        np.testing.assert_array_equal(mask, expected)
+
+
+def test_the_bound_belongs_to_the_anchor_in_both_directions(monkeypatch):
+    """Three examples whose masks differ from the transpose: each direction has its own anchors."""
+    z1 = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    z2 = jnp.array([[0.9, 0.44], [0.2, 0.98], [0.1, 0.995]])
+    similarity = np.array(cosine_similarity(z1, z2))
+    config = config_of(SIMCSE, {"contrast": {"mask_duplicates": "similarity", "symmetric": True}})
+    frozen = Computation(Networks(VOCABULARY, {}), {})
+    monkeypatch.setattr(Computation, "network", lambda self, name: None)
+    monkeypatch.setattr(Computation, "map_chunks", lambda self, *_: jnp.stack([z1, z2], axis=1).reshape(6, 2))
+    batch = Batch(*jnp.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4))
+    masks = config.losses["contrast"].prepare(frozen, batch, jax.random.key(0), config.run_info)
+    own = np.diag(similarity)
+    np.testing.assert_array_equal(masks.of_anchors, (similarity > own[:, None]) & ~np.eye(3, dtype=bool))
+    np.testing.assert_array_equal(masks.of_positives, (own[:, None] < similarity.T) & ~np.eye(3, dtype=bool))
+    assert (np.asarray(masks.of_positives) != np.asarray(masks.of_anchors).T).any()
 
 
 def test_an_anchor_that_is_its_own_positive_needs_a_threshold():
-    contrast = config_of(SIMCSE, BY_SIMILARITY).objectives["contrast"]
+    contrast = config_of(SIMCSE, BY_SIMILARITY).losses["contrast"]
     contrast.check_columns(2)
     with pytest.raises(ConfigError, match=r"nothing is more similar.*contrast\.duplicate_similarity, such as 0\.9"):
         contrast.check_columns(1)
     with_threshold = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.9}}
-    config_of(SIMCSE, with_threshold).objectives["contrast"].check_columns(1)
+    config_of(SIMCSE, with_threshold).losses["contrast"].check_columns(1)

@@ -5,8 +5,8 @@ import pytest
 from tiny_networks import ENCODER, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, shared_forward, views_of
 
 from diffcse_jax.batch import TokenRows
+from diffcse_jax.losses.contrastive import info_nce
 from diffcse_jax.models.forward import Computation
-from diffcse_jax.objectives.contrast import info_nce
 from diffcse_jax.training import networks
 
 KEY = jax.random.key(0)
@@ -17,12 +17,12 @@ def test_edits_are_positives_of_their_originals_or_negatives_of_all(role):
     options = {"weight": 1.0, "role": role, "edit": "delete", "delete_ratio": 0.4, "temperature": 0.2}
     config = config_of(SIMCSE, NO_DROPOUT, {"edited_contrast": options, "train": {"recompute": "off"}})
     built = networks.build(config, ENCODER, None, VOCABULARY)
-    objective = config.objectives["edited_contrast"]
+    objective = config.losses["edited_contrast"]
 
     @jax.jit
     def loss_and_vectors(params, views):
         trained = Computation(built.networks, params)
-        edited = objective.corrupt(Computation(built.networks, {}), views, KEY)
+        edited = objective.prepare(Computation(built.networks, {}), views, KEY, config.run_info)
         loss, _ = objective.loss(shared_forward(config, trained, views, KEY), edited, KEY)
         encoder, projector = trained.network("encoder"), trained.network("projector")
         positives = TokenRows(views.input_ids[:, 1], views.attention_mask[:, 1])

@@ -13,17 +13,16 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, SIZES, config_of, random_b
 from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.batch import TokenRows, Vocabulary
-from diffcse_jax.edits import Edited, Masked, choose_token, filled_positions, mask_tokens, replace_tokens
-from diffcse_jax.edits import lengths as edit_lengths
-from diffcse_jax.edits.augmentation import generated_second_views
-from diffcse_jax.edits.lengths import Changed, change_lengths
-from diffcse_jax.edits.options import EditOptions
-from diffcse_jax.groups import GeneratorConfig
+from diffcse_jax.losses import diffcse_variants
+from diffcse_jax.losses.base import GeneratorOptions
+from diffcse_jax.losses.diffcse import Edited, Masked, choose_token, filled_positions, label, mask_tokens
+from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training import networks
+from diffcse_jax.training.step import with_second_views
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -58,7 +57,7 @@ def replaced(
     choose = jax.vmap(lambda logits, key: choose_token(logits, key if decode == "sample" else None))
     tokens = choose(jnp.array(logits).reshape(ids.size, -1), keys).reshape(ids.shape)
     filled = filled_positions(jnp.array(selected), attention_mask, positions=positions)
-    edited = replace_tokens(tokens, TokenRows(jnp.array(ids), attention_mask), filled)
+    edited = label(tokens, TokenRows(jnp.array(ids), attention_mask), filled)
     return np.asarray(edited.rows.input_ids), np.asarray(edited.replaced), real
 
 
@@ -198,7 +197,7 @@ def test_a_generator_of_another_family_and_size(encoder, generator):
     built = networks.build(config, checkpoint(encoder), checkpoint(generator), TINY_VOCABULARY)
     frozen = Computation(built.networks, jax.tree.map(jnp.asarray, built.frozen))
     views, key = jax.tree.map(jnp.asarray, views_of(random_batch())), jax.random.key(0)
-    edited = config.objectives["difference"].corrupt(frozen, views, key)
+    edited = config.losses["difference"].prepare(frozen, views, key, config.run_info)
     given = mask_tokens(fold_in_name(key, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
     states = frozen.network("generator")(given.rows)["last_hidden_state"]
     logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
@@ -301,19 +300,19 @@ def test_edits_of_one_length_keep_their_rows():
 def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
     rows = TokenRows(jnp.array([[CLS, 10, MASK, 11, 12, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 1, 1, 0]]))
     flags = jnp.array([[False, False, True, False, False, False, False]])
-    changed = Changed(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
+    changed = ChangedLengths(rows, flags, flags | jnp.array([[False, False, False, False, False, True, False]]))
     selected = jnp.array([[False, edit == "mixed", False, False, False, False, False]])
 
     def generated(frozen, rows, masked, options, key) -> Edited:
         """A generator that says 20 wherever it is asked."""
         filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
-        return replace_tokens(jnp.full_like(rows.input_ids, 20), rows, filled)
+        return label(jnp.full_like(rows.input_ids, 20), rows, filled)
 
-    monkeypatch.setattr(edit_lengths, "generate", generated)
+    monkeypatch.setattr(diffcse_variants, "generate", generated)
     masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
-    generator = GeneratorConfig(positions=positions)
+    generator = GeneratorOptions(positions=positions)
     frozen = Computation(Networks(VOCABULARY, {}), {})
-    edited = edit_lengths.fill(frozen, changed, masked, EditOptions(edit=edit), generator, jax.random.key(0))
+    edited = diffcse_variants.fill(frozen, changed, masked, edit, generator, jax.random.key(0))
     expected = {
         ("insert", "all"): [CLS, 10, 20, 11, 12, SEP, PAD],
         ("insert", "masked"): [CLS, 10, 20, 11, 12, SEP, PAD],
@@ -331,7 +330,7 @@ def test_the_generator_makes_second_views():
     built = networks.build(config, ENCODER, GENERATOR, TINY_VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
     views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
-    changed = jax.jit(lambda views: generated_second_views(config, frozen, views, jax.random.key(0)))(views)
+    changed = jax.jit(lambda views: with_second_views(config, frozen, views, jax.random.key(0)))(views)
     differs = np.asarray(changed.input_ids != views.input_ids)
     assert not differs[:, 0].any()
     ordinary = ~np.isin(views.input_ids, TINY_VOCABULARY.special_ids)
@@ -340,4 +339,4 @@ def test_the_generator_makes_second_views():
     jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)
     plain = config_of(SIMCSE)
     assert not plain.needs("generator")
-    assert generated_second_views(plain, frozen, views, jax.random.key(0)) is views
+    assert with_second_views(plain, frozen, views, jax.random.key(0)) is views

@@ -19,10 +19,10 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
-from diffcse_jax.groups import POOLERS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.search.records import checked_sentences

@@ -22,10 +22,9 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import folder as export
 from diffcse_jax.export import onnx
-from diffcse_jax.groups import POOLERS
 from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.pooling import POOLERS, normalize
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.folder import describe_base_model
 from diffcse_jax.run_folder.records import Record

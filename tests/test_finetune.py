@@ -19,7 +19,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from benchmarks import finetune_heads
 from diffcse_jax.commands.finetune import with_name
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, OptimConfig
 from diffcse_jax.data.batches import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
@@ -28,11 +28,8 @@ from diffcse_jax.finetune import TaskModel, folders, outputs
 from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.run import finetune, mixture, prepare, rows_of_batch
-from diffcse_jax.groups import OptimConfig
 from diffcse_jax.hosts import StopRequest
-from diffcse_jax.models import hf, parameters
-from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.objectives.finetune import (
+from diffcse_jax.losses.finetune import (
     Task,
     binary_cross_entropy,
     build_head,
@@ -40,6 +37,8 @@ from diffcse_jax.objectives.finetune import (
     features,
     squared_error,
 )
+from diffcse_jax.models import hf, parameters
+from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.run_folder.folder import HEADS, check_run, open_run, read_config
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -260,7 +259,7 @@ def test_the_documented_configuration_is_valid():
     namespace = {}
     exec(example, namespace)
     config = Config.from_dict(namespace["get_config"]().to_dict())
-    assert list(config.objectives) == ["finetune"]
+    assert list(config.losses) == ["finetune"]
     assert {name: task.is_pair for name, task in config.finetune.tasks.items()} == {
         "same_issue": True,
         "urgency": False,

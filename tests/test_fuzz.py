@@ -26,14 +26,13 @@ from test_documents import HTML_PAGE, RST_PAGE, pdf
 from test_sts import TableEncoder
 from tiny_model import hf_config_of, random_params
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import senteval, sts
 from diffcse_jax.evaluation.tasks import TASKS
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import find_run, write_tensors
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector

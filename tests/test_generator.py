@@ -12,16 +12,16 @@ from safetensors.numpy import save_file
 from tiny_model import random_params
 from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch, views_of
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
-from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.groups import DataConfig
+from diffcse_jax.losses.diffcse import mask_tokens
+from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training import generator
 from diffcse_jax.training.generator import own_generator, train_head
 from diffcse_jax.training.sharding import make_mesh

@@ -377,6 +377,8 @@ def keys_of(group: type, default: Any, prefix: str = "") -> dict[str, tuple[str,
     types, keys = typing.get_type_hints(group), {}
     for field in dataclasses.fields(group):
         kind, value = types[field.name], getattr(default, field.name)
+        if field.name == "installed":  # losses of other packages; not a key
+            continue
         if dataclasses.is_dataclass(kind):
             keys |= keys_of(kind, value, f"{prefix}{field.name}.")
         else:

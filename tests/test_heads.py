@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from diffcse_jax.losses.diffcse import token_classifier
 from diffcse_jax.models import parameters
-from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector, token_classifier
+from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 

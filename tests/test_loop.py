@@ -11,13 +11,13 @@ import pytest
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import UserError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record
 from diffcse_jax.training import loop as loop_module

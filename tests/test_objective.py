@@ -8,19 +8,20 @@ from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, co
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses import prepare
+from diffcse_jax.losses.contrastive import info_nce, separate_info_nce
+from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
-from diffcse_jax.objectives.contrast import info_nce, separate_info_nce
-from diffcse_jax.objectives.dcl import dimension_contrast
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import corrupt, total_loss
+from diffcse_jax.training.step import loss_of_batch
 
 RTD_METRICS = {"loss_difference", "rtd_accuracy", "rtd_accuracy_replaced", "rtd_accuracy_kept", "rtd_share_kept"}
 ALWAYS = {"loss", "similarity_positive", "similarity_negative", "alignment", "uniformity"}
 
 
 def evaluate(*parts, batch=None, seed: int = 0, precision: str = "float32"):
-    """Metrics and gradients of a configuration's objectives on a small batch."""
+    """Metrics and gradients of a configuration's losses on a small batch."""
     config = config_of(*parts, {"precision": precision})
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     arrays = built.params, built.frozen
@@ -30,10 +31,10 @@ def evaluate(*parts, batch=None, seed: int = 0, precision: str = "float32"):
 
 
 def grad_of_objective(definitions, config, params, frozen, views, key):
-    corruptions = corrupt(config, Computation(definitions, frozen), views, key)
+    corruptions = prepare(config.losses, Computation(definitions, frozen), views, key, config.run_info)
 
     def loss(params):
-        return total_loss(config, Computation(definitions, params), views, corruptions, key)
+        return loss_of_batch(config, Computation(definitions, params), views, corruptions, key)
 
     return jax.grad(loss, has_aux=True)(params)
 
@@ -118,7 +119,8 @@ def test_the_difference_is_taken_of_hard_negatives_too():
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
     views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=3)))
     frozen = jax.tree.map(jnp.asarray, built.frozen)
-    run = functools.partial(corrupt, config, Computation(built.networks, frozen))
+    computation = Computation(built.networks, frozen)
+    run = functools.partial(prepare, config.losses, computation, run=config.run_info)
     edited = jax.eval_shape(run, views, jax.random.key(0))["difference"]
     assert edited.rows.input_ids.shape == (8 * 3, 12)
 

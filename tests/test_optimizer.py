@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from diffcse_jax.groups import OptimConfig
+from diffcse_jax.config import OptimConfig
 from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer, scale_by_adam
 
 CONSTANT = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0)

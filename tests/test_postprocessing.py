@@ -5,7 +5,7 @@ from test_sts import TableEncoder
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import postprocessing
-from diffcse_jax.objectives.dcl import dimension_contrast
+from diffcse_jax.losses.decorrelation import dimension_contrast
 
 
 @pytest.fixture

@@ -12,15 +12,14 @@ from tiny_model import random_params
 from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, random_batch, random_vectors, views_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses import prepare
+from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.models.teachers import Teacher, TeacherNetwork
-from diffcse_jax.objectives.anchor import divergence
-from diffcse_jax.objectives.consistency import jensen_shannon, ranking_consistency
-from diffcse_jax.objectives.distillation import list_mle, list_net
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import corrupt, total_loss
+from diffcse_jax.training.step import loss_of_batch
 
 RNG = np.random.default_rng(0)
 SCORES, OTHERS = jnp.array(RNG.normal(0.0, 3.0, (2, 5, 4)), jnp.float32)
@@ -99,8 +98,8 @@ def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tup
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(params, frozen, views, key):
-        corrupted = corrupt(config, Computation(built.networks, frozen), views, key)
-        _, metrics = total_loss(config, Computation(built.networks, params), views, corrupted, key)
+        corrupted = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
+        _, metrics = loss_of_batch(config, Computation(built.networks, params), views, corrupted, key)
         return metrics, corrupted
 
     return run(built.params, built.frozen, views, jax.random.key(0))
@@ -145,7 +144,7 @@ def test_teachers_are_mixed_and_have_no_dropout(form, columns):
         ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 values for 2 teachers"),
         ({"teachers": ("a", "b"), "shares": (1.0, 1.0, 1.0)}, "distillation.shares has 3 values for 2 teachers"),
         ({"teachers": ("a",), "shares": (0.0,)}, "distillation.shares are all 0"),
-        ({"teachers": ("start",), "poolers": ("avg",)}, "`start` is pooled as model.pooler says"),
+        ({"teachers": ("start",), "poolers": ("avg",)}, "model.pooler is the pooler of `start`"),
     ],
 )
 def test_teachers_that_cannot_be(options, message):

@@ -10,11 +10,12 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses import prepare
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.training import networks
-from diffcse_jax.training.objective import corrupt, total_loss
+from diffcse_jax.training.step import loss_of_batch
 
 GENERATOR = deeper(GENERATOR)
 SIZES = GENERATOR.config
@@ -45,10 +46,10 @@ def test_the_encoder_learns_through_the_vector_alone(condition, reaches_projecto
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def grad_of_loss(params, frozen, key):
-        given = corrupt(config, Computation(built.networks, frozen), views, key)
+        given = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
 
         def loss(params, given):
-            return total_loss(config, Computation(built.networks, params), views, given, key)
+            return loss_of_batch(config, Computation(built.networks, params), views, given, key)
 
         return jax.grad(loss, has_aux=True)(params, given), given["reconstruction"]
 

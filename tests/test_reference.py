@@ -21,14 +21,13 @@ from reference_networks import (
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.edits import Edited, generate
+from diffcse_jax.losses import Inputs, diffcse_variants
+from diffcse_jax.losses.diffcse import Edited, generate
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives.difference import rtd
-from diffcse_jax.training.objective import Corruptions, total_loss
 from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import initial_state, make_train_step
+from diffcse_jax.training.step import initial_state, loss_of_batch, make_train_step
 
 KEY = jax.random.key(0)  # read by nothing: every dropout rate is 0
 NO_DIFFERENCE = {"weight": 0.0}
@@ -93,7 +92,7 @@ class Evaluation(NamedTuple):
     networks: Networks
     params: Params
     views: Batch
-    corruptions: Corruptions
+    inputs: Inputs
     metrics: dict[str, jax.Array]
     grads: Params
 
@@ -108,13 +107,13 @@ def evaluated(reference_dir) -> Callable[[str], Evaluation]:
         config = reference_config(**groups)
         networks, params, _ = reference_networks(config, reference_dir)
         views = reference_views(reference_dir, batch)
-        corruptions = dict.fromkeys(config.objectives)
+        inputs = dict.fromkeys(config.losses)
         if config.difference.weight:
-            corruptions["difference"] = edit(batch, "random" if name.endswith("genrandom") else "fitted")
+            inputs["difference"] = edit(batch, "random" if name.endswith("genrandom") else "fitted")
         if config.mlm.weight:
-            corruptions["mlm"] = reference_masked(reference_dir, batch, views.rows)
-        results = evaluate_objective(params, networks, config, views, corruptions)
-        return Evaluation(config, networks, params, views, corruptions, *results)
+            inputs["mlm"] = reference_masked(reference_dir, batch, views.rows)
+        results = evaluate_objective(params, networks, config, views, inputs)
+        return Evaluation(config, networks, params, views, inputs, *results)
 
     @functools.cache
     def edit(batch: str, head: str) -> Edited:
@@ -128,10 +127,10 @@ def evaluated(reference_dir) -> Callable[[str], Evaluation]:
 
 
 def evaluate_objective(
-    params: Params, networks: Networks, config: Config, views: Batch, corruptions: Corruptions
+    params: Params, networks: Networks, config: Config, views: Batch, inputs: Inputs
 ) -> tuple[dict[str, jax.Array], Params]:
     """Return metrics and gradients."""
-    grads, metrics = compiled_grad(params, networks, config, views, corruptions)
+    grads, metrics = compiled_grad(params, networks, config, views, inputs)
     return metrics, grads
 
 
@@ -141,9 +140,9 @@ def evaluate_objective(
     static_argnames=("networks", "config"),
     compiler_options={"xla_backend_optimization_level": 0},
 )
-def compiled_grad(params, networks, config, views, corruptions):
+def compiled_grad(params, networks, config, views, inputs):
     def loss(params):
-        return total_loss(config, Computation(networks, params), views, corruptions, KEY)
+        return loss_of_batch(config, Computation(networks, params), views, inputs, KEY)
 
     return jax.grad(loss, has_aux=True)(params)
 
@@ -224,7 +223,7 @@ def vanishes(parameter: str, config: Config) -> bool:
 @pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
 def test_edited_sentences(name, values, arrays, evaluated):
     case = evaluated(name)
-    edited = case.corruptions["difference"]
+    edited = case.inputs["difference"]
     np.testing.assert_array_equal(edited.rows.input_ids, arrays[f"{name}.e_inputs"])
     np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
     assert edited.replaced.sum() == values[name]["n_replaced"]
@@ -252,7 +251,7 @@ def test_discriminator(name, arrays, evaluated):
     case = evaluated(name)
     condition = arrays[f"{name}.{'encoder_cls' if case.config.difference.condition == 'pooled' else 'z'}"]
     states = case.networks.bind("discriminator", case.params)(
-        case.corruptions["difference"].rows.padded(), condition=jnp.array(condition)
+        case.inputs["difference"].rows.padded(), condition=jnp.array(condition)
     )["last_hidden_state"]
     logits = case.networks.bind("token_classifier", case.params)(states)
     assert_near(states, arrays[f"{name}.disc_hidden"])
@@ -264,7 +263,7 @@ def test_discriminator(name, arrays, evaluated):
 def test_loss_over_real_tokens(name, values, evaluated):
     case = evaluated(name)
     config = reference_config(difference={"loss_positions": "real"})
-    metrics, _ = evaluate_objective(case.params, case.networks, config, case.views, case.corruptions)
+    metrics, _ = evaluate_objective(case.params, case.networks, config, case.views, case.inputs)
     np.testing.assert_allclose(metrics["loss_difference"], values[name]["rtd_mean_over_valid_tokens"], rtol=1e-5)
 
 
@@ -282,7 +281,8 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     config = reference_config(**groups, mesh={"data": 1})
     networks, params, frozen = reference_networks(config, reference_dir)
     views = reference_views(reference_dir, "pair")
-    monkeypatch.setattr(rtd, "mask_tokens", lambda _, rows, **__: reference_masked(reference_dir, "pair", rows))
+    given = lambda _, rows, **__: reference_masked(reference_dir, "pair", rows)  # noqa: E731
+    monkeypatch.setattr(diffcse_variants, "mask_tokens", given)
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
     step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)

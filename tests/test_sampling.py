@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_run import environment, overrides, run_settings
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.groups import DataConfig
 
 ROOT = Path(__file__).parents[1]
 PAD, LONGEST = 9999, 32

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import readers, sources
 from diffcse_jax.data.corpus import LONGEST_TEXT, Corpus
 from diffcse_jax.data.sources import open_corpus, open_text
 from diffcse_jax.errors import DataError
-from diffcse_jax.groups import DataConfig
 
 
 def corpus_of(path: Path, content: bytes, **options) -> Corpus:

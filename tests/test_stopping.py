@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
+from diffcse_jax.config import EvalConfig
 from diffcse_jax.errors import Interrupted, UserError, reported_to_user
-from diffcse_jax.groups import EvalConfig
 from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
 from diffcse_jax.training.stopping import holds_guard, reason_to_stop
 

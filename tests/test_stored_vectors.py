@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.apps.embed import embed
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
@@ -22,7 +23,6 @@ from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 DIMENSION = 6

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax import io as files
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
 from diffcse_jax.data.corpus import Corpus
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import DataError, DiskError
-from diffcse_jax.groups import DataConfig
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.groups import POOLERS
+from diffcse_jax.models.pooling import POOLERS
 
 if TYPE_CHECKING:
     from diffcse_jax.encoder import SentenceEncoder

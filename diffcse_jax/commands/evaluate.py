@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.groups import POOLERS
+from diffcse_jax.models.pooling import POOLERS
 
 
 def main() -> int:

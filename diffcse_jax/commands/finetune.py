@@ -8,7 +8,7 @@ folder or a hub id. Started again with the same workdir it goes on where it stop
 import sys
 from pathlib import Path
 
-from diffcse_jax.commands.train import main_of
+from diffcse_jax.commands.train import run_configured
 from diffcse_jax.config import Config
 from diffcse_jax.run import export_with_curves, in_workdir
 
@@ -18,7 +18,7 @@ INIT, NAME = "--config.init", "--config.model.name_or_path"
 def main() -> None:
     """The command line."""
     sys.argv = [with_name(argument) for argument in sys.argv]
-    main_of(__doc__, run)
+    run_configured(__doc__, run)
 
 
 def with_name(argument: str) -> str:

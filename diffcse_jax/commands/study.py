@@ -25,7 +25,7 @@ def main() -> int:
     """
     options, overrides, finetune_overrides = parse_arguments()
     with reported_to_user():
-        from diffcse_jax.groups import OWN_POOLER
+        from diffcse_jax.config import OWN_POOLER
         from diffcse_jax.io import expand_path
         from diffcse_jax.study import devices, runs, table
         from diffcse_jax.study.plan import make_plan, read_study

@@ -16,10 +16,10 @@ import tokenizers
 import transformers
 from jaxtyping import Bool, Int, Integer
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.readers import text_lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import expand_path, why_unreadable
 
 Word = tuple[int, ...]  # its tokens

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.corpus import Corpus, Fault, Place, Row
 from diffcse_jax.data.documents import Document, Documents, Section
 from diffcse_jax.errors import DataError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.hosts import Progress
 
 FEWEST_CHARACTERS = 20  # of a rest, and of neighbours in an evaluation

@@ -7,9 +7,9 @@ and the epoch.
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.groups import DataConfig
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # tokens

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents
 from diffcse_jax.data.corpus import ROLES, TRAINING_OPTIONS, Corpus, Fault, OptionNames, Row, column_names, listed
 from diffcse_jax.data.documents import Documents
 from diffcse_jax.data.pair_builders import corpus_of
 from diffcse_jax.data.readers import EXTENSIONS, TABLES, RowFile, extension, file_sha256, open_file
 from diffcse_jax.errors import DataError, NoSentencesError
-from diffcse_jax.groups import DataConfig
 from diffcse_jax.io import expand_path, hub_file, why_unreadable
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"

@@ -15,7 +15,7 @@ import scipy.stats
 from jaxtyping import Float, Int
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
@@ -27,7 +27,6 @@ from diffcse_jax.evaluation.results import size_problem
 from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_retrieval_pairs
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, encode_groups, read_pairs, score_pairs, similarities
 from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
-from diffcse_jax.groups import EvalConfig
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes

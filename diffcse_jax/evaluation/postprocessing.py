@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32
 from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.objectives.dcl import dimension_contrast
+from diffcse_jax.losses.decorrelation import dimension_contrast
 
 DCL_TEMPERATURE = 0.05
 DCL_BATCH_SIZE = 512

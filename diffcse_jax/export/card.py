@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from diffcse_jax.config import SHIPPED, Config, flat, shipped_config
+from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
 from diffcse_jax.export.onnx import GRAPH
@@ -43,19 +43,6 @@ _RETRIEVAL = {
     "lead_retrieval": "titles or first sentences, and the rest,",
     "neighbours_retrieval": "sentences and the next sentences",
 }
-# Keys on which the result does not depend: where and how a run is computed.
-_MACHINE_KEYS = (
-    "data.cache_dir",
-    "eval.data_dir",
-    "eval.batch_size",
-    "train.packing",
-    "train.recompute",
-    "train.log_every",
-    "mesh.data",
-    "mesh.model",
-    "mesh.fully_sharded",
-    "distributed",
-)
 
 
 class RecordedResults(NamedTuple):
@@ -179,7 +166,7 @@ def _facts(saved: SavedEncoder, base: BaseModel, exported: Exported) -> dict[str
     facts = {
         "starting checkpoint": base.name,
         "training text": training_text(config),
-        "loss": " + ".join(f"{each.weight:g} {name}" for name, each in config.objectives.items()),
+        "loss": " + ".join(f"{each.weight:g} {name}" for name, each in config.losses.items()),
         "pooler": saved.pooler,
         "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
         "batch size, maximum length in training": f"{config.train.batch_size}, {config.data.max_length} tokens",
@@ -231,7 +218,7 @@ def _sentence(text: str) -> str:
 
 def papers_of(config: Config) -> list[str]:
     """Return the keys of `BIBTEX` for the methods that a run uses; those of its losses come first."""
-    papers = [paper for objective in config.objectives.values() for paper in objective.papers]
+    papers = [paper for objective in config.losses.values() for paper in objective.papers]
     papers += ["matryoshka"] * bool(config.matryoshka.sizes)
     papers += ["contriever"] * (config.data.pairs == "crops")
     papers += ["wise_ft"] * bool(config.eval.interpolate)
@@ -276,7 +263,7 @@ def shipped_names() -> list[str]:
 
 def training_text(config: Config) -> str:
     """Return the name of the training data."""
-    own = "; ".join(filter(None, (objective.own_text for objective in config.objectives.values())))
+    own = "; ".join(filter(None, (objective.data_description for objective in config.losses.values())))
     return own or portable(config)["data"]["train_file"]
 
 
@@ -299,7 +286,7 @@ def _without_folder(key: str, value: Any) -> Any:
 
 def _changed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
-    return {key: value for key, value in values.items() if key not in _MACHINE_KEYS and shipped.get(key) != value}
+    return {key: value for key, value in values.items() if key not in machine_keys() and shipped.get(key) != value}
 
 
 # Scores

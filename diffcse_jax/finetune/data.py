@@ -19,7 +19,7 @@ from diffcse_jax.data.pair_builders import is_in_share
 from diffcse_jax.data.readers import TABLES, extension, open_file
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import expand_path
-from diffcse_jax.objectives.finetune import Task
+from diffcse_jax.losses.finetune import Task
 
 Entry = tuple[int, dict[str, str] | Fault]  # a line, from 1, and its values by column
 

@@ -11,7 +11,7 @@ from diffcse_jax.evaluation.dev import DriftCheck, paired_interval
 from diffcse_jax.finetune.data import TaskData
 from diffcse_jax.finetune.model import TaskModel, decided
 from diffcse_jax.io import json_digest
-from diffcse_jax.objectives.finetune import AVERAGE, score_name
+from diffcse_jax.losses.finetune import AVERAGE, score_name
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
 

@@ -14,9 +14,9 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.export import SAMPLES, TOLERANCE, write_folder
 from diffcse_jax.finetune.model import TaskModel
 from diffcse_jax.io import disk_errors, read_json, replace_dir, write_json, write_tensors
+from diffcse_jax.losses.finetune import Task
 from diffcse_jax.models import families, hf
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives.finetune import Task
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"

@@ -13,9 +13,9 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.losses.finetune import Task, build_head, features, head_of
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives.finetune import Task, build_head, features, head_of
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from diffcse_jax.finetune.data import Rows, TaskData
 from diffcse_jax.finetune.model import TaskModel, decided, named
-from diffcse_jax.objectives.finetune import Task
+from diffcse_jax.losses.finetune import Task
 
 # Of a picture: inches of a cell and of the largest one; classes up to which cells have text; names along an axis.
 CELL, LARGEST = 0.75, 20.0

@@ -27,12 +27,12 @@ from diffcse_jax.finetune.data import TaskData, read_task
 from diffcse_jax.finetune.evaluation import TaskEvaluation
 from diffcse_jax.finetune.model import TaskModel, heads_in
 from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.losses.finetune import ENCODER, Finetune, head_of
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.objectives.finetune import ENCODER, Options, head_of
 from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
@@ -64,7 +64,7 @@ class Tuning:
     stores: dict[str, TokenStore]
 
     @property
-    def options(self) -> Options:
+    def options(self) -> Finetune:
         """The group of keys."""
         return self.config.finetune
 
@@ -350,9 +350,9 @@ def _with_classes(config: Config, tasks: tuple[TaskData, ...]) -> Config:
 
 def _check(config: Config) -> None:
     """Refuses what fine-tuning has no form for."""
-    if "finetune" not in config.objectives:
+    if "finetune" not in config.losses:
         raise ConfigError("nothing to fine-tune: give finetune.tasks, with finetune.weight above 0")
-    if others := [f"{name}.weight" for name in config.objectives if name != "finetune"]:
+    if others := [f"{name}.weight" for name in config.losses if name != "finetune"]:
         raise ConfigError(f"fine-tuning is on labelled tasks alone; set {' and '.join(others)} to 0")
     if config.model.projector != "none" and not config.keeps_projector:
         raise ConfigError(

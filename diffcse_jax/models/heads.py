@@ -1,4 +1,4 @@
-"""Heads: projectors of the embedding, masked-LM head, token classifier, InfoCSE's reconstruction head, task heads."""
+"""Heads: projectors of the embedding, masked-LM head, InfoCSE's reconstruction head, task heads."""
 
 import itertools
 from collections.abc import Mapping
@@ -153,14 +153,6 @@ def linear(inputs: int, outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> De
         return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
     return Dense(inputs, outputs, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
-
-
-def token_classifier(config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """Return DiffCSE's head of the discriminator: two logits per token, where class 1 means "replaced".
-
-    It starts as in the published code, from PyTorch's `nn.Linear` and not from BERT's N(0, 0.02).
-    """
-    return linear(config.hidden_size, 2, dtype=dtype, rngs=rngs)
 
 
 HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}

@@ -169,7 +169,7 @@ def _own_panels(runs: Sequence[Run]) -> dict[str, Sequence[str]]:
     return {
         title: names
         for run in runs
-        for objective in run.config.objectives.values()
+        for objective in run.config.losses.values()
         for title, names in objective.panels.items()
     }
 
@@ -182,5 +182,5 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _weight(name: str, runs: Sequence[Run]) -> str:
     """The weight of an objective in the sum, where it is the same for all runs and not 1."""
     key = name.removeprefix("loss_")
-    weights = {run.config.objectives[key].weight for run in runs if key in run.config.objectives}
+    weights = {run.config.losses[key].weight for run in runs if key in run.config.losses}
     return f", weight {weights.pop():g}" if len(weights) == 1 and weights != {1.0} else ""

@@ -4,7 +4,7 @@ import inspect
 import itertools
 from datetime import timedelta
 
-from diffcse_jax import objectives
+from diffcse_jax.losses.base import Loss
 from diffcse_jax.report.charts import short
 from diffcse_jax.report.runs import Run
 from diffcse_jax.run_folder.records import origin
@@ -25,7 +25,7 @@ def what_was_run(run: Run) -> str:
     data, train, optim = config.data, config.train, config.optim
     length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
     devices = _devices(run)
-    own = "; ".join(filter(None, (objective.own_text for objective in config.objectives.values())))
+    own = "; ".join(filter(None, (objective.data_description for objective in config.losses.values())))
     text = own or f"{TEXT[data.pairs]} in {data.train_file}"
     schedule = "falling to 0" if optim.schedule == "linear" else "constant"
     return (
@@ -36,12 +36,16 @@ def what_was_run(run: Run) -> str:
     )
 
 
+def about(loss: Loss) -> str:
+    """The first line of a loss's description."""
+    return (inspect.getdoc(loss) or "").split("\n")[0]
+
+
 def objectives_of(run: Run) -> list[tuple[str, str]]:
     """The objectives that take part, with their weights, and what they are."""
-    described = {name: inspect.getdoc(module) or "" for name, module in objectives.modules().items()}
     return [
-        (f"{short(objective.weight)} \N{MULTIPLICATION SIGN} {name.replace('_', ' ')}", described[name].splitlines()[0])
-        for name, objective in run.config.objectives.items()
+        (f"{short(loss.weight)} \N{MULTIPLICATION SIGN} {name.replace('_', ' ')}", about(loss))
+        for name, loss in run.config.losses.items()
     ]
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, flat
+from diffcse_jax.config import Config, flat, resume_keys
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.io import (
     CHECKPOINTS,
@@ -60,27 +60,6 @@ _RESTORE = (
     "Restore it from a copy, or from starts.jsonl in that folder, where each line has it under `configuration`. Or "
     "begin a new run in another --workdir"
 )
-
-# Training does not depend on these keys, so they may change when a run resumes.
-MAY_CHANGE_ON_RESUME = {
-    "train.log_every",
-    "train.max_bad_steps",
-    "train.packing",
-    "train.recompute",
-    "eval.every",
-    "eval.data_dir",
-    "eval.batch_size",
-    "eval.keep_start",
-    "eval.interpolate",
-    "eval.hold",
-    "finetune.data_dir",
-    "finetune.predictions",
-    "data.cache_dir",
-    "mesh.data",
-    "mesh.model",
-    "mesh.fully_sharded",
-    "distributed",
-}
 
 
 @contextlib.contextmanager
@@ -236,7 +215,7 @@ def _check_same_files(workdir: Path, config: Config, now: Mapping[str, str]) -> 
 
 def _check_same_config(workdir: Path, config: Config) -> None:
     earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
-    free = MAY_CHANGE_ON_RESUME
+    free = resume_keys()
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]

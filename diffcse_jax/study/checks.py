@@ -4,12 +4,12 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import results
 from diffcse_jax.evaluation.tasks import expand_groups
-from diffcse_jax.groups import OWN_POOLER, POOLERS
-from diffcse_jax.objectives.finetune import AVERAGE, score_name
+from diffcse_jax.losses.finetune import AVERAGE, score_name
+from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.study import Study
 
 START = "start"

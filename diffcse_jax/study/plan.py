@@ -8,22 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from diffcse_jax.config import (
+    OWN_POOLER,
     SHIPPED,
     Config,
-    check_override_names,
     configuration,
     flat,
     known_keys,
     nested,
+    read_overrides,
     shipped_config,
     unknown_key_message,
 )
 from diffcse_jax.errors import ConfigError, UserError
-from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.io import expand_path
 from diffcse_jax.options import build_options
 from diffcse_jax.study import Settings, Study
@@ -238,7 +237,7 @@ def _tunings(name: str, study: Study, overrides: Sequence[str]) -> tuple[dict[st
     for tuning, settings in study.finetunings.items():
         where = f"{name}: fine-tuning {tuning!r}"
         config = configs[tuning] = _config(where, base, settings, values)
-        if "finetune" not in config.objectives:
+        if "finetune" not in config.losses:
             raise ConfigError(f"{where}: no labelled tasks: finetune_base={study.finetune_base!r} has none")
     check_different(name, configs)
     return values, configs
@@ -279,34 +278,21 @@ def _seeded(config: Config, seed: int) -> Config:
 
 
 def parse_overrides(base: ConfigDict, arguments: Sequence[str], flag: str = CONFIG) -> dict[str, Any]:
-    """Values by dotted key, typed like those of the base.
+    """Return values by dotted key.
 
     Args:
-        base: has the types.
+        base: The configuration that they change.
         arguments: `--FLAG.KEY=VALUE`.
-        flag: the name that they begin with.
+        flag: The name that they begin with.
 
     Raises:
-        ConfigError: an unknown key, or a value of another type.
+        ConfigError: If a key is unknown, or if a value has the wrong type.
     """
-    check_override_names(list(arguments), flag)
-    for argument in arguments:
-        if "=" not in argument:
-            raise ConfigError(f"{argument}: overrides are written --{flag}.KEY=VALUE")
-    keys = [argument.partition("=")[0].partition(f"{flag}.")[2] for argument in arguments]
-    if "train.seed" in keys:
+    del base
+    values = read_overrides(arguments, flag)
+    if "train.seed" in values:
         raise ConfigError("train.seed: seeds are those of the study; choose among them with --seeds")
-    values = flags.FlagValues()
-    argv = ["study", *arguments]
-    try:
-        config = config_flags.DEFINE_config_dict(flag, ConfigDict(base.to_dict()), flag_values=values, sys_argv=argv)
-        values(argv)
-        changed = flat(config.value.to_dict())
-    except KeyError as error:
-        raise ConfigError(f"--{flag}: there is no {error.args[0]} (in {' '.join(arguments)})") from error
-    except (flags.Error, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(str(error)) from error
-    return {key: changed[key] for key in keys}
+    return values
 
 
 def differences(before: Config, after: Config) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from diffcse_jax.config import Config, flat
+from diffcse_jax.config import Config, flat, machine_keys
 from diffcse_jax.errors import ConfigError, InUseError
 from diffcse_jax.io import CHECKPOINTS, disk_errors, lock, read_json, write_json, write_text
-from diffcse_jax.run_folder.folder import HEADS, MAY_CHANGE_ON_RESUME
+from diffcse_jax.run_folder.folder import HEADS
 from diffcse_jax.study.plan import Plan, Run
 
 RUN = "run.json"
@@ -38,8 +38,6 @@ LOCK = "study.lock"
 
 NOT_BEGUN = "not begun"
 SAFE = "What the runs have saved stays as it is."
-# Keys that neither trainings nor their scores depend on: those of `eval` choose the model that a run gives.
-FREE = MAY_CHANGE_ON_RESUME - {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its lock file is kept open by what it starts
@@ -112,7 +110,7 @@ def _changes(run: Run) -> list[str]:
     record = read_json(path)
     then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
     then["pooler"], now["pooler"] = record["pooler"], run.pooler
-    free = FREE
+    free: frozenset[str] | set[str] = machine_keys()
     if run.start:
         then["start"], now["start"] = record.get("start"), run.start.label
         free = {*free, "model.name_or_path"} if run.start.seed is not None else free  # a folder, which may be moved

@@ -11,17 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import results as tables
 from diffcse_jax.evaluation import runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import disk_errors, read_json, write_json
+from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.models import hf, pooling_modules
-from diffcse_jax.objectives.finetune import score_name
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.study.runs import EVALUATION, RESULTS, RUN, SAFE

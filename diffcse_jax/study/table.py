@@ -10,13 +10,13 @@ from typing import Any
 
 import scipy.stats
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import Config, machine_keys
 from diffcse_jax.evaluation import results
 from diffcse_jax.io import disk_errors, lock, read_json, write_json, write_text
 from diffcse_jax.study.checks import DEV_TITLES
 from diffcse_jax.study.picture import draw, draw_geometry
 from diffcse_jax.study.plan import Plan, Run, differences, of_any_seed
-from diffcse_jax.study.runs import FREE, NOT_BEGUN, RUN, SAFE, report, results_of, state_of
+from diffcse_jax.study.runs import NOT_BEGUN, RUN, SAFE, report, results_of, state_of
 
 GEOMETRY = "alignment_uniformity.png"
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
@@ -94,7 +94,8 @@ def read_outcome(plan: Plan) -> Outcome:
             recorded = read_json(run.folder / RUN)["overrides"]
             (finetune_overrides if run.start else overrides).update(recorded)
     changed, changed_tunings = (
-        {key: value for key, value in values.items() if key not in FREE} for values in (overrides, finetune_overrides)
+        {key: value for key, value in values.items() if key not in machine_keys()}
+        for values in (overrides, finetune_overrides)
     )
     columns = tuple(dict.fromkeys(dev_columns))
     return Outcome(plan, scores, columns, poolers, origins, open_runs, missing, not_official, changed, changed_tunings)

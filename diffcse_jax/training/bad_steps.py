@@ -9,7 +9,7 @@ from typing import Any
 
 from diffcse_jax.errors import UserError
 from diffcse_jax.io import append_line, disk_errors
-from diffcse_jax.objectives import Metrics
+from diffcse_jax.losses.base import Metrics
 from diffcse_jax.training.metrics import report
 
 REMEMBERED = 100  # steps whose metrics are kept until it is known whether one of them was bad

@@ -41,8 +41,8 @@ def curves(workdir: Path, config: Config) -> Figure:
     baseline = read_baseline(workdir)
     chooses = f"dev/{baseline.dev_metric if baseline else config.eval.metric}"
     others = sorted({name for row in rows for name in row if name.startswith("dev/")} - {chooses, UNIFORMITY})
-    panels: dict[str, Sequence[str]] = {"loss": [f"loss_{name}" for name in config.objectives]}
-    for objective in config.objectives.values():
+    panels: dict[str, Sequence[str]] = {"loss": [f"loss_{name}" for name in config.losses]}
+    for objective in config.losses.values():
         panels |= objective.panels
     panels[f"{chooses.removeprefix('dev/')} (chooses the checkpoint)"] = [chooses]
     panels |= {"other dev scores": others, "uniformity of the embeddings": [UNIFORMITY]}

@@ -26,16 +26,16 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
-from diffcse_jax.edits import mask_tokens
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
+from diffcse_jax.losses.diffcse import mask_tokens
+from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.objectives.mlm import masked_language_model
 from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 

@@ -20,9 +20,9 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.hosts import StopRequest, stop_requested
 from diffcse_jax.io import CHECKPOINTS
+from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives import Metrics
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.bad_steps import BadSteps

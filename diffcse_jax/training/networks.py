@@ -18,6 +18,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.losses.base import Checkpoints, Network
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Networks, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
@@ -25,7 +26,6 @@ from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.teachers import Teacher
 from diffcse_jax.models.transformer import Transformer, TransformerConfig, scheduled_rates
-from diffcse_jax.objectives import Network, Starts
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
 
@@ -52,45 +52,45 @@ def build(
         encoder: the checkpoint that the encoder starts from.
         generator: the frozen masked LM with its head; None where no objective needs one.
         vocabulary: the tokenizer's.
-        teachers: the sentence encoders that objectives name.
+        teachers: the sentence encoders that losses name.
         projector: the weights that a projector which is kept starts from; None: its initial ones.
 
     Raises:
         ConfigError: dropout rates that do not fit the number of blocks.
     """
-    starts = _starts(config, encoder, generator)._replace(teachers=teachers)
+    checkpoints = _checkpoints(config, encoder, generator)._replace(teachers=teachers)
     dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
-    for name, network in _asked_for(config, starts, projector).items():
+    for name, network in _asked_for(config, checkpoints, projector).items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = parameters.definition(module)
-        start = parameters.initial(module, fold_in_name(key, name)) if network.start is None else network.start
+        start = parameters.initial(module, fold_in_name(key, name)) if network.params is None else network.params
         (frozen if network.frozen else params).update(parameters.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
 
 
-def _starts(config: Config, encoder: Pretrained, generator: Pretrained | None) -> Starts:
+def _checkpoints(config: Config, encoder: Pretrained, generator: Pretrained | None) -> Checkpoints:
     encoder = dataclasses.replace(encoder, config=for_run(encoder.config, config))
     if generator is None or not config.needs("generator"):
-        return Starts(encoder, None)
+        return Checkpoints(encoder, None)
     sizes = generator.config if config.generator.dropout else generator.config.without_dropout()
-    return Starts(encoder, dataclasses.replace(generator, config=sizes))
+    return Checkpoints(encoder, dataclasses.replace(generator, config=sizes))
 
 
-def _asked_for(config: Config, starts: Starts, projector: Params | None) -> dict[str, Network]:
-    """The networks by name: the encoder, its projector, the generator, and those of the objectives."""
-    sizes = starts.encoder.config
-    networks = {"encoder": Network(partial(Transformer, sizes), starts.encoder.transformer)}
+def _asked_for(config: Config, checkpoints: Checkpoints, projector: Params | None) -> dict[str, Network]:
+    """The networks by name: the encoder, its projector, the generator, and those of the losses."""
+    sizes = checkpoints.encoder.config
+    networks = {"encoder": Network(partial(Transformer, sizes), checkpoints.encoder.transformer)}
     if config.model.projector != "none":
         build = partial(PROJECTORS[config.model.projector], sizes)
         networks["projector"] = Network(build, projector if config.keeps_projector else None)
-    if starts.generator:
-        transformer, head = (partial(module, starts.generator.config) for module in (Transformer, MaskedLMHead))
-        networks["generator"] = Network(transformer, starts.generator.transformer, frozen=True)
-        networks["generator_head"] = Network(head, starts.generator.mlm_head, frozen=True)
-    for objective in config.objectives.values():
-        networks |= objective.networks(starts)
+    if checkpoints.generator:
+        transformer, head = (partial(module, checkpoints.generator.config) for module in (Transformer, MaskedLMHead))
+        networks["generator"] = Network(transformer, checkpoints.generator.transformer, frozen=True)
+        networks["generator_head"] = Network(head, checkpoints.generator.mlm_head, frozen=True)
+    for loss in config.losses.values():
+        networks |= loss.networks(checkpoints, config.run_info)
     return networks
 
 
@@ -173,7 +173,7 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
 
 
 class Teachers(NamedTuple):
-    """The sentence encoders that objectives name."""
+    """The sentence encoders that losses name."""
 
     by_name: Mapping[str, Teacher]
     stores: Mapping[str, VectorStore]  # of those whose vectors are stored, by name
@@ -181,7 +181,7 @@ class Teachers(NamedTuple):
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Loads the sentence encoders that objectives name, or finds their stored vectors.
+    """Loads the sentence encoders that losses name, or finds their stored vectors.
 
     Raises:
         CheckpointError: an encoder that cannot be read, does not record its pooler where none is given, or has another
@@ -193,9 +193,9 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
     by_name: dict[str, Teacher] = {}
     stores: dict[str, VectorStore] = {}
     digests = {}
-    for objective_name, objective in config.objectives.items():
+    for objective_name, objective in config.losses.items():
         fingerprints = []
-        for name, pooler in objective.teachers.items():
+        for name, pooler in objective.named_teachers.items():
             if store := find_store(name):
                 _check_store(objective_name, name, pooler, config)
                 stores[name], fingerprint = store, store.digest
@@ -277,6 +277,6 @@ def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings
     if len(tokenizer) > embeddings:
         raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {embeddings} word embeddings")
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
-        those = ", ".join(config.those_that_need("mask_token"))
+        those = ", ".join(config.settings_that_need("mask_token"))
         raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, needed for: {those}")
     return Vocabulary(len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from diffcse_jax.groups import OptimConfig
+from diffcse_jax.config import OptimConfig
 from diffcse_jax.models.parameters import Params
 
 

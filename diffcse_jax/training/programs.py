@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from diffcse_jax.batch import Batch
+from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives import Metrics
 from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training.metrics import report
 

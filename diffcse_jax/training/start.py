@@ -4,10 +4,9 @@ import dataclasses
 
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.config import Config
+from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.groups import OWN_POOLER
 from diffcse_jax.models import pooling_modules
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params

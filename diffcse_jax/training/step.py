@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.edits.augmentation import generated_second_views
-from diffcse_jax.models.forward import Computation, Networks, fold_in_name
+from diffcse_jax.losses import Inputs, prepare, total_loss
+from diffcse_jax.losses.base import Metrics
+from diffcse_jax.losses.diffcse_variants import generated_second_views
+from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.objectives import Metrics
 from diffcse_jax.run_folder.checkpoints import TrainState
-from diffcse_jax.training.objective import corrupt, total_loss
 from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, replicated
 
 # (state, frozen parameters, batch) -> (state, metrics)
@@ -64,17 +65,17 @@ def make_train_step(
     chunks = config.train.chunks
     devices = mesh.shape["data"]
 
-    def train_step(state: TrainState, frozen: Params, views: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         root = fold_in_name(jax.random.key(config.train.seed), "train step")
-        corruption_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
+        prepare_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
-        views = generated_second_views(config, frozen_networks, views, fold_in_name(corruption_key, "second views"))
-        corruptions = corrupt(config, frozen_networks, views, corruption_key)
+        batch = with_second_views(config, frozen_networks, batch, fold_in_name(prepare_key, "second views"))
+        inputs = prepare(config.losses, frozen_networks, batch, prepare_key, config.run_info)
 
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
             trained = Computation(networks, gathered(params, mesh), chunks, devices)
-            return total_loss(config, trained, views, corruptions, dropout_key)
+            return loss_of_batch(config, trained, batch, inputs, dropout_key)
 
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         # Summed as whole arrays and then split: asked for parts of an embedding table's gradient, XLA would move the
@@ -103,6 +104,36 @@ def make_train_step(
         # Accelerators multiply float32 matrices in less precision unless told otherwise.
         train_step = jax.default_matmul_precision("highest")(train_step)
     return jax.jit(train_step, donate_argnums=0)
+
+
+def with_second_views(config: Config, frozen: Computation, batch: Batch, key: PRNGKeyArray) -> Batch:
+    """Return the batch, with second views by the generator if `data.augmentation` is `mlm`."""
+    if config.data.augmentation != "mlm":
+        return batch
+    return generated_second_views(frozen, batch, config.data.augmentation_ratio, config.generator, key)
+
+
+def loss_of_batch(
+    config: Config, trained: Computation, batch: Batch, inputs: Inputs, key: PRNGKeyArray
+) -> tuple[Float[Array, ""], Metrics]:
+    """Compute the training loss of a batch, and its metrics.
+
+    Args:
+        config: The run.
+        trained: The trained networks.
+        batch: The batch.
+        inputs: What the losses have prepared.
+        key: A random key for dropout.
+    """
+    forward = SharedForward(
+        trained,
+        batch,
+        key,
+        pooler=config.model.pooler,
+        dropout_masks=config.model.dropout_masks,
+        keeps_projector=config.keeps_projector,
+    )
+    return total_loss(config.losses, config.matryoshka, forward, inputs, key)
 
 
 def _first_bad(grads: Params) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from diffcse_jax.groups import EvalConfig
+from diffcse_jax.config import EvalConfig
 
 Scores = Mapping[str, float]
 

@@ -69,7 +69,7 @@ def train(config: Config, workdir: Path, build_evaluation: BuildEvaluation, call
         Interrupted: after SIGINT, SIGTERM or a callback's request, with everything saved.
     """
     # 1. Refused before any text is read: a mesh, a model, a generator, a teacher or a workdir that cannot be used.
-    if labelled := config.those_that_need("labels"):
+    if labelled := config.settings_that_need("labels"):
         raise ConfigError(
             f"{' and '.join(labelled)}: labelled tasks are trained by `diffcse finetune`; run that instead"
         )
@@ -248,8 +248,8 @@ def _examples(config: Config, store: TokenStore, sizes: TransformerConfig) -> To
         units = f"{examples.columns[0]}s"
         report(f"{examples.left_out:,} of {len(store):,} {units} are the last of a document: no next one, left out")
     columns = len(examples.columns) - beside_views
-    for objective in config.objectives.values():
-        objective.check_columns(columns)
+    for loss in config.losses.values():
+        loss.check_columns(columns)
     if config.data.augmentation != "none" and columns > 1:
         raise ConfigError(
             f"data.augmentation={config.data.augmentation!r} makes second views of single sentences, and the text has "

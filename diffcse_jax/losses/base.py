@@ -1,0 +1,177 @@
+"""What a loss is: its options, the networks that it adds, the inputs that it prepares, and its value.
+
+Each loss is a frozen dataclass whose fields are its options. The same object is a group of keys in the configuration:
+`config.contrast.temperature` is the key `contrast.temperature`. `docs/extending.md` adds a loss.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch
+from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.parameters import Build, Params
+from diffcse_jax.models.teachers import Teacher
+from diffcse_jax.options import option
+
+Metrics = dict[str, jax.Array]
+
+# What a loss may ask of a step and of its data (`Loss.needs`).
+NEEDS = frozenset(
+    {
+        "vectors",  # sentence embeddings of all views
+        "dropout",  # views of the same text that differ by dropout
+        "anchors",  # a further pass over the anchors, with or without dropout
+        "mask_token",  # a tokenizer that has a mask token
+        "generator",  # the frozen masked LM: networks `generator` and `generator_head`
+        "next_sentence",  # the sentence after each example in its document: `batch.next`
+        "labels",  # labels of the examples of one task: `batch.labels`, which `diffcse finetune` gives
+    }
+)
+
+
+class Network(NamedTuple):
+    """A network that a loss adds to the run."""
+
+    build: Build  # builds the module, given dtype= and rngs=
+    params: Params | None = None  # its first parameters; None: initialised by `build`
+    frozen: bool = False
+
+
+class Checkpoints(NamedTuple):
+    """The pretrained checkpoints of a run. Each `config` has the dropout rates of the run."""
+
+    encoder: Pretrained
+    generator: Pretrained | None  # only if a loss needs it
+    teachers: Mapping[str, Teacher] = MappingProxyType({})  # by the names that losses give
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorOptions:
+    """The frozen masked LM that fills masked tokens, and how its tokens are chosen."""
+
+    name_or_path: str = option(
+        "distilbert-base-uncased",
+        "frozen masked LM (folder or hub id) of any supported family and size, with the encoder's vocabulary; `start`: "
+        "the checkpoint that the encoder starts from, with its own masked-LM head; empty: first train a masked-LM head "
+        "on the frozen encoder",
+    )
+    decode: str = option(
+        "argmax",
+        "choice of tokens: the most probable one (`argmax`, the authors' code) or a random one (`sample`, the paper)",
+        choices=("argmax", "sample"),
+    )
+    temperature: float = option(1.0, "temperature of the distribution that `sample` draws from", low=1e-6)
+    positions: str = option(
+        "all",
+        "where the generator's tokens are used: at `all` positions (the authors' code) or only at `masked` ones",
+        choices=("all", "masked"),
+    )
+    dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")
+    head_steps: int = option(2000, "steps that train a masked-LM head on the frozen encoder", low=0)
+    head_mask_ratio: float = option(0.30, "share of tokens masked while the head trains", low=0.0, high=1.0)
+    head_batch_size: int = option(64, "batch size while the head trains", low=1)
+    head_learning_rate: float = option(1e-3, "learning rate of the head", low=0.0)
+
+
+class RunInfo(NamedTuple):
+    """All that a loss may know about the run."""
+
+    pooler: str  # of the encoder, before its projector
+    has_dropout: bool  # False: every dropout rate of the encoder is 0
+    generator: GeneratorOptions
+    max_length: int  # positions of the longest sentence
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(abc.ABC):
+    """A term of the training loss. Its fields are its options."""
+
+    weight: float = option(0.0, "weight of this loss in the sum", low=0.0)
+
+    # True: `matryoshka.sizes` adds this loss of shortened embeddings. Only for losses that compare embeddings.
+    compares_embeddings: ClassVar[bool] = False
+
+    def active(self) -> "Loss | None":
+        """Return the loss to train with. None: the options switch it off."""
+        return self if self.weight > 0 else None
+
+    def check(self, run: RunInfo) -> None:  # noqa: B027
+        """Check the options against each other and against the run.
+
+        Raises:
+            ConfigError: If they cannot work together.
+        """
+
+    def check_columns(self, count: int) -> None:  # noqa: B027
+        """Check that the loss can use data of this many text columns.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Members of `NEEDS`."""
+        return frozenset({"vectors"})
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """The papers that a model card cites for this loss, by their keys in the list of citations."""
+        return ()
+
+    @property
+    def panels(self) -> Mapping[str, tuple[str, ...]]:
+        """Panels that this loss adds to the picture of a run's curves: names of metrics by title."""
+        return {}
+
+    @property
+    def data_description(self) -> str:
+        """Describe the training data, if the loss does not use `data.train_file`."""
+        return ""
+
+    @property
+    def named_teachers(self) -> Mapping[str, str]:
+        """Frozen sentence encoders to load: poolers (empty: the recorded one) by folder or hub id.
+
+        Each is then in `Checkpoints.teachers`. If the name is a folder of embeddings that `diffcse embed` wrote, the
+        embeddings are in `batch.vectors` instead.
+        """
+        return {}
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:
+        """Return the networks that this loss adds to the encoder and its projector.
+
+        Losses that name the same network share it.
+        """
+        return {}
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
+        """Compute what `loss` reads besides the batch. No gradient flows through it.
+
+        Args:
+            frozen: The frozen networks.
+            batch: The batch.
+            key: A random key for this loss alone.
+            run: The settings of the run.
+        """
+
+    @abc.abstractmethod
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of a batch.
+
+        Args:
+            forward: The batch, its sentence embeddings and the trained networks.
+            inputs: What `prepare` returned.
+            key: A random key for the dropout of this loss alone.
+
+        Returns:
+            The loss without its weight, and further metrics by name.
+        """

@@ -1,0 +1,425 @@
+"""Contrastive losses: each anchor should be closer to its own positive than to the negatives in the batch.
+
+`Contrast` is SimCSE (Gao et al. 2021) with the variants that SimCSE++ compares. `DropoutContrast` and `EditedContrast`
+add further pairs. Negatives are compared with the first view only, as in the papers, unless `symmetric` is set.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.diffcse import Edited
+from diffcse_jax.losses.diffcse_variants import EditOptions, edit_sentences
+from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, row_keys
+from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
+from diffcse_jax.models.teachers import START, start_as_teacher
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.options import option
+
+SIMILARITIES = {"cosine": cosine_similarity, "dot": dot_product}
+Pair = tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]
+
+
+def info_nce(
+    anchors: Float[Array, "batch dim"],
+    positives: Float[Array, "batch dim"],
+    *,
+    temperature: float,
+    similarity: str = "cosine",
+    hard_negatives: Sequence[Float[Array, "batch dim"]] = (),
+    hard_negative_weight: float = 1.0,
+    left_out: Bool[Array, "batch negatives"] | None = None,
+) -> Float[Array, " batch"]:
+    """Compute the contrastive loss of SimCSE (Gao et al. 2021, Eq. 4; with hard negatives Eq. 8).
+
+    Each anchor should be closest to its own positive. The other positives in the batch act as negatives.
+
+    l_i = -log exp(s(a_i, p_i)) / sum_j [exp(s(a_i, p_j)) + alpha^[i=j] sum_k exp(s(a_i, n_kj))], s = cos / temperature
+
+    Args:
+        anchors: Embeddings a. They are normalised here.
+        positives: Embeddings p of the matching texts.
+        temperature: Divides the similarities. Smaller values sharpen the softmax.
+        similarity: `cosine` or `dot`.
+        hard_negatives: Embeddings n_k. Each array holds one hard negative per anchor, which is a negative of all
+            anchors.
+        hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
+        left_out: Pairs that leave the denominator: columns for the positives, then for each array of hard negatives. An
+            anchor's own positive must not be among them.
+
+    Returns:
+        The loss of each anchor.
+    """
+    similarities = jnp.concatenate([SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
+    # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
+    # are close to the positive would be rounded like a number twenty times as large.
+    own = jax.lax.stop_gradient(jnp.diagonal(similarities))
+    logits = (similarities - own[:, None]) / temperature
+    own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
+    weights = [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)]
+    logits = _without(logits + jnp.concatenate(weights, axis=1), left_out)
+    # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also in the gradient.
+    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+
+
+def separate_info_nce(
+    positives: Pair,
+    negatives: Pair,
+    *,
+    temperature: float,
+    ratio: float,
+    form: str,
+    similarity: str = "cosine",
+    left_out: Bool[Array, "batch batch"] | None = None,
+) -> Float[Array, " batch"]:
+    """Compute a contrast whose negatives have other embeddings than its positives (SimCSE++ Eq. 3).
+
+    Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i). The authors' code has
+    no factor on the sum: m multiplies s+ in numerator and denominator. The published numbers come from the code.
+
+    Args:
+        positives: z1 and z2. In the equation: the views, with dropout.
+        negatives: n1 and n2. In the equation: both are the same sentences in a pass without dropout.
+        temperature: Divides the similarities.
+        ratio: m.
+        form: `code` or `paper`.
+        similarity: `cosine` or `dot`.
+        left_out: Pairs i != j that leave the sum.
+    """
+    z1, z2 = (normalize(z) if similarity == "cosine" else z for z in positives)
+    positive = jnp.sum(z1 * z2, axis=1) / temperature
+    if form == "code":
+        positive *= ratio
+    others = SIMILARITIES[similarity](*negatives) / temperature
+    if form == "paper":
+        others += jnp.log(ratio)
+    others = _without(_without(others, jnp.eye(len(z1), dtype=bool)), left_out)
+    return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
+
+
+def _without(logits: Float[Array, "batch negatives"], left_out: jax.Array | None) -> Float[Array, "batch negatives"]:
+    return logits if left_out is None else jnp.where(left_out, -jnp.inf, logits)
+
+
+# Duplicates: texts that say the same should not be negatives of one another. A mask has a row for each anchor and, as
+# the logits of InfoNCE, a column for each positive and then for each hard negative. It never holds own positives.
+
+
+class Duplicates(NamedTuple):
+    """The negatives that leave the denominator."""
+
+    of_anchors: Bool[Array, "batch negatives"]
+    of_positives: Bool[Array, "batch batch"] | None = None  # of the direction from view 2 to view 1, if it is trained
+
+
+def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
+    """Find negatives whose text equals the anchor's or its positive's, up to the length at which sentences are cut.
+
+    The positive of another example is a duplicate if either text of that example equals either text of this one. A hard
+    negative is a duplicate if it equals either text of this example.
+    """
+    anchors, positives, *hard_negatives = (input_ids[:, view] for view in range(input_ids.shape[1]))
+
+    def equals_the_pair(texts: jax.Array) -> jax.Array:
+        return _equal(anchors, texts) | _equal(positives, texts)
+
+    blocks = [equals_the_pair(anchors) | equals_the_pair(positives)]
+    return _without_own_positives([*blocks, *map(equals_the_pair, hard_negatives)])
+
+
+def near_duplicates(views: Sequence[Float[Array, "batch dim"]], *, threshold: float) -> Bool[Array, "batch negatives"]:
+    """Find negatives that are more similar to the anchor than a bound, by the embeddings of another encoder.
+
+    Args:
+        views: Embeddings of the anchors, of the positives, and of each column of hard negatives.
+        threshold: The bound, a cosine. 0: the anchor's similarity to its own positive, the rule of GISTEmbed (Solatorio
+            2024).
+    """
+    anchors, *others = views
+    similarities = [cosine_similarity(anchors, candidates) for candidates in others]
+    bound = threshold or jnp.diagonal(similarities[0])[:, None]
+    return _without_own_positives([similarity > bound for similarity in similarities])
+
+
+def share(duplicates: Bool[Array, "batch negatives"]) -> Float[Array, ""]:
+    """Return the share of all negatives that a mask holds."""
+    return duplicates.sum().astype(jnp.float32) / (duplicates.size - len(duplicates))
+
+
+def _equal(ours: Int[Array, "batch length"], theirs: Int[Array, "batch length"]) -> Bool[Array, "batch batch"]:
+    return (ours[:, None] == theirs[None]).all(axis=-1)
+
+
+def _without_own_positives(blocks: list[jax.Array]) -> Bool[Array, "batch negatives"]:
+    duplicates = jnp.concatenate(blocks, axis=1)
+    examples, negatives = duplicates.shape
+    return duplicates & ~jnp.eye(examples, negatives, dtype=bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast(Loss):
+    """Contrast of the two views: SimCSE, supervised SimCSE and the variants of SimCSE++."""
+
+    weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
+    similarity: str = option(
+        "cosine",
+        "similarity of two embeddings: `cosine`, or the `dot` product (SimCSE Table D.1, where there is no "
+        "temperature: contrast.temperature=1)",
+        choices=tuple(SIMILARITIES),
+    )
+    temperature: float = option(0.05, "temperature that divides the similarities, also dot products", low=1e-6)
+    positives: str = option(
+        "dropout",
+        "embeddings of a positive pair: the two views (`dropout`), the views with Gaussian `noise`, or the `mean` of "
+        "several dropout samples of each view (SimCSE++ Table 1)",
+        choices=("dropout", "noise", "mean"),
+    )
+    negatives: str = option(
+        "dropout",
+        "embeddings of negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, SimCSE++ Eq. "
+        "3), the views with Gaussian `noise`, or the `mean` of both views (SimCSE++ code, models_both.py), over "
+        "several dropout samples of each view (SimCSE++ Table 1)",
+        choices=("dropout", "off_dropout", "noise", "mean"),
+    )
+    noise_variance: float = option(0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0)
+    samples: int = option(
+        1,
+        "dropout samples of each view in a mean; each is a pass of the encoder. For positives this is K of SimCSE++ "
+        "Table 1 (10), for negatives half of K, because their mean is over both views",
+        low=1,
+    )
+    negative_ratio: float = option(
+        1.0, "m of SimCSE++; ignored if positives and negatives are both `dropout`", low=1e-6
+    )
+    negative_ratio_form: str = option(
+        "code",
+        "`code`: m multiplies the positive logit (published numbers); `paper`: m multiplies the sum of negatives (Eq. "
+        "3)",
+        choices=("code", "paper"),
+    )
+    hard_negative_weight: float = option(
+        1.0,
+        "weight of an anchor's own hard negatives (alpha of supervised SimCSE, Eq. 8); for data of three columns or "
+        "more",
+        low=1e-6,
+    )
+    symmetric: bool = option(
+        False,
+        "train both directions and take the mean: from view 1 to view 2, and from view 2 to view 1 (CLIP, Radford et "
+        "al. 2021); hard negatives belong to view 1",
+    )
+    second_encoder: bool = option(
+        False,
+        "embed positives and hard negatives with a second encoder, which starts as a copy of the first (SimCSE Table "
+        "2); both share the projector, and the first encoder is evaluated and exported",
+    )
+    mask_duplicates: str = option(
+        "none",
+        "pairs of different examples that are not used as negatives: `none` (published); pairs of equal `text`; or "
+        "pairs of equal text and near-duplicates by `similarity` under the frozen starting checkpoint",
+        choices=("none", "text", "similarity"),
+    )
+    duplicate_similarity: float = option(
+        0.0,
+        "cosine above which a pair counts as near-duplicates; 0: the cosine of the anchor and its own positive "
+        "(GISTEmbed)",
+        low=0.0,
+        high=1.0,
+    )
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse", "simcsepp") if self.negatives == "off_dropout" else ("simcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        extra = {"anchors"} if self.negatives == "off_dropout" else set()
+        return frozenset({"vectors"} | extra | ({"dropout"} if self.positives == "dropout" else set()))
+
+    @property
+    def _compares_views(self) -> bool:
+        return self.positives == self.negatives == "dropout"
+
+    def check(self, run: RunInfo) -> None:
+        if self.symmetric and not self._compares_views:
+            raise ConfigError(
+                f"contrast.symmetric=True does not work with contrast.positives={self.positives!r} and "
+                f"contrast.negatives={self.negatives!r}. Use 'dropout' for both."
+            )
+        if self.second_encoder and self.negatives in ("off_dropout", "mean"):
+            raise ConfigError(
+                f"contrast.negatives={self.negatives!r} compares embeddings of one encoder, and "
+                "contrast.second_encoder=True makes two. Use 'dropout' or 'noise' negatives, or one encoder."
+            )
+
+    def check_columns(self, count: int) -> None:
+        if count > 2 and not self._compares_views:
+            raise ConfigError(
+                f"contrast.positives={self.positives!r} with contrast.negatives={self.negatives!r} cannot use hard "
+                f"negatives, and the text has {count} columns. Use 'dropout' for both, or name one or two columns in "
+                "data.columns."
+            )
+        if count == 1 and self.mask_duplicates == "similarity" and not self.duplicate_similarity:
+            raise ConfigError(
+                "contrast.mask_duplicates='similarity' with contrast.duplicate_similarity=0 compares negatives with "
+                "the anchor's own positive. In text of one column the positive is the anchor itself, and nothing is "
+                "more similar to it. Set contrast.duplicate_similarity, such as 0.9."
+            )
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the second encoder and the frozen checkpoint that finds near-duplicates, if they are used."""
+        encoder, networks = checkpoints.encoder, {}
+        if self.second_encoder:
+            networks["second_encoder"] = Network(partial(Transformer, encoder.config), encoder.transformer)
+        if self.mask_duplicates == "similarity":
+            start = start_as_teacher(encoder, run.pooler)
+            networks[START] = Network(start.build, start.params, frozen=True)
+        return networks
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Duplicates | None:
+        """Find the duplicates, if they are left out."""
+        if self.mask_duplicates == "none":
+            return None
+        duplicates = equal_texts(batch.input_ids)
+        backward = duplicates[:, : len(duplicates)].T
+        if self.mask_duplicates == "similarity":
+            z1, z2, *others = batch.by_view(frozen.map_chunks(frozen.network(START), batch.rows))
+            duplicates |= near_duplicates((z1, z2, *others), threshold=self.duplicate_similarity)
+            # Not the transpose: the bound belongs to the anchor, and in this direction view 2 is the anchor.
+            backward |= near_duplicates((z2, z1), threshold=self.duplicate_similarity)
+        return Duplicates(duplicates, backward if self.symmetric else None)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        left_out, left_out_backward = (None, None) if inputs is None else inputs
+        temperature, similarity = self.temperature, self.similarity
+        if self._compares_views:
+            z1, z2, *hard_negatives = forward.projected_views
+            losses = info_nce(
+                z1,
+                z2,
+                temperature=temperature,
+                similarity=similarity,
+                hard_negatives=hard_negatives,
+                hard_negative_weight=self.hard_negative_weight,
+                left_out=left_out,
+            )
+            if self.symmetric:
+                backward = info_nce(z2, z1, temperature=temperature, similarity=similarity, left_out=left_out_backward)
+                losses = (losses + backward) / 2
+        else:
+            losses = separate_info_nce(
+                *self._pairs(forward, key),
+                temperature=temperature,
+                similarity=similarity,
+                ratio=self.negative_ratio,
+                form=self.negative_ratio_form,
+                left_out=left_out,
+            )
+        return losses.mean(), {} if left_out is None else {"negatives_masked": share(left_out)}
+
+    def _pairs(self, forward: SharedForward, key: PRNGKeyArray) -> tuple[Pair, Pair]:
+        """Return the embeddings of positive and of negative pairs."""
+        # What both need is computed once.
+        pairs = {kind: self._pair(kind, forward, key) for kind in dict.fromkeys((self.positives, self.negatives))}
+        n1, n2 = pairs[self.negatives]
+        if self.negatives == "mean":
+            n1 = n2 = (n1 + n2) / 2
+        return pairs[self.positives], (n1, n2)
+
+    def _pair(self, kind: str, forward: SharedForward, key: PRNGKeyArray) -> Pair:
+        if kind == "off_dropout":
+            return forward.off_dropout, forward.off_dropout
+        z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
+        if kind == "noise":
+            noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
+            z1, z2 = z1 + noise[0], z2 + noise[1]
+        return z1, z2
+
+
+@dataclasses.dataclass(frozen=True)
+class DropoutContrast(Loss):
+    """SimCSE's dropout contrast as a separate term, next to a contrast of pairs of different texts.
+
+    The anchors are encoded once more with other dropout masks. Each should find itself among them; equal texts are left
+    out. Next to `contrast` on titles and texts, it keeps titles apart. No paper describes it.
+    """
+
+    weight: float = option(
+        0.0, "weight of the contrast between anchors and themselves under other dropout masks", low=0.0
+    )
+    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "anchors", "dropout"})
+
+    def check(self, run: RunInfo) -> None:
+        if not run.has_dropout:
+            raise ConfigError(
+                "dropout_contrast needs dropout, because a text differs from itself only by dropout. Set "
+                "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
+            )
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        anchors, *_ = forward.projected_views
+        equal = equal_texts(jnp.repeat(forward.batch.input_ids[:, :1], 2, axis=1))
+        return info_nce(anchors, forward.anchors_again, temperature=self.temperature, left_out=equal).mean(), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class EditedContrast(EditOptions, Loss):
+    """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
+
+    DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
+    step edits the anchors anew. The paper does not say how it combined its terms; this is our reading:
+
+    - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
+    - `negative`: InfoNCE between the views, with all edits of the batch as hard negatives (SimCSE Eq. 8, alpha 1), in
+      place of `contrast`.
+    """
+
+    weight: float = option(
+        0.0, "weight of the contrast with edited sentences (DiffCSE Table 15, with mask_ratio 0.15)", low=0.0
+    )
+    role: str = option(
+        "positive",
+        "role of an edited sentence: `positive` of its original, in addition to contrast.weight, or hard `negative` of "
+        "all sentences, in place of contrast.weight",
+        choices=("positive", "negative"),
+    )
+    temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("diffcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors"}) | self.edit_needs
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
+        """Edit every anchor."""
+        return edit_sentences(frozen, batch.anchors, self, key, run)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        edited: Edited = inputs
+        z1, z2, *_ = forward.projected_views
+        edits = forward.projected(edited.rows, row_keys(key, len(z1)), name="edited_contrast")
+        if self.role == "positive":
+            return info_nce(z1, edits, temperature=self.temperature).mean(), {}
+        return info_nce(z1, z2, temperature=self.temperature, hard_negatives=[edits]).mean(), {}

@@ -1,0 +1,120 @@
+"""Losses between the dimensions of embeddings: dimension-wise contrast (SimCSE++) and Barlow Twins."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from diffcse_jax.losses.base import Loss, Metrics
+from diffcse_jax.models.forward import SharedForward
+from diffcse_jax.models.pooling import dot_product, standardize
+from diffcse_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class DimensionContrast(Loss):
+    """Dimension-wise contrastive learning, DCL, of the first two views (SimCSE++ Eq. 5)."""
+
+    weight: float = option(0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0)
+    temperature: float = option(5.0, "temperature of the correlations between dimensions", low=1e-6)
+    form: str = option(
+        "code",
+        "`code`: correlations divided by the batch size, mean over dimensions; `paper`: not divided, sum over "
+        "dimensions (Eq. 5)",
+        choices=("code", "paper"),
+    )
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcsepp",)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        z1, z2, *_ = forward.projected_views
+        per_dimension = dimension_contrast(z1, z2, temperature=self.temperature, form=self.form)
+        return (per_dimension.mean() if self.form == "code" else per_dimension.sum()), {}
+
+
+def dimension_contrast(
+    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], *, temperature: float, form: str
+) -> Float[Array, " dim"]:
+    """Compute DCL, one value per dimension (SimCSE++ Eq. 5).
+
+    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with columns standardised over the batch.
+
+    The authors' code divides C by the batch size, adds 1e-5 to the biased variance, and takes the mean of l_c. The
+    paper does not divide, has an unbiased variance without epsilon, and takes the sum. tau = 5 and the weight 0.1
+    belong to the code's scale.
+
+    Args:
+        z1: Embeddings of the first views.
+        z2: Embeddings of the second views.
+        temperature: tau.
+        form: `code` or `paper`.
+    """
+    if form == "code":
+        z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
+    else:
+        z1, z2 = (standardize(z, ddof=1, epsilon=0.0) for z in (z1, z2))
+    correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
+    logits = correlation / temperature
+    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class BarlowTwins(Loss):
+    """Barlow Twins of the first two views (Zbontar et al. 2021; SimCSE++ Eq. 4 and Table 2)."""
+
+    weight: float = option(0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0)
+    off_diagonal_weight: float = option(
+        0.013, "weight of the correlations between different dimensions (lambda)", low=0.0
+    )
+    artificial_rows: int = option(
+        0,
+        "random rows from N(0, I), new in each step, that are appended to the embeddings of both views (M of SimCSE++ "
+        "Table 2: 100, 300, 704)",
+        low=0,
+    )
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("barlow_twins", "simcsepp") if self.artificial_rows else ("barlow_twins",)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        z1, z2, *_ = forward.projected_views
+        if self.artificial_rows:
+            z1, z2 = with_artificial_rows(z1, z2, self.artificial_rows, key)
+        return decorrelation(z1, z2, off_diagonal_weight=self.off_diagonal_weight).sum(), {}
+
+
+def decorrelation(
+    z1: Float[Array, "rows dim"], z2: Float[Array, "rows dim"], *, off_diagonal_weight: float
+) -> Float[Array, " dim"]:
+    """Compute the Barlow Twins loss, one value per dimension (Zbontar et al. 2021, Eq. 1). The loss is their sum.
+
+    l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised over the rows (biased
+    variance + 1e-5, as BatchNorm does).
+
+    Args:
+        z1: Embeddings of the first views.
+        z2: Embeddings of the second views.
+        off_diagonal_weight: lambda.
+    """
+    z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
+    correlation = dot_product(z1.T, z2.T) / len(z1)
+    off_diagonal = jnp.where(jnp.eye(len(correlation), dtype=bool), 0.0, correlation)
+    return (1 - jnp.diagonal(correlation)) ** 2 + off_diagonal_weight * jnp.sum(off_diagonal**2, axis=1)
+
+
+def with_artificial_rows(
+    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], count: int, key: PRNGKeyArray
+) -> tuple[Float[Array, "rows dim"], Float[Array, "rows dim"]]:
+    """Append the same rows from N(0, I) to both views (SimCSE++ Table 2).
+
+    The rank of the cross-correlation is at most the number of rows. If it is below the dimension, the identity matrix,
+    where the loss is 0, cannot be reached. Both views get the same rows: independent rows would pull the diagonal to 0.
+    """
+    rows = jax.random.normal(key, (count, z1.shape[1]))
+    return jnp.concatenate([z1, rows]), jnp.concatenate([z2, rows])

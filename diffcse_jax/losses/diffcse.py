@@ -1,0 +1,310 @@
+"""DiffCSE, difference-based contrastive learning (Chuang et al. 2022, Section 3): from a sentence to the loss.
+
+Contrastive learning makes sentence embeddings ignore small changes. DiffCSE adds a task that needs them: which tokens
+of an edited sentence differ from the original? All of it is in this file, in the order of the computation:
+
+    x     a sentence                          the cat  sat    on the mat
+    x'    some tokens are masked              the cat [MASK]  on the [MASK]     mask_tokens
+    x''   a frozen masked LM fills them       the cat  slept  on the mat        generate
+    y     which tokens were replaced           0   0    1     0   0   0         label
+    h     the sentence embedding of x, shared with the contrast
+    D     reads x'' with h in the place of its first token                      discriminate
+    L     the mean of -log D(y_t) over all positions t                          replaced_token_detection
+
+D learns about x only through h, so the gradient flows through h into the encoder: to help D, an embedding must record
+what its sentence says. D starts as a copy of the encoder. After training, D and the generator are dropped.
+
+The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
+rule is the default, because it produced the published numbers, and an option selects the paper's rule.
+`diffcse_variants.py` holds the ablations: other predictions (Table 3) and other edits (Table 4).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary
+from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
+from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
+from diffcse_jax.models.heads import linear
+from diffcse_jax.models.layers import Dense
+from diffcse_jax.models.packing import token_keys
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.options import option
+
+TOKENS_AT_ONCE = 1024  # the generator holds the vocabulary logits of this many tokens
+
+
+class Masked(NamedTuple):
+    """Sentences with masked tokens, x'."""
+
+    rows: TokenRows
+    selected: Bool[Array, "rows length"]  # the positions that were chosen for masking
+
+
+class Edited(NamedTuple):
+    """Edited sentences x'' and the labels y of their tokens."""
+
+    rows: TokenRows
+    replaced: Bool[Array, "rows length"]  # y
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskOptions:
+    """How the tokens of a sentence are masked before the generator fills them."""
+
+    mask_ratio: float = option(
+        0.30, "share of tokens masked before the generator fills them; for the edits `replace` and `mixed`",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    mask_style: str = option(
+        "bert",
+        "what masked tokens become: 80 % [MASK], 10 % random tokens, 10 % unchanged (`bert`, the authors' code), or "
+        "always [MASK] (`mask`, the paper)",
+        choices=("bert", "mask"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffCSE(Loss, MaskOptions):
+    """Conditional replaced-token detection."""
+
+    weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
+    condition: str = option(
+        "projected",
+        "sentence embedding that the discriminator reads: after the projector (`projected`) or before it (`pooled`)",
+        choices=("projected", "pooled"),
+    )
+    loss_positions: str = option(
+        "all",
+        "positions that the RTD loss averages over: `all`, padding included (the authors' code), or `real` tokens",
+        choices=("all", "real"),
+    )
+
+    @property
+    def panels(self) -> dict[str, tuple[str, ...]]:
+        return {"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")}
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("diffcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "mask_token", "generator"})
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the discriminator, which starts as a copy of the encoder, and its head."""
+        sizes = checkpoints.encoder.config
+        return {
+            "discriminator": Network(partial(Transformer, sizes), checkpoints.encoder.transformer),
+            "token_classifier": Network(partial(token_classifier, sizes)),
+        }
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Edit every sentence of the batch."""
+        return self.edited(frozen, batch.rows, key, run)
+
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Edit sentences: x -> x' -> x'', y."""
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+        return generate(frozen, rows, masked, run.generator, fold_in_name(key, "generator"))
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of the discriminator's predictions about the edited sentences."""
+        return self.predict(forward, inputs, key)
+
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of predictions: x'', y, h -> L."""
+        only_real = self.loss_positions == "real"
+        rows = edited.rows if only_real else edited.rows.padded()
+        head = forward.computation.network("token_classifier")
+        logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(jnp.float32)
+
+        real = rows.attention_mask > 0
+        # The authors' batches end where their longest sentence ends. Ours may be padded further, to a static length.
+        counted = real if only_real else jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
+        loss = mean_where(replaced_token_detection(logits, edited.replaced), counted)
+        correct = (logits[..., 1] > logits[..., 0]) == edited.replaced
+        return loss, {
+            "rtd_accuracy": mean_where(correct, real),
+            "rtd_accuracy_replaced": mean_where(correct, edited.replaced),
+            "rtd_accuracy_kept": mean_where(correct, real & ~edited.replaced),
+            "rtd_share_kept": mean_where(~edited.replaced, real),
+        }
+
+
+# x -> x': mask.
+
+
+def mask_tokens(key: PRNGKeyArray, rows: TokenRows, *, vocabulary: Vocabulary, ratio: float, style: str) -> Masked:
+    """Mask random tokens.
+
+    Args:
+        key: A random key. The mask of a row depends on the key, the row's number and the position, not on the padding.
+        rows: The sentences.
+        vocabulary: The tokenizer's vocabulary. Its special tokens are never masked.
+        ratio: The probability of each token to be selected.
+        style: `bert`: 80 % of the selected tokens become [MASK], 10 % become a random token of the whole vocabulary,
+            and 10 % stay. `mask`: all become [MASK].
+    """
+    ids = rows.input_ids
+    select_keys, style_keys, id_keys = jax.vmap(partial(jax.random.split, num=3), out_axes=1)(row_keys(key, len(ids)))
+    length = (ids.shape[1],)
+    ordinary = ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype))
+    selected = ordinary & jax.vmap(lambda key: jax.random.bernoulli(key, ratio, length))(select_keys)
+    masked = jnp.array(vocabulary.mask_id, ids.dtype)
+    if style == "bert":
+        random_ids = jax.vmap(lambda key: jax.random.randint(key, length, 0, vocabulary.size, ids.dtype))(id_keys)
+        draw = jax.vmap(lambda key: jax.random.uniform(key, length))(style_keys)
+        masked = jnp.where(draw < 0.8, masked, jnp.where(draw < 0.9, random_ids, ids))
+    return Masked(rows._replace(input_ids=jnp.where(selected, masked, ids)), selected)
+
+
+# x' -> x'': generate.
+
+
+def generate(
+    frozen: Computation, rows: TokenRows, masked: Masked, options: GeneratorOptions, key: PRNGKeyArray
+) -> Edited:
+    """Let the generator fill masked sentences, and label the tokens that it changed.
+
+    Args:
+        frozen: Holds the networks `generator` and `generator_head`.
+        rows: The original sentences.
+        masked: The same sentences, masked.
+        options: How tokens are chosen, and where they are used.
+        key: A random key for the generator's dropout and for sampling.
+    """
+    generator, head = frozen.network("generator"), frozen.network("generator_head")
+    word_embeddings = frozen.params["generator.embeddings.word.embedding"]
+
+    def choose_one(token: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        state, key = token
+        return choose_token(head(state, word_embeddings), key, options.temperature)
+
+    def choose(states: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
+
+    def fill(rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None) -> jax.Array:
+        states = generator(rows, keys=dropout_keys)["last_hidden_state"]
+        shares = FEW if options.positions == "masked" else MOST
+        return frozen.gather_positions(choose, filled, states, keys, shares=shares)
+
+    dropout_keys, decode_keys = (row_keys(part, len(rows.input_ids)) for part in jax.random.split(key))
+    keys = None
+    if options.decode == "sample":
+        keys = token_keys(decode_keys, rows, positions=rows.input_ids.shape[1])
+    filled = filled_positions(masked.selected, rows.attention_mask, positions=options.positions)
+    return label(frozen.map_chunks(fill, masked.rows, filled, dropout_keys, keys), rows, filled)
+
+
+def filled_positions(
+    selected: Bool[Array, "rows length"], attention_mask: Int[Array, "rows length"], *, positions: str
+) -> Bool[Array, "rows length"]:
+    """Return the positions that take the generator's token: never position 0, never padding.
+
+    Args:
+        selected: The positions that were masked.
+        attention_mask: 1 for real tokens.
+        positions: `all` real tokens (also [SEP], as in the authors' code), or only the `masked` ones.
+    """
+    real = (attention_mask > 0).at[:, 0].set(False)
+    return real & selected if positions == "masked" else real
+
+
+def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None, temperature: float = 1.0) -> Int[Array, ""]:
+    """Choose a token: the most probable one, or a random one if there is a key.
+
+    Args:
+        logits: The generator's output at one position.
+        key: A random key. None: the most probable token.
+        temperature: Divides the logits before a token is drawn.
+    """
+    return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits / temperature)
+
+
+# x'', x -> y: label.
+
+
+def label(tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array, "rows length"]) -> Edited:
+    """Put the generator's tokens into the sentences, and label those that differ from the original.
+
+    A token that the generator guessed right has the label 0. Padding becomes id 0, as in the authors' code.
+
+    Args:
+        tokens: The generator's tokens.
+        rows: The original sentences.
+        filled: The positions that take the generator's token.
+    """
+    ids, mask = rows.input_ids, rows.attention_mask
+    edited = jnp.where(filled, tokens.astype(ids.dtype), ids) * mask.astype(ids.dtype)
+    return Edited(rows._replace(input_ids=edited), (edited != ids) & (mask > 0))
+
+
+# x'', h -> D: discriminate.
+
+
+def discriminate(
+    forward: SharedForward,
+    rows: TokenRows,
+    head: Callable[..., PyTree],
+    *values: PyTree,
+    condition: str,
+    key: PRNGKeyArray,
+) -> PyTree:
+    """Apply the discriminator to edited sentences, conditioned on the embeddings of the originals.
+
+    The embedding h takes the place of the first token of x'', after the embedding layer. This is the only way in which
+    the discriminator learns about x, and the only way in which this loss reaches the encoder.
+
+    Args:
+        forward: The sentence embeddings and the trained networks.
+        rows: The edited sentences x''.
+        head: Applied to hidden states (rows, length, hidden) and to `values`, each row by itself.
+        values: Arrays whose first axis is that of the rows.
+        condition: The embedding: `projected` or `pooled`.
+        key: A random key for dropout.
+
+    Returns:
+        What `head` returns.
+    """
+    discriminator = forward.computation.network("discriminator")
+    h = forward.embeddings.projected if condition == "projected" else forward.embeddings.pooled
+
+    def read(rows: TokenRows, keys: jax.Array, h: jax.Array, *values: PyTree) -> PyTree:
+        return head(discriminator(rows, condition=h, keys=keys)["last_hidden_state"], *values)
+
+    return forward.computation.map_chunks(read, rows, row_keys(key, len(rows.input_ids)), h, *values)
+
+
+def token_classifier(sizes: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
+    """Build the discriminator's head: two logits for each token, initialised as PyTorch's `nn.Linear`."""
+    return linear(sizes.hidden_size, 2, dtype=dtype, rngs=rngs)
+
+
+# D, y -> L: the loss.
+
+
+def replaced_token_detection(
+    logits: Float[Array, "rows length 2"], replaced: Bool[Array, "rows length"]
+) -> Float[Array, "rows length"]:
+    """Compute -log D(y_t) for each token, the cross-entropy of two classes (DiffCSE Section 3).
+
+    The authors' code takes the mean over all positions, the paper a sum over tokens.
+
+    Args:
+        logits: D's logits of the classes 0 (kept) and 1 (replaced).
+        replaced: The labels y.
+    """
+    # The cross-entropy of two classes is the softplus of the margin against the right class.
+    margin = logits[..., 1] - logits[..., 0]
+    return jax.nn.softplus(jnp.where(replaced, -margin, margin))

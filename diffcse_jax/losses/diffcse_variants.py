@@ -1,0 +1,422 @@
+"""The ablations of DiffCSE: other edits, other predictions and other sentences (Chuang et al. 2022, Tables 3, 4, 15).
+
+`Difference` is the loss of the key group `difference`. With its defaults it is `DiffCSE` of `diffcse.py`.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, mask_tokens
+from diffcse_jax.losses.masked_lm import masked_language_model
+from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
+from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.layers import Dense
+from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.options import option
+
+# Edits (Table 4).
+
+
+@dataclasses.dataclass(frozen=True)
+class EditOptions(MaskOptions):
+    """How a sentence is edited."""
+
+    edit: str = option(
+        "replace",
+        "how a sentence is edited (DiffCSE Tables 4 and 15): `replace` masks tokens and lets the generator fill them, "
+        "`insert` adds tokens of the generator, `delete` drops tokens, `mixed` does all three",
+        choices=("replace", "insert", "delete", "mixed"),
+    )
+    insert_ratio: float = option(
+        0.15, "share of the gaps between tokens that get a new token; for `insert` and `mixed`", low=0.0, high=1.0
+    )
+    delete_ratio: float = option(0.15, "share of tokens that are dropped; for `delete` and `mixed`", low=0.0, high=1.0)
+
+    @property
+    def edit_needs(self) -> frozenset[str]:
+        """The members of `NEEDS` that the edit needs."""
+        return frozenset({"mask_token"} if self.edit == "delete" else {"mask_token", "generator"})
+
+
+class ChangedLengths(NamedTuple):
+    """Sentences after tokens were inserted and dropped."""
+
+    rows: TokenRows  # an inserted token is [MASK]
+    inserted: Bool[Array, "rows length"]
+    labels: Bool[Array, "rows length"]  # inserted tokens, and tokens whose predecessor was dropped
+
+
+def edit_sentences(
+    frozen: Computation, rows: TokenRows, options: EditOptions, key: PRNGKeyArray, run: RunInfo
+) -> Edited:
+    """Drop, insert, mask and fill tokens.
+
+    Args:
+        frozen: The frozen networks.
+        rows: The sentences.
+        options: The edit.
+        key: A random key for these rows alone.
+        run: The settings of the run.
+    """
+    vocabulary = frozen.networks.vocabulary
+    changed = change_lengths(
+        fold_in_name(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=run.max_length
+    )
+    masked = mask_tokens(
+        fold_in_name(key, "mask"),
+        changed.rows,
+        vocabulary=vocabulary,
+        ratio=options.mask_ratio if options.edit in ("replace", "mixed") else 0.0,
+        style=options.mask_style,
+    )
+    return fill(frozen, changed, masked, options.edit, run.generator, fold_in_name(key, "generator"))
+
+
+def change_lengths(
+    key: PRNGKeyArray, rows: TokenRows, options: EditOptions, *, vocabulary: Vocabulary, max_length: int
+) -> ChangedLengths:
+    """Drop and insert random tokens.
+
+    Each ordinary token is dropped with probability `delete_ratio`; [CLS] and [SEP] stay. Each gap between two tokens of
+    the original gets a new token with probability `insert_ratio`. A sentence that is longer than `max_length`
+    afterwards loses its last tokens but keeps [SEP]. The token after a dropped one has label 1, even if it is [SEP], or
+    if a token was inserted between them.
+
+    Args:
+        key: A random key. The edit of a row depends on the key, the row's number and the position, not on the padding.
+        rows: The sentences.
+        options: The edit.
+        vocabulary: The tokenizer's vocabulary.
+        max_length: The largest length of an edited sentence.
+
+    Returns:
+        The sentences, padded with 0. If the edit inserts tokens, they have up to twice as many positions, at most
+        `max_length`. They have no layout, because their layout was made for other lengths. If the edit keeps the
+        lengths, the rows are returned unchanged.
+    """
+    insert = options.insert_ratio if options.edit in ("insert", "mixed") else 0.0
+    delete = options.delete_ratio if options.edit in ("delete", "mixed") else 0.0
+    ids, length = rows.input_ids, rows.input_ids.shape[1]
+    nothing = jnp.zeros(ids.shape, bool)
+    if not (insert or delete):
+        return ChangedLengths(rows, nothing, nothing)
+    delete_keys, insert_keys = jax.vmap(jax.random.split, out_axes=1)(row_keys(key, len(ids)))
+
+    def drawn(keys: jax.Array, share: float) -> jax.Array:
+        return jax.vmap(lambda key: jax.random.bernoulli(key, share, (length,)))(keys)
+
+    real = rows.attention_mask > 0
+    has_next = jnp.pad(real[:, 1:], ((0, 0), (0, 1)))  # all real tokens except the last one, [SEP]
+    dropped = real & ~jnp.isin(ids, jnp.array(vocabulary.special_ids, ids.dtype)) & drawn(delete_keys, delete)
+    after_dropped = jnp.pad(dropped[:, :-1], ((0, 0), (1, 0)))
+    inserted = has_next & drawn(insert_keys, insert) if insert else nothing
+    mask_id = 0 if vocabulary.mask_id is None else vocabulary.mask_id  # read only if something is inserted
+
+    # Each token is followed by the gap after it. Then the tokens that exist move together.
+    def interleave(tokens: jax.Array, gaps: jax.Array) -> jax.Array:
+        return jnp.stack([tokens, gaps], axis=2).reshape(len(ids), 2 * length)
+
+    exists = interleave(real & ~dropped, inserted)
+    is_last = interleave(real & ~has_next, nothing)
+    positions = min(2 * length, max_length) if insert else length
+    place = partial(_place, *_destinations(exists, is_last, positions), positions)
+    new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
+    labels = place(interleave(after_dropped, ~nothing))
+    attention_mask = place(exists.astype(rows.attention_mask.dtype))
+    return ChangedLengths(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
+
+
+def _destinations(
+    exists: Bool[Array, "rows places"], is_last: Bool[Array, "rows places"], positions: int
+) -> tuple[Bool[Array, "rows places"], Int[Array, "rows places"]]:
+    """Return which places are kept, and their new positions; the last token always has one."""
+    counts = jnp.cumsum(exists, axis=1)
+    end = jnp.minimum(counts[:, -1:], positions) - 1
+    return exists & ((counts - 1 < end) | is_last), jnp.where(is_last, end, counts - 1)
+
+
+def _place(
+    kept: Bool[Array, "rows places"], destinations: Int[Array, "rows places"], positions: int, values: jax.Array
+) -> jax.Array:
+    """Move the kept values to their positions, and fill the rest with zeros."""
+    where = jnp.where(kept, destinations, positions)
+    empty = jnp.zeros((positions,), values.dtype)
+    return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(where, values)
+
+
+def fill(
+    frozen: Computation,
+    changed: ChangedLengths,
+    masked: Masked,
+    edit: str,
+    options: GeneratorOptions,
+    key: PRNGKeyArray,
+) -> Edited:
+    """Let the generator fill the inserted and the masked tokens.
+
+    Args:
+        frozen: Holds the networks `generator` and `generator_head`, unless the edit is `delete`.
+        changed: The sentences after tokens were inserted and dropped.
+        masked: The same sentences, masked.
+        edit: The edit. `insert` uses the generator's tokens only where tokens were inserted.
+        options: How the generator's tokens are chosen, and where they are used.
+        key: A random key for the generator's dropout and for sampling.
+
+    Returns:
+        The edited sentences. Label 1 is on inserted tokens, on tokens that the generator replaced, and on tokens whose
+        predecessor was dropped.
+    """
+    if edit == "delete":
+        return Edited(changed.rows, changed.labels)
+    if edit == "insert":
+        options = dataclasses.replace(options, positions="masked")
+    masked = Masked(masked.rows, masked.selected | changed.inserted)
+    edited = generate(frozen, changed.rows, masked, options, key)
+    return Edited(edited.rows, edited.replaced | changed.labels)
+
+
+def generated_second_views(
+    frozen: Computation, batch: Batch, ratio: float, options: GeneratorOptions, key: PRNGKeyArray
+) -> Batch:
+    """Mask tokens of the second views and let the generator fill them (SimCSE Table 1, "MLM k %").
+
+    Args:
+        frozen: The frozen networks.
+        batch: The batch.
+        ratio: The share of tokens that are masked.
+        options: How the generator's tokens are chosen.
+        key: A random key for this purpose alone.
+    """
+    rows = TokenRows(batch.input_ids[:, 1], batch.attention_mask[:, 1])
+    vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+    masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=ratio, style="mask")
+    options = dataclasses.replace(options, positions="masked")
+    edited = generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
+    second = jnp.where(rows.attention_mask > 0, edited.rows.input_ids, rows.input_ids)
+    return batch._replace(input_ids=batch.input_ids.at[:, 1].set(second))
+
+
+# Predictions and sentences (Table 3).
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference(EditOptions, DiffCSE):
+    """A prediction about an edited sentence, given the embedding of a sentence."""
+
+    objective: str = option(
+        "rtd",
+        "what is predicted about the edited sentence: which tokens were replaced (`rtd`, DiffCSE), the masked tokens "
+        "(`conditional_mlm`), or the original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
+        choices=("rtd", "conditional_mlm", "corrective_lm", "none"),
+    )
+    sentence: str = option(
+        "same",
+        "the sentence that is edited: the `same` sentence as that of the embedding, the `next` one of the document, or "
+        "`both` (DiffCSE Table 3); `next` and `both` need data.documents",
+        choices=("same", "next", "both"),
+    )
+    copy_weight: float = option(
+        1.0, "weight of the copy loss relative to the language model's loss (COCO-LM); for `corrective_lm`", low=0.0
+    )
+
+    def active(self) -> Loss | None:
+        if self.objective == "none" or self.weight == 0:
+            return None
+        return {"rtd": Difference, "conditional_mlm": ConditionalMaskedLM, "corrective_lm": CorrectiveLM}[
+            self.objective
+        ](**vars(self))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        next_sentence = {"next_sentence"} if self.sentence != "same" else set()
+        return frozenset({"vectors"} | next_sentence) | self.edit_needs
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Edit the same sentences or the next ones. Both: a dict of the two."""
+        if self.sentence == "same":
+            return super().prepare(frozen, batch, key, run)
+        assert batch.next is not None  # the loss needs "next_sentence"
+        if self.sentence == "next":
+            return super().prepare(frozen, batch.next, key, run)
+        both = {"same": batch, "next": batch.next}
+        return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in both.items()}
+
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        return edit_sentences(frozen, rows, self, key, run)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of the prediction. Both sentences: the mean of the two losses."""
+        if self.sentence != "both":
+            return self.predict(forward, inputs, key)
+        results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
+        return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
+
+
+class _RecoversTokens(Difference):
+    """A prediction of original tokens, by a masked-LM head whose decoder is the discriminator's embedding table."""
+
+    def check(self, run: RunInfo) -> None:
+        if self.edit != "replace":
+            raise ConfigError(
+                f"difference.edit={self.edit!r} needs difference.objective='rtd': {self.objective!r} recovers the "
+                "original of every token, and an inserted or dropped token has none."
+            )
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        sizes = checkpoints.encoder.config
+        networks = super().networks(checkpoints, run)
+        del networks["token_classifier"]
+        return networks | {"discriminator_lm_head": Network(partial(MaskedLMHead, sizes), checkpoints.encoder.mlm_head)}
+
+    def mask(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+
+
+class Gaps(NamedTuple):
+    """Masked sentences and their original tokens."""
+
+    rows: TokenRows
+    selected: Bool[Array, "rows length"]  # the positions that were masked
+    original: Int[Array, "rows length"]
+
+
+class ConditionalMaskedLM(_RecoversTokens):
+    """The discriminator recovers the masked tokens. The loss is the mean cross-entropy; there is no generator."""
+
+    @property
+    def panels(self) -> dict[str, tuple[str, ...]]:
+        return {"conditional masked LM": ("conditional_mlm_accuracy",)}
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs - {"generator"}
+
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> Gaps:
+        masked = self.mask(frozen, rows, key)
+        return Gaps(masked.rows, masked.selected, rows.input_ids)
+
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        gaps: Gaps = edited
+        computation = forward.computation
+        head = computation.network("discriminator_lm_head")
+        word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
+
+        def at_token(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = head(states, word_embeddings)
+            return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
+
+        def at_gaps(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
+
+        losses, correct = discriminate(
+            forward, gaps.rows, at_gaps, gaps.selected, gaps.original, condition=self.condition, key=key
+        )
+        accuracy = mean_where(correct, gaps.selected)
+        return mean_where(losses, gaps.selected), {"conditional_mlm_accuracy": accuracy}
+
+
+class Corrections(NamedTuple):
+    """Edited sentences and their original tokens."""
+
+    edited: Edited
+    original: Int[Array, "rows length"]
+
+
+class CorrectiveLM(_RecoversTokens):
+    """The discriminator recovers the original of every token, or copies the token of its input.
+
+    The task and its copy mechanism are those of COCO-LM (Meng et al. 2021, "corrective language modeling"). A head
+    gives the probability p_copy that a token is the original one. The language model is asked for the rest:
+
+        p(x) = p_copy [x = input token] + (1 - p_copy) p_LM(x)
+
+    The loss is the mean of -log p(original), plus `copy_weight` times the mean binary cross-entropy of p_copy. p_copy
+    gets no gradient from the first term. Both means are over all real tokens except position 0, which the sentence
+    embedding replaces. (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
+    """
+
+    @property
+    def panels(self) -> dict[str, tuple[str, ...]]:
+        return {"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")}
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return (*super().papers, "coco_lm")
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        copy = Network(partial(copy_head, checkpoints.encoder.config))
+        return super().networks(checkpoints, run) | {"copy_head": copy}
+
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> Corrections:
+        masked = self.mask(frozen, rows, key)
+        edited = generate(frozen, rows, masked, run.generator, fold_in_name(key, "generator"))
+        return Corrections(edited, rows.input_ids)
+
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        (rows, replaced), original = edited
+        computation = forward.computation
+        language_model, copy = (computation.network(name) for name in ("discriminator_lm_head", "copy_head"))
+        word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
+        where = (rows.attention_mask > 0).at[:, 0].set(False)
+
+        def at_token(
+            states: jax.Array, copy_logits: jax.Array, replaced: jax.Array, targets: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            logits = language_model(states, word_embeddings)
+            correct = jnp.argmax(logits, axis=-1) == targets
+            return corrective_language_model(logits, copy_logits, ~replaced, targets), correct
+
+        def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> tuple[Any, jax.Array]:
+            copy_logits = copy(states)[..., 0].astype(jnp.float32)
+            return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
+
+        (losses, correct), copy_logits = discriminate(
+            forward, rows, at_rows, where, replaced, original, condition=self.condition, key=key
+        )
+        copy_loss = mean_where(copy_mechanism(copy_logits, ~replaced), where)
+        return mean_where(losses, where) + self.copy_weight * copy_loss, {
+            "corrective_lm_copy_loss": copy_loss,
+            "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
+            "corrective_lm_accuracy_replaced": mean_where(correct, where & replaced),
+        }
+
+
+def copy_head(sizes: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
+    """Build the head that gives the logit of p_copy for each token."""
+    return Dense(sizes.hidden_size, 1, dtype=dtype, rngs=rngs)
+
+
+def corrective_language_model(
+    logits: Float[Array, "*tokens vocab"],
+    copy_logits: Float[Array, "*tokens"],
+    kept: Bool[Array, "*tokens"],
+    targets: Int[Array, "*tokens"],
+) -> Float[Array, "*tokens"]:
+    """Compute -log(p_copy [target = input] + (1 - p_copy) p_LM(target)) per token, without a gradient for p_copy.
+
+    Args:
+        logits: The logits of the language model.
+        copy_logits: The logits of p_copy.
+        kept: Where the input is the target.
+        targets: The original tokens.
+    """
+    copy_logits = jax.lax.stop_gradient(copy_logits)
+    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    generated = target_logits - jax.nn.logsumexp(logits, axis=-1) + jax.nn.log_sigmoid(-copy_logits)
+    return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
+
+
+def copy_mechanism(copy_logits: Float[Array, "*tokens"], kept: Bool[Array, "*tokens"]) -> Float[Array, "*tokens"]:
+    """Compute the binary cross-entropy of p_copy per token. Class 1: the input is the original token."""
+    return jax.nn.softplus(jnp.where(kept, -copy_logits, copy_logits))

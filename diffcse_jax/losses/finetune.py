@@ -1,0 +1,213 @@
+"""Losses of labelled tasks, for fine-tuning on several tasks at a time (the "adjusting dropout" report).
+
+A task is a group of keys in the table `finetune.tasks`. Each batch belongs to one task. `diffcse finetune` reads the
+data, mixes the batches and scores the tasks.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import PurePath
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.models.forward import SharedForward, row_keys
+from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
+from diffcse_jax.options import Table, option, table
+
+ENCODER = "encoder"  # the name of stored embeddings by the frozen encoder
+AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of the tasks' scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A labelled task: its files, its head and its loss."""
+
+    file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
+    dev_file: str = option("", "dev rows; empty: the share dev_share of `file`")
+    dev_share: float = option(
+        0.1, "share of the rows of `file` used as dev rows if there is no dev_file, chosen by a hash of their text",
+        low=0.0, high=0.5,
+    )  # fmt: skip
+    test_file: str = option("", "rows without labels, for predictions; empty: no predictions")
+    texts: tuple[str, ...] = option(("sentence",), "column of the sentence, or the two columns of a sentence pair")
+    label: str = option("label", "column of the label or value")
+    id: str = option("", "column with the names of the rows in predictions; empty: row numbers from 0")
+    prediction: str = option("prediction", "name of the column of predictions")
+    kind: str = option(
+        "classification",
+        "kind of label: a class (`classification`) or a number (`regression`)",
+        choices=("classification", "regression"),
+    )
+    labels: tuple[str, ...] = option((), "the classes; empty: the classes of the training rows, sorted")
+    loss: str = option(
+        "auto",
+        "`cross_entropy`; `binary_cross_entropy` of a single logit, for two classes; `squared_error`; `auto`: the loss "
+        "that fits the kind and the number of classes",
+        choices=("auto", "cross_entropy", "binary_cross_entropy", "squared_error"),
+    )
+    weight: float = option(1.0, "weight of the task's loss", low=0.0)
+    ratio: int = option(1, "batches of this task in each block of batches; for finetune.mixing='ratio'", low=1)
+    features: tuple[str, ...] = option(
+        ("difference", "product"),
+        "what the head reads of a pair of embeddings u, v: `first` u, `second` v, `difference` |u - v|, `product` u v, "
+        "`cosine`; several are joined",
+        choices=("first", "second", "difference", "product", "cosine"),
+    )
+    depth: int = option(1, "dense layers of the head", low=1)
+    activation: str = option("tanh", "activation between the layers of the head", choices=tuple(HEAD_ACTIVATIONS))
+    dropout: float = option(0.2, "dropout rate before each layer of the head", low=0.0, high=0.99)
+
+    @property
+    def is_pair(self) -> bool:
+        """True if an example has two sentences."""
+        return len(self.texts) == 2
+
+    @property
+    def chosen_loss(self) -> str:
+        """The loss, with `auto` resolved. The classes must be known."""
+        if self.loss != "auto":
+            return self.loss
+        if self.kind == "regression":
+            return "squared_error"
+        return "binary_cross_entropy" if len(self.labels) == 2 else "cross_entropy"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of the head."""
+        return len(self.labels) if self.chosen_loss == "cross_entropy" else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Finetune(Loss):
+    """The loss of the task that a batch belongs to, on the embeddings that encoding gives."""
+
+    weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
+    tasks: Table = table(Task, "the tasks by name")  # noqa: RUF009
+    data_dir: str = option(
+        "", "folder that file names are relative to; empty: the working directory", changes="nothing"
+    )
+    stages: str = option(
+        "together",
+        "`together`: train the encoder and all heads from the beginning; `heads_first`: first train the heads on "
+        "embeddings of the frozen encoder, which are computed once, and then everything",
+        choices=("together", "heads_first"),
+    )
+    heads_epochs: int = option(10, "passes over all rows while only the heads train", low=1)
+    heads_steps: int = option(0, "steps while only the heads train; 0: as many as heads_epochs gives", low=0)
+    heads_learning_rate: float = option(3e-5, "peak learning rate while only the heads train", low=0.0)
+    heads_weight_decay: float = option(1e-3, "decoupled weight decay while only the heads train", low=0.0)
+    mixing: str = option(
+        "ratio",
+        "task of each batch: `ratio`, random order within blocks in which each task has its `ratio` of batches; "
+        "`temperature`, random draws with probabilities proportional to rows^(1 / finetune.temperature)",
+        choices=("ratio", "temperature"),
+    )
+    temperature: float = option(
+        1.0, "temperature of the draws: 1 follows the number of rows, a large value treats all tasks alike", low=1.0
+    )
+    final_temperature: float = option(
+        0.0, "temperature at the last batch, reached in equal steps; 0: the temperature is constant", low=0.0
+    )
+    predictions: str = option(
+        "csv",
+        "format of predictions: `csv`, or `cs224n`, the format of the report's course: a line `id TAB name`, then "
+        "lines `id , value`",
+        choices=("csv", "cs224n"),
+        changes="nothing",
+    )
+
+    def active(self) -> Loss | None:
+        return self if self.weight > 0 and self.tasks else None
+
+    @property
+    def panels(self) -> dict[str, tuple[str, ...]]:
+        return {"loss by task": tuple(f"loss_{name}" for name in self.tasks)}
+
+    @property
+    def data_description(self) -> str:
+        return ", ".join(f"{name} ({PurePath(task.file).name}, labelled)" for name, task in self.tasks.items())
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "labels"})
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return a head for each task."""
+        size = checkpoints.encoder.config.hidden_size
+        return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        batch = forward.batch
+        ((name, labels),) = batch.labels.items()
+        task: Task = self.tasks[name]
+        stored = (batch.vectors or {}).get(ENCODER)
+        embeddings = forward.encoded_views if stored is None else tuple(jnp.moveaxis(stored, 1, 0))
+        head = forward.computation.network(head_of(name))
+        outputs = head(features(task, embeddings), keys=row_keys(key, len(labels)))
+        value = FUNCTIONS[task.chosen_loss](outputs, labels).mean()
+        return task.weight * value, {f"loss_{name}": value}
+
+
+def head_of(task: str) -> str:
+    """Return the name of a task's head among the networks."""
+    return f"head_{task}"
+
+
+def score_name(name: str, task: Task) -> str:
+    """Return the name of a task's dev score."""
+    return f"{name}_{'pearson' if task.kind == 'regression' else 'accuracy'}"
+
+
+def build_head(task: Task, size: int) -> partial[TaskHead]:
+    """Return a function that builds the head of a task for embeddings of a size. Its classes must be known."""
+    inputs = sum(1 if name == "cosine" else size for name in task.features) if task.is_pair else size
+    return partial(
+        TaskHead, inputs, size, task.outputs, depth=task.depth, activation=task.activation, rate=task.dropout
+    )
+
+
+def features(task: Task, embeddings: Sequence[Float[Array, "rows hidden"]]) -> Float[Array, "rows features"]:
+    """Return what the head reads: the embeddings of single sentences, or `task.features` of pairs."""
+    if not task.is_pair:
+        return embeddings[0]
+    u, v = embeddings
+    parts = {
+        "first": lambda: u,
+        "second": lambda: v,
+        "difference": lambda: jnp.abs(u - v),
+        "product": lambda: u * v,
+        "cosine": lambda: _cosine(u, v),
+    }
+    return jnp.concatenate([parts[name]() for name in task.features], axis=1)
+
+
+def _cosine(u: Float[Array, "rows hidden"], v: Float[Array, "rows hidden"]) -> Float[Array, "rows 1"]:
+    norms = jnp.linalg.norm(u, axis=1) * jnp.linalg.norm(v, axis=1)
+    return ((u * v).sum(axis=1) / jnp.maximum(norms, 1e-8))[:, None]
+
+
+def cross_entropy(logits: Float[Array, "rows classes"], labels: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    """Compute -log softmax(logits) at the label, one value per example."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits, axis=1), labels[:, None], axis=1)[:, 0]
+
+
+def binary_cross_entropy(logits: Float[Array, "rows 1"], labels: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    """Compute -log sigmoid(logit) for the second class, -log (1 - sigmoid(logit)) for the first, per example."""
+    signs = 2.0 * labels.astype(jnp.float32) - 1.0
+    return jax.nn.softplus(-signs * logits[:, 0])
+
+
+def squared_error(outputs: Float[Array, "rows 1"], labels: Float[Array, " rows"]) -> Float[Array, " rows"]:
+    """Compute (output - label)^2 per example."""
+    return (outputs[:, 0] - labels) ** 2
+
+
+FUNCTIONS = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared_error": squared_error,
+}

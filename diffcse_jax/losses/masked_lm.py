@@ -1,0 +1,180 @@
+"""Losses that recover masked tokens: SimCSE's auxiliary masked LM, and InfoCSE's reconstruction."""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch, TokenRows
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.diffcse import Masked, mask_tokens
+from diffcse_jax.models import parameters
+from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
+from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
+from diffcse_jax.options import option
+
+
+def masked_language_model(
+    logits: Float[Array, "*tokens vocab"], input_ids: Int[Array, "*tokens"]
+) -> Float[Array, "*tokens"]:
+    """Compute the cross-entropy of the original token, per token. The caller averages over masked tokens."""
+    target_logits = jnp.take_along_axis(logits, input_ids[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxiliaryMaskedLM(Loss):
+    """The encoder recovers masked tokens of every view, with a head of its own (SimCSE appendices A, D and E)."""
+
+    weight: float = option(
+        0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A, where it is 0.1)", low=0.0
+    )
+    mask_ratio: float = option(0.15, "share of tokens masked for the auxiliary masked LM", low=0.0, high=1.0)
+    tied: bool = option(
+        False,
+        "use the encoder's word embeddings as the decoder, as in BERT's pretraining; False: train a copy of them "
+        "(SimCSE's code)",
+    )
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("simcse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"mask_token"})
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the head: the checkpoint's own if it has one. Untied, its decoder starts as the word embeddings."""
+        encoder = checkpoints.encoder
+        head = encoder.mlm_head
+        if head is None:
+            head = parameters.initial(partial(MaskedLMHead, encoder.config), jax.random.key(run.seed))
+        decoder = {} if self.tied else {"decoder": encoder.transformer["embeddings.word.embedding"]}
+        return {"mlm_head": Network(partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder})}
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Masked:
+        """Mask tokens of all views."""
+        vocabulary = frozen.networks.vocabulary
+        return mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        masked: Masked = inputs
+        computation = forward.computation
+        encoder, head = computation.network("encoder"), computation.network("mlm_head")
+        original = forward.batch.rows.input_ids
+        word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
+
+        def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
+            return masked_language_model(head(states, word_embeddings), targets)
+
+        def row_losses(rows: TokenRows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
+            states = encoder(rows, keys=keys)["last_hidden_state"]
+            return computation.gather_positions(token_losses, selected, states, targets, shares=FEW)
+
+        keys = row_keys(key, len(original))
+        losses = computation.map_chunks(row_losses, masked.rows, keys, original, masked.selected)
+        return mean_where(losses, masked.selected), {}
+
+
+class MaskedStates(NamedTuple):
+    """Masked sentences, and what the frozen generator makes of them."""
+
+    masked: Masked
+    states: Float[Array, "rows length hidden"]  # hidden states of one of the generator's blocks
+    word_embeddings: Float[Array, "vocab hidden"]  # of the generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction(Loss):
+    """A small head recovers masked tokens from the generator's states and the sentence embedding (InfoCSE).
+
+    Wu et al. 2022. The head sees the original sentence only through its embedding, so the encoder learns from it. The
+    loss is a sum over all masked tokens, hence its small weight.
+    """
+
+    weight: float = option(
+        0.0, "weight of the reconstruction, a sum over all masked tokens (InfoCSE: 0.00001)", low=0.0
+    )
+    mask_ratio: float = option(0.40, "share of tokens masked for the reconstruction", low=0.0, high=1.0)
+    blocks: int = option(2, "trained blocks that reconstruct tokens; they start as the generator's last blocks", low=1)
+    layer: int = option(
+        0,
+        "block of the frozen generator whose output the trained blocks read (InfoCSE: 6 of 12); 0: the block below the "
+        "last `blocks`",
+        low=0,
+    )
+    condition: str = option(
+        "pooled",
+        "sentence embedding that is put at position 0: before the projector (`pooled`) or after it (`projected`)",
+        choices=("pooled", "projected"),
+    )
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("infocse",)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"vectors", "mask_token", "generator"})
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the head, which starts as the upper part of the generator.
+
+        Raises:
+            ConfigError: If the generator has too few blocks or another hidden size than the encoder.
+        """
+        generator = checkpoints.generator
+        assert generator is not None  # the loss needs "generator"
+        assert generator.mlm_head is not None
+        sizes, hidden_size = generator.config, checkpoints.encoder.config.hidden_size
+        if sizes.hidden_size != hidden_size:
+            raise ConfigError(
+                f"reconstruction: the encoder has embeddings of size {hidden_size}, but the generator has hidden "
+                f"states of size {sizes.hidden_size}. Use a generator of the encoder's size, such as "
+                "generator.name_or_path='start'."
+            )
+        for key, value in (("blocks", self.blocks), ("layer", self.layer)):
+            if value > sizes.num_blocks:
+                raise ConfigError(f"reconstruction.{key}={value}, but the generator has {sizes.num_blocks} blocks")
+        params = reconstruction_start(generator.transformer, generator.mlm_head, sizes, self.blocks)
+        return {"reconstruction_head": Network(partial(ReconstructionHead, sizes, self.blocks), params)}
+
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> MaskedStates:
+        """Mask tokens of all views, and compute the generator's states of them, without dropout."""
+        vocabulary, generator = frozen.networks.vocabulary, frozen.network("generator")
+        masked = mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
+        # XLA does not compute the blocks above this layer, because nothing uses them.
+        layer = self.layer or len(generator.blocks) - self.blocks
+        states = frozen.map_chunks(lambda rows: generator(rows)["hidden_states"][layer], masked.rows)
+        return MaskedStates(masked, states, frozen.params["generator.embeddings.word.embedding"])
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        given: MaskedStates = inputs
+        computation, masked = forward.computation, given.masked
+        head = computation.network("reconstruction_head")
+        embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
+
+        def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
+            return masked_language_model(head.vocabulary(states, given.word_embeddings), targets)
+
+        def row_losses(
+            rows: TokenRows,
+            states: jax.Array,
+            condition: jax.Array,
+            keys: jax.Array,
+            targets: jax.Array,
+            selected: jax.Array,
+        ) -> jax.Array:
+            outputs = head(rows, states, condition, keys=keys)
+            return computation.gather_positions(token_losses, selected, outputs, targets, shares=FEW)
+
+        original = forward.batch.rows.input_ids
+        keys = row_keys(key, len(original))
+        rows = masked.rows, given.states, embeddings, keys, original, masked.selected
+        losses = computation.map_chunks(row_losses, *rows)
+        return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}

@@ -1,0 +1,211 @@
+"""Losses between lists of similarities: RankCSE's consistency and distillation, and an anchor to the first checkpoint.
+
+Each sentence ranks the other sentences of the batch by similarity. These losses compare such lists (RankCSE: Liu et al.
+2023).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from diffcse_jax.batch import Batch
+from diffcse_jax.errors import ConfigError
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.pooling import POOLERS, cosine_similarity, similarity_lists
+from diffcse_jax.models.teachers import START, start_as_teacher, teacher_lists
+from diffcse_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class RankingConsistency(Loss):
+    """Both views of a sentence rank the batch alike. Hard negatives are not ranked."""
+
+    weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
+    temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("rankcse",)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        z1, z2, *_ = forward.projected_views
+        return ranking_consistency(z1, z2, temperature=self.temperature).mean(), {}
+
+
+def ranking_consistency(
+    z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"], *, temperature: float
+) -> Float[Array, " batch"]:
+    """Compute the divergence between the rankings by the two views of each sentence.
+
+    l_i = JS(softmax_j(cos(z1_i, z2_j) / tau), softmax_j(cos(z2_i, z1_j) / tau)), with JS the Jensen-Shannon divergence.
+    """
+    # The second matrix is computed, not transposed: a transpose would move it between devices that split the rows.
+    return jensen_shannon(cosine_similarity(z1, z2) / temperature, cosine_similarity(z2, z1) / temperature)
+
+
+def jensen_shannon(p: Float[Array, "rows columns"], q: Float[Array, "rows columns"]) -> Float[Array, " rows"]:
+    """Compute (KL(P | M) + KL(Q | M)) / 2 with the mixture M = (P + Q) / 2, in nats, from 0 to log 2.
+
+    Args:
+        p: Logits of P, one distribution per row.
+        q: Logits of Q.
+    """
+    log_p, log_q = jax.nn.log_softmax(p, axis=1), jax.nn.log_softmax(q, axis=1)
+    log_mixture = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
+    terms = jnp.exp(log_p) * (log_p - log_mixture) + jnp.exp(log_q) * (log_q - log_mixture)
+    return terms.sum(axis=1) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RankingDistillation(Loss):
+    """The encoder ranks the other views of a batch as its teachers do, which read the text without dropout."""
+
+    weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
+    teachers: tuple[str, ...] = option(
+        (),
+        "frozen sentence encoders to learn from: run folders, model folders or hub ids with the encoder's vocabulary; "
+        "`start`, the checkpoint that the encoder starts from; or folders with embeddings of the training sentences, "
+        "by any encoder, that `diffcse embed` wrote",
+    )
+    poolers: tuple[str, ...] = option(
+        (),
+        "poolers of the teachers, one per teacher; empty: the recorded ones",
+        choices=(*POOLERS, ""),
+        aliases={"mean": "avg"},
+    )
+    shares: tuple[float, ...] = option(
+        (), "weights of the teachers' similarities, one per teacher, scaled to sum 1; empty: equal weights", low=0.0
+    )
+    form: str = option(
+        "listmle",
+        "`listmle`: likelihood of the teachers' order; `listnet`: cross-entropy under the teachers' distribution",
+        choices=("listmle", "listnet"),
+    )
+    temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
+    teacher_temperature: float = option(
+        0.025, "temperature of the teachers' similarities (tau3 of RankCSE); for `listnet`", low=1e-6
+    )
+    compares_embeddings = True
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        return ("rankcse",)
+
+    def check(self, run: RunInfo) -> None:
+        count = len(self.teachers)
+        if not count:
+            raise ConfigError(
+                "distillation.weight > 0 needs teachers. Name sentence encoders in distillation.teachers, or `start`."
+            )
+        if len(set(self.teachers)) < count:
+            raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
+        for key, values in (("poolers", self.poolers), ("shares", self.shares)):
+            if len(values) not in (0, count):
+                raise ConfigError(
+                    f"distillation.{key} has {len(values)} values for {count} teachers. Give one per teacher, or none."
+                )
+        if self.shares and not sum(self.shares) > 0:
+            raise ConfigError("distillation.shares are all 0. Leave them out to give all teachers the same weight.")
+        if START in self.teachers and self.poolers and self.poolers[self.teachers.index(START)]:
+            raise ConfigError("distillation.poolers: model.pooler is the pooler of `start`. Give '' for it.")
+
+    @property
+    def named_teachers(self) -> dict[str, str]:
+        poolers = self.poolers or ("",) * len(self.teachers)
+        return {name: pooler for name, pooler in zip(self.teachers, poolers, strict=True) if name != START}
+
+    @property
+    def _by_network(self) -> dict[str, str]:
+        """The teachers by the names of their networks."""
+        return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the teachers, frozen. Teachers whose embeddings are stored have no network."""
+        by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
+        teachers = {network: by_name[name] for network, name in self._by_network.items() if name in by_name}
+        return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
+
+    def prepare(
+        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
+    ) -> Float[Array, "batch candidates"]:
+        """Compute the weighted mean of the teachers' similarity lists."""
+        lists = jnp.stack([_lists(frozen, batch, *names) for names in self._by_network.items()])
+        shares = jnp.array(self.shares or (1.0,) * len(lists))
+        return jnp.tensordot(shares / shares.sum(), lists, axes=1, precision="highest")
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        scores = similarity_lists(forward.projected_views) / self.temperature
+        if self.form == "listmle":
+            return list_mle(scores, inputs).mean(), {}
+        return list_net(scores, inputs / self.teacher_temperature).mean(), {}
+
+
+def _lists(frozen: Computation, batch: Batch, network: str, name: str) -> Float[Array, "batch candidates"]:
+    """Return a teacher's similarity lists, from stored embeddings or from its network."""
+    if batch.vectors and name in batch.vectors:
+        return similarity_lists(tuple(jnp.moveaxis(batch.vectors[name], 1, 0)))
+    return teacher_lists(frozen, network, batch)
+
+
+def list_net(
+    scores: Float[Array, "rows candidates"], teacher: Float[Array, "rows candidates"]
+) -> Float[Array, " rows"]:
+    """Compute ListNet: the cross-entropy of the candidates' distribution under the teacher's (Cao et al. 2007, top 1).
+
+    Args:
+        scores: Logits of the encoder.
+        teacher: Logits of the teacher.
+    """
+    return -(jax.nn.softmax(teacher, axis=1) * jax.nn.log_softmax(scores, axis=1)).sum(axis=1)
+
+
+def list_mle(
+    scores: Float[Array, "rows candidates"], teacher: Float[Array, "rows candidates"]
+) -> Float[Array, " rows"]:
+    """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
+
+    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first.
+
+    Args:
+        scores: Logits of the encoder.
+        teacher: Similarities by the teacher. Of equal ones, the first comes first.
+    """
+    order = jnp.argsort(-teacher, axis=1, stable=True)
+    ordered = jnp.take_along_axis(scores, order, axis=1)
+    return (jax.lax.cumlogsumexp(ordered, axis=1, reverse=True) - ordered).sum(axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor(Loss):
+    """Keep each embedding's neighbours those that the frozen starting checkpoint gives it, without dropout."""
+
+    weight: float = option(
+        0.0, "weight of the divergence from the neighbourhoods that the starting checkpoint gives", low=0.0
+    )
+    temperature: float = option(0.05, "temperature of the similarities that make a neighbourhood", low=1e-6)
+    compares_embeddings = True
+
+    def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
+        """Return the starting checkpoint, frozen."""
+        start = start_as_teacher(checkpoints.encoder, run.pooler)
+        return {START: Network(start.build, start.params, frozen=True)}
+
+    def prepare(
+        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
+    ) -> Float[Array, "batch candidates"]:
+        """Compute the similarity lists of the starting checkpoint."""
+        return teacher_lists(frozen, START, batch)
+
+    def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        scores = similarity_lists(forward.encoded_views)
+        return divergence(inputs / self.temperature, scores / self.temperature).mean(), {}
+
+
+def divergence(start: Float[Array, "rows candidates"], now: Float[Array, "rows candidates"]) -> Float[Array, " rows"]:
+    """Compute KL(K | Q) of the neighbourhoods K = softmax(start) and Q = softmax(now), one distribution per row."""
+    log_k, log_q = jax.nn.log_softmax(start, axis=1), jax.nn.log_softmax(now, axis=1)
+    return (jnp.exp(log_k) * (log_k - log_q)).sum(axis=1)
