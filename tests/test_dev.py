@@ -43,23 +43,19 @@ def angles(**names):
     return TableEncoder({name: [np.cos(angle), np.sin(angle)] for name, angle in names.items()})
 
 
-def test_stsb_chooses_by_spearman_of_the_dev_split(tmp_path):
-    write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
-    evaluation = build(data_dir=str(tmp_path))
-    assert evaluation.metric == "stsb_spearman"
-    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5)).scores
-    assert scores["stsb_spearman"] == pytest.approx(100)
-
-
-def test_the_average_is_over_tasks(tmp_path):
+def test_spearman_of_stsb_or_of_all_tasks(tmp_path):
     write_stsb(tmp_path, "dev", stsb_rows((5, "a", "b"), (1, "a", "c"), (3, "a", "d")))
     (tmp_path / "SICK").mkdir()
     sick = ["id\ta\tb\tscore", "1\ta\tb\t1", "2\ta\tc\t5", "3\ta\td\t3"]
     (tmp_path / "SICK/SICK_trial.txt").write_text("\n".join(sick))
-    evaluation = build(data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness"))
-    scores = evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=0.5)).scores
-    assert evaluation.metric == "average_spearman"
-    assert scores == pytest.approx({"stsb_spearman": 100, "sickr_spearman": -100, "average_spearman": 0})
+    encoder = angles(a=0.0, b=0.1, c=1.0, d=0.5)
+    stsb = build(data_dir=str(tmp_path))
+    assert (stsb.metric, stsb.units) == ("stsb_spearman", "3 pairs")
+    assert stsb.measure(encoder).scores == pytest.approx({"stsb_spearman": 100})
+    average = build(data_dir=str(tmp_path), metric="average_spearman", tasks=("STSBenchmark", "SICKRelatedness"))
+    assert (average.metric, average.units) == ("average_spearman", "6 pairs")
+    expected = {"stsb_spearman": 100, "sickr_spearman": -100, "average_spearman": 0}
+    assert average.measure(encoder).scores == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("data_dir", ["", "nowhere", "."])
@@ -87,13 +83,6 @@ def test_short_sentences_are_halved_if_there_are_no_others(metric):
 def test_halves_need_text(metric):
     with pytest.raises(DataError, match=r"data\.train_file=wiki1m has too few sentences"):
         build(["one", "a b", "a b", "two"], metric=metric)
-
-
-def test_pairs_spearman(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
-    evaluation = build(metric="pairs_spearman", pairs_file=str(path))
-    assert evaluation.measure(angles(a=0.0, b=0.1, c=0.5, d=1.0)).scores == pytest.approx({"pairs_spearman": -100})
 
 
 def test_pairs_retrieval(tmp_path):
@@ -141,12 +130,6 @@ def test_invalid_pairs_are_named(metric, content, message, tmp_path):
         build(metric=metric, pairs_file=str(path))
 
 
-def test_docstrings_are_pairs(monkeypatch):
-    monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
-    evaluation = build(metric="pairs_retrieval", pairs_file="docstrings")
-    assert evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=1.1)).scores["pairs_retrieval"] == pytest.approx(100)
-
-
 def test_also_reported_metrics(tmp_path, capsys):
     chosen_by, others, labelled = (tmp_path / name for name in ("dev.tsv", "others.tsv", "labelled.tsv"))
     chosen_by.write_text("1\ta\tb\n2\ta\tc\n3\ta\td\n")
@@ -177,6 +160,7 @@ def test_regressions_beyond_chance(monkeypatch, capsys):
     lost = {text: rng.normal(size=8) for text in found}
 
     evaluation = build(sentences, **options)
+    assert evaluation.measure(angles(a=0.0, b=0.1, c=1.0, d=1.1)).scores["pairs_retrieval"] == pytest.approx(100)
     good, bad = (evaluation.held(TableEncoder(vectors)) for vectors in (found, lost))
     assert evaluation.regressions(good, good) == evaluation.regressions(bad, good) == []
     (regression,) = evaluation.regressions(good, bad)

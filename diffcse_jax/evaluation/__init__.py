@@ -14,15 +14,12 @@ class Encoder(Protocol):
     """Turns sentences into embeddings, with any framework."""
 
     @property
-    def pooler(self) -> str:
-        """How token states become an embedding."""
+    def pooler(self) -> str: ...
 
     @property
-    def truncate_dim(self) -> int | None:
-        """The size that embeddings are cut to, or None if they are whole."""
+    def truncate_dim(self) -> int | None: ...
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]:
-        """Return one embedding per sentence."""
+    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]: ...
 
 
 class CachedEncoder:
@@ -74,15 +71,13 @@ DEFAULTS = TaskOptions()
 
 @runtime_checkable
 class Task(Protocol):
-    """A data set and how it is scored."""
+    """A data set and how it is scored, in the modes that it has data for (`test`, `fasttest`, `dev`)."""
 
     @property
-    def name(self) -> str:
-        """The task's name on the command line."""
+    def name(self) -> str: ...
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """The modes that it has data for, of `test`, `fasttest` and `dev`."""
+    def modes(self) -> tuple[str, ...]: ...
 
     def files(self, folder: Path, mode: str) -> list[Path]:
         """Return the files that `run` reads from SentEval's `downstream` folder."""

@@ -74,8 +74,11 @@ class TorchEncoder:
         # If the folder records a head of its own, the pooler of transformers' model is a different one.
         head = record.head if record and self.pooler == "cls" else None
         self._head = torch_head(head).to(self._device) if head else None
-        if self.pooler == "cls" and not head:
-            _check_torch_pooler(model, missing, checkpoint.folder)
+        if self.pooler == "cls" and not head and (missing or getattr(model, "pooler", None) is None):
+            lacking = ", ".join(missing) if missing else f"a pooler for {model.config.model_type} models"
+            raise CheckpointError(
+                f"{checkpoint.folder}: transformers does not find {lacking}. Use the jax backend or another pooler"
+            )
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]:
         """Return embeddings. Sentences longer than the model's positions are cut."""
@@ -161,16 +164,3 @@ def torch_model(folder: Path, hf_config: Mapping[str, Any], **options: Any) -> t
     if missing != of_pooler:
         raise CheckpointError(f"{folder}: transformers does not find the weights {', '.join(missing)[:500]}")
     return model, of_pooler
-
-
-def _check_torch_pooler(model: Any, missing: Sequence[str], folder: Path) -> None:
-    advice = "Use the jax backend or another pooler"
-    if getattr(model, "pooler", None) is None:
-        raise CheckpointError(
-            f"{folder}: transformers has no pooler for models of type {model.config.model_type}. {advice}"
-        )
-    if missing:
-        raise CheckpointError(
-            f"{folder}: transformers does not find its pooler's weights ({', '.join(missing)}) and would use random "
-            f"ones. {advice}"
-        )

@@ -161,7 +161,6 @@ class _EarlyStopping:
         self.failures = np.zeros(weights.shape[:2], int)
 
     def running(self) -> Int[np.ndarray, " running"]:
-        """Return the fits that continue for at least one regularization."""
         return np.flatnonzero((self.failures <= self.tenacity).any(axis=1))
 
     def update(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
@@ -179,7 +178,6 @@ def _initial_state(fits: int, classes: int, dimension: int) -> _State:
 
 
 def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "fits batches batch_size"]]:
-    """Yield the rows of all batches, block by block."""
     generators = {(fit.permuted, len(fit.train)): np.random.RandomState(SEED) for fit in fits}
     for (permuted, _), generator in generators.items():
         generator.permutation(permuted)

@@ -64,8 +64,8 @@ class RetrievalMetric:
 
     def scores(self, encoder: Encoder) -> Scores:
         queries, targets = self._encode(encoder)
-        mrr, *recalls = retrieval.retrieval_scores(queries, targets).items()
-        scores = {self.name: mrr[1]} | {f"{self.name}_{name}": value for name, value in recalls}
+        recalls = retrieval.retrieval_scores(queries, targets)
+        scores = {self.name: recalls.pop("mrr")} | {f"{self.name}_{name}": value for name, value in recalls.items()}
         return scores | {"uniformity": uniformity(np.concatenate([queries, targets]))}
 
     def per_item_scores(self, encoder: Encoder) -> Outcomes:
@@ -342,14 +342,11 @@ def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str
     for metric in dict.fromkeys(config.eval.hold):
         try:
             texts = _texts(config, metric, training_sentences, MOST_HOLD_PAIRS)
-            count = len(texts["pairs"][0])
-            problem = f"it has {count} pairs and needs at least {FEWEST}" if count < FEWEST else ""
-        except DataError as error:
-            problem = str(error)
-        if problem:
-            _notice(f"eval.hold: {metric} is left out: {problem}")
-        else:
+            if (count := len(texts["pairs"][0])) < FEWEST:
+                raise DataError(f"it has {count} pairs and needs at least {FEWEST}")
             found.append(texts)
+        except DataError as error:
+            _notice(f"eval.hold: {metric} is left out: {error}")
     return found
 
 
@@ -468,9 +465,8 @@ def _leads(section: Section) -> Iterator[tuple[str, str]]:
 
 
 def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
-    """Yield sentences and their successors, each sentence once: as query and target it would find itself."""
     sentences = section.sentences()
-    for pair in zip(sentences[::2], sentences[1::2], strict=False):
+    for pair in zip(sentences[::2], sentences[1::2], strict=False):  # a sentence twice would find itself
         if min(map(len, pair)) >= FEWEST_CHARACTERS:
             yield pair
 

@@ -71,11 +71,6 @@ def published_scores(label: str) -> dict[str, float]:
 # results.json
 
 
-def with_aggregation(tasks: Mapping[str, Mapping[str, Any]], aggregation: str) -> dict[str, dict[str, Any]]:
-    """Return the tasks with the coefficients of one aggregation at the top, where a task has subsets."""
-    return {name: {**scores, **scores.get("aggregations", {}).get(aggregation, {})} for name, scores in tasks.items()}
-
-
 def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, float | None]:
     """Return the mean score of each group; None unless all its tasks are scored.
 
@@ -103,11 +98,6 @@ def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
         for split, count in counts.items()
         if split in official and count != official[split]
     )
-
-
-def missing_reason(paths: Sequence[Path]) -> str:
-    """Say which files of a task do not exist."""
-    return f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if len(paths) > 1 else "")
 
 
 def rounded(value: Any) -> Any:
@@ -261,7 +251,11 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
     titles = [labels, *map(task_title, columns)]
     body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
     if style == "latex":
-        head, *lines = (" & ".join(map(_latex, line)) + r" \\" for line in (titles, *body))
+
+        def escaped(text: str) -> str:
+            return re.sub(r"[_%&{}]", r"\\\g<0>", text).replace("±", r"$\pm$").replace("<", "$<$")
+
+        head, *lines = (" & ".join(map(escaped, line)) + r" \\" for line in (titles, *body))
         begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
         return "\n".join([begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
     widths = [max(map(len, column)) for column in zip(titles, *body, strict=True)]
@@ -273,11 +267,6 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
         return "\n".join("  ".join(line).rstrip() for line in padded)
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
-
-
-def _latex(text: str) -> str:
-    escaped = re.sub(r"[_%&{}]", r"\\\g<0>", text)
-    return escaped.replace("±", r"$\pm$").replace("<", "$<$")
 
 
 def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:

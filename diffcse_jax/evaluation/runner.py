@@ -96,13 +96,20 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     Each sentence is encoded once, however many tasks contain it.
     """
     tasks, folder, options = _plan(settings)
-    missing = {name: paths for name, task in tasks.items() if (paths := missing_files(task, folder, settings.mode))}
+    missing = {
+        name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
+        for name, task in tasks.items()
+        if (paths := missing_files(task, folder, settings.mode))
+    }
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load(model, settings))
 
         def found() -> Results:
-            by_task = results.with_aggregation(scores, settings.aggregation)
+            by_task = {
+                name: {**each, **each.get("aggregations", {}).get(settings.aggregation, {})}
+                for name, each in scores.items()
+            }
             problems = {name: results.size_problem(name, each, settings.mode) for name, each in by_task.items()}
             return {
                 "model": model,
@@ -112,7 +119,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
                 "tasks": by_task,
                 "averages": results.averages(by_task, settings.mode),
                 "not_official": {name: problem for name, problem in problems.items() if problem},
-                "missing": {name: results.missing_reason(paths) for name, paths in missing.items()},
+                "missing": missing,
                 "warnings": list(notes),
             }
 

@@ -6,7 +6,7 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -52,76 +52,61 @@ class Example(NamedTuple):
 
 def read_classes(paths: Sequence[Path]) -> list[Example]:
     """Read one Latin-1 file per class, a sentence on each line, the file of class 1 first. Empty lines count."""
-    positive, negative = paths
-    return [*_read_class(positive, 1), *_read_class(negative, 0)]
-
-
-def _read_class(path: Path, label: int) -> list[Example]:
-    lines = [part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
-    return _not_empty(path, [Example((single_spaced(line),), label) for line in lines])
+    examples = []
+    for path, label in zip(paths, ("1", "0"), strict=True):
+        lines = (part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines())
+        examples += _examples(path, ((number, label, line) for number, line in enumerate(lines, 1)), BINARY)
+    return examples
 
 
 def read_sentiment(paths: Sequence[Path]) -> list[Example]:
     """Read SST2: sentence, tab, label."""
-    return _read_rows(paths, 1, (0,), BINARY)
+    (path,) = paths
+    return _examples(path, ((number, row[1], row[0]) for number, row in read_table(path, 2)), BINARY)
 
 
 def read_fine_sentiment(paths: Sequence[Path]) -> list[Example]:
     """Read SST5: label, space, sentence."""
     (path,) = paths
-    rows = [line.strip().partition(" ") for line in read_lines(path)]
-    examples = [
-        Example((single_spaced(sentence),), _label(label, SENTIMENT, path, number))
-        for number, (label, _, sentence) in enumerate(rows, 1)
-    ]
-    return _not_empty(path, examples)
+    rows = (line.strip().partition(" ")[::2] for line in read_lines(path))
+    return _examples(path, ((number, *row) for number, row in enumerate(rows, 1)), SENTIMENT)
 
 
 def read_questions(paths: Sequence[Path]) -> list[Example]:
     """Read TREC, in Latin-1: kind of answer, colon, finer kind, space, question."""
     (path,) = paths
-    examples = []
+    rows = []
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, rest = line.strip().partition(":")
         _, space, question = rest.partition(" ")
         if not space:
             raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line.strip()[:60]!r}")
-        examples.append(Example((single_spaced(question),), _label(label, QUESTIONS, path, number)))
-    return _not_empty(path, examples)
+        rows.append((number, label, question))
+    return _examples(path, rows, QUESTIONS)
 
 
 def read_paraphrases(paths: Sequence[Path]) -> list[Example]:
     """Read MRPC: sentence pairs below a header."""
-    return _read_rows(paths, 0, (3, 4), BINARY, header=True)
+    (path,) = paths
+    rows = read_table(path, 5, lambda fields: fields[0] in BINARY)
+    return _examples(path, ((number, row[0], row[3], row[4]) for number, row in rows), BINARY)
 
 
 def read_entailment(paths: Sequence[Path]) -> list[Example]:
     """Read SICK: sentence pairs below a header."""
-    return _read_rows(paths, 4, (1, 2), ENTAILMENT, header=True)
-
-
-def _read_rows(
-    paths: Sequence[Path], label: int, sentences: tuple[int, ...], labels: Mapping[str, int], *, header: bool = False
-) -> list[Example]:
     (path,) = paths
-    has_label = (lambda fields: fields[label] in labels) if header else None
-    rows = read_table(path, 1 + max(label, *sentences), has_label)
-    examples = [
-        Example(
-            tuple(single_spaced(fields[column]) for column in sentences), _label(fields[label], labels, path, number)
-        )
-        for number, fields in rows
-    ]
-    return _not_empty(path, examples)
+    rows = read_table(path, 5, lambda fields: fields[4] in ENTAILMENT)
+    return _examples(path, ((number, row[4], row[1], row[2]) for number, row in rows), ENTAILMENT)
 
 
-def _label(text: str, labels: Mapping[str, int], path: Path, number: int) -> int:
-    if text not in labels:
-        raise DataError(f"{path}, line {number}: expected one of {', '.join(labels)} as label, found {text[:60]!r}")
-    return labels[text]
-
-
-def _not_empty(path: Path, examples: list[Example]) -> list[Example]:
+def _examples(path: Path, rows: Iterable[tuple[Any, ...]], labels: Mapping[str, int]) -> list[Example]:
+    """Turn rows of line number, label and one or two sentences into examples."""
+    examples = []
+    for number, label, *sentences in rows:
+        if label not in labels:
+            known = ", ".join(labels)
+            raise DataError(f"{path}, line {number}: expected one of {known} as label, found {label[:60]!r}")
+        examples.append(Example(tuple(map(single_spaced, sentences)), labels[label]))
     if not examples:
         raise DataError(f"{path}: no sentences")
     return examples
