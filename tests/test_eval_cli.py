@@ -100,7 +100,7 @@ def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path):
     assert code == 0
     assert results["pooler"] == "cls_before_pooler"
     (warning,) = results["warnings"]
-    assert "was trained for the pooler 'avg' and is used with 'cls_before_pooler'" in warning
+    assert "was trained with the pooler 'avg' and is used with 'cls_before_pooler'" in warning
     assert f"warning: {warning}" in printed.err
     assert run("--tasks", "STSBenchmark")[1]["warnings"] == []
 
@@ -109,7 +109,7 @@ def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path):
 def test_cut_sentences_are_recorded(backend, run, senteval):
     write_stsb(senteval, "dev", [*ROWS, f"-\t-\t-\t-\t5\t{'long ' * 60}\ta dog\n"])
     _, results, _ = run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", backend)
-    assert results["warnings"] == [f"1 of 8 sentences are longer than the model's {MAX_LENGTH} tokens and were cut"]
+    assert results["warnings"] == [f"truncated 1 of 8 sentences that are longer than the model's {MAX_LENGTH} tokens"]
 
 
 def test_vectors_are_cut_and_post_processed(run, tmp_path):
@@ -218,7 +218,7 @@ def test_each_sentence_is_encoded_once_in_a_run(senteval, monkeypatch):
             "unknown task 'STS17'. Did you mean STS16? Known tasks: sts, transfer, full",
         ),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
-        (["--tasks", "STSBenchmark"], "does not record its pooler; choose one of: cls"),
+        (["--tasks", "STSBenchmark"], "does not record its pooler. Choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
         (["--pooler", "max"], "invalid choice"),
         (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),

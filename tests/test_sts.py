@@ -152,7 +152,7 @@ def test_minilm_has_its_published_score_on_stsb(data_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:minilm was trained for the pooler")
+@pytest.mark.filterwarnings("ignore:minilm was trained with the pooler")
 def test_another_pooler_scores_as_in_senteval(data_dir):
     """The score was computed with its own code."""
     encoder = SentenceEncoder.from_pretrained("minilm", pooler="avg_first_last")
