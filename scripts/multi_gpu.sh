@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One host with several GPUs: one process drives them all, so there is nothing to launch.
+# Trains on one host with several GPUs: one process uses them all, so there is nothing to launch.
 #   scripts/multi_gpu.sh configs/diffcse_base.py [--config.KEY=VALUE ...]
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several hosts under Slurm, one task a host; JAX finds its peers by Slurm's variables.
+# Trains on several hosts under Slurm, with one task per host. JAX finds the other tasks through Slurm.
 #   sbatch scripts/slurm.sh configs/diffcse_base.py [--config.KEY=VALUE ...]
 # The repository, the workdir and the data must be on a file system that all hosts see.
 #SBATCH --job-name=diffcse
@@ -17,7 +17,7 @@ config=$1
 shift
 
 # Five minutes before the limit Slurm sends this script SIGUSR1. Training then saves and ends, and the job is queued
-# again, to go on from there. (`--requeue` by itself does so for a lost node or a preemption only.)
+# again to resume from there. (`--requeue` alone does so only for a lost node or a preemption.)
 time_is_up=
 trap 'time_is_up=1; kill -TERM "$!"' USR1
 srun --kill-on-bad-exit=1 python train.py --config "$config" --config.distributed=True "$@" &

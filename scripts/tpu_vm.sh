@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# All hosts of a Cloud TPU slice, from a machine with gcloud; the package is installed on each first.
-#   TPU=my-slice ZONE=us-west4-a BUCKET=gs://bucket scripts/tpu_vm.sh configs/diffcse_base.py [--config.KEY=VALUE ...]
-# The workdir must be one folder for all hosts: here the bucket, mounted by gcsfuse.
+# Trains on all hosts of a Cloud TPU slice, from a machine with gcloud.
+#   TPU=my-slice ZONE=us-west4-a RUNS=/mnt/runs scripts/tpu_vm.sh diffcse_base [--config.KEY=VALUE ...]
+# RUNS is a folder that all hosts see and that supports file locks, such as a mounted Filestore (NFS). A mounted bucket
+# (gcsfuse) has no locks across hosts. The images of TPU VMs have an older Python, so uv installs Python 3.12.
 set -euo pipefail
 
-: "${TPU:?name of the slice}" "${ZONE:?its zone}" "${BUCKET:?bucket for workdirs, gs://...}"
+: "${TPU:?name of the slice}" "${ZONE:?its zone}" "${RUNS:?folder for runs that all hosts see}"
 config=$1
 shift
 arguments=
 if (($#)); then
-    arguments=$(printf ' %q' "$@")  # of nothing it would make one empty argument
+    arguments=$(printf ' %q' "$@")  # without arguments printf would make an empty one
 fi
 
 on_all_hosts() {
@@ -17,7 +18,8 @@ on_all_hosts() {
 }
 
 gcloud compute tpus tpu-vm scp --recurse --zone="$ZONE" --worker=all . "$TPU":diffcse_jax
-on_all_hosts "cd diffcse_jax && pip install -r requirements.txt -e . 'jax[tpu]'"
-on_all_hosts "mkdir -p ~/runs && (mountpoint -q ~/runs || gcsfuse --implicit-dirs ${BUCKET#gs://} ~/runs)"
-on_all_hosts "cd diffcse_jax && python train.py --config $config --workdir ~/runs/$(basename "$config" .py) \
-    --config.distributed=True$arguments"
+on_all_hosts "cd diffcse_jax && python3 -m pip install --user --quiet uv \
+    && python3 -m uv venv --quiet --allow-existing --python 3.12 .venv \
+    && python3 -m uv pip install --quiet --python .venv -c constraints.txt -r requirements.txt -e . 'jax[tpu]'"
+on_all_hosts "cd diffcse_jax && PATH=\$PWD/.venv/bin:\$PATH python train.py --config $config \
+    --workdir $RUNS/$(basename "$config" .py) --config.distributed=True$arguments"

@@ -1,4 +1,4 @@
-"""The launch examples hand on what they were given; the cluster's commands are stand-ins."""
+"""The launch scripts pass on their arguments; the cluster's commands are stand-ins."""
 
 import os
 import subprocess
@@ -16,11 +16,10 @@ def launch(tmp_path):
     calls = tmp_path / "calls"
     stand_ins = {
         "python": f'printf "%s\\n" "${{JAX_PROCESS_ID-}}/${{JAX_NUM_PROCESSES-}}" "$@" >> {calls}',
-        "diffcse": f'printf "%s\\n" "${{JAX_PROCESS_ID-}}/${{JAX_NUM_PROCESSES-}}" "$@" >> {calls}',
         "srun": 'while [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=1 SLURM_NTASKS=4 "$@"',
-        "gcloud": 'for last; do :; done\n[[ $last == --command=*python* ]] || exit 0\neval "${last#--command=}"',
-        "pip": "",
+        "gcloud": 'for last; do :; done\n[[ $last == --command=*train.py* ]] || exit 0\neval "${last#--command=}"',
     }
+    stand_ins["diffcse"] = stand_ins["python"]
     for name, body in stand_ins.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -75,9 +74,8 @@ def test_embedding_under_slurm(launch):
 
 @pytest.mark.parametrize("overrides", [[], [OVERRIDE]])
 def test_tpu_vm(launch, overrides):
-    called = launch("tpu_vm.sh", "configs/simcse_base.py", *overrides, TPU="slice", ZONE="zone", BUCKET="gs://bucket")
-    workdir = os.path.expanduser("~/runs/simcse_base")
-    assert called[1:] == [
-        *("train.py", "--config", "configs/simcse_base.py", "--workdir", workdir, "--config.distributed=True"),
-        *overrides,
+    called = launch("tpu_vm.sh", "configs/simcse_base.py", *overrides, TPU="slice", ZONE="zone", RUNS="/mnt/runs")
+    assert called[-len(overrides) - 7 :] == [
+        *("/", "train.py", "--config", "configs/simcse_base.py", "--workdir", "/mnt/runs/simcse_base"),
+        *("--config.distributed=True", *overrides),
     ]
