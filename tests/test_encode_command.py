@@ -13,7 +13,7 @@ import pytest
 
 from diffcse_jax.apps.embed import FORMATS
 from diffcse_jax.apps.search import LINES_PER_HIT
-from diffcse_jax.commands import encode, search
+from diffcse_jax.commands import embed, encode, search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import Progress
@@ -51,7 +51,7 @@ def load(monkeypatch):
             raise CheckpointError("missing: no such model")
         return HashEncoder(name)
 
-    for module in (encode, search):
+    for module in (embed, encode, search):
         monkeypatch.setattr(module, "load_encoder", load_encoder)
 
 
@@ -123,7 +123,7 @@ def test_columns_ids_and_files_are_told(tmp_path, text, capsys):
     assert rows == ["2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c"]
     encode.main(["--input", text, text, "--model", "hash"])
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
-    assert "no column 'none' (--columns); it has: doi, title, abstract" in error_of(
+    assert "no column 'none' (--columns). It has: doi, title, abstract" in error_of(
         capsys, encode.main, "--input", str(table), "--model", "hash", "--columns", "none"
     )
 
@@ -212,3 +212,15 @@ def test_chunks_end_after_rows_or_characters():
 )
 def test_queries_that_cannot_be_searched_are_refused(arguments, message, text, capsys):
     assert message in error_of(capsys, search.main, "--input", text, "--model", "hash", *arguments)
+
+
+def test_a_folder_of_documents_is_searched_and_embedded(tmp_path, capsys):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "cats.md").write_text("# Cats\n\nThe cat sleeps all day on the warm roof.\n")
+    (folder / "dogs.html").write_text("<h1>Dogs</h1><p>A dog runs through the park every morning.</p>")
+    search.main(["--input", str(folder), "--model", "hash", "--json", "x"])
+    assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}
+    embed.main(["--input", str(folder), "--model", "hash", "--output", str(tmp_path / "vectors")])
+    search.main(["--input", str(tmp_path / "vectors"), "--json", "x"])
+    assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}

@@ -13,7 +13,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.index import Hit, SentenceIndex, check_count, find_index
-from diffcse_jax.search.records import ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
+from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
 QUERIES_AT_ONCE = 1024
@@ -145,7 +145,7 @@ def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
 
 def _place(row: Mapping[str, Any]) -> str:
     """Return where a text comes from: its id, or its file and line."""
-    places = [row[ID]] if ID in row else [row[name] for name in ("file", LINE) if name in row]
+    places = [row[ID]] if ID in row else [row[name] for name in (FILE, LINE) if name in row]
     return _printable(":".join(map(str, places)))
 
 

@@ -15,9 +15,10 @@ from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
 
 STDIN = "-"
-TEXT, LINE, ID, COLUMN = "sentence", "line", "id", "column"  # the keys of a record
+TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the keys of a record
 
-Record = Mapping[str, Any]  # `line`; `id` if asked for; `column` if several are read; `sentence`
+# `line`, or `file` of a folder of documents; `id` if asked for; `column` if several are read; `sentence`.
+Record = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Records:
         Raises:
             DataError: As `Corpus.numbered`.
         """
-        for line, row in self.corpus.numbered():
-            place: dict[str, Any] = {LINE: line}
+        for number, row in self.corpus.numbered():
+            place: dict[str, Any] = {FILE if isinstance(number, str) else LINE: number}
             if self.has_id:
                 place[ID] = row[0]
             texts = row[self.has_id :]
@@ -111,7 +112,7 @@ def read_all(
 
     def records() -> Iterator[Record]:
         for name, source in zip(inputs, sources, strict=True):
-            file = {"file": name} if len(sources) > 1 else {}
+            file = {FILE: name} if len(sources) > 1 else {}
             yield from (file | dict(record) for record in source)
             if skipped := source.corpus.skipped_summary():
                 print(f"{source.corpus.name}: {skipped}", file=sys.stderr)

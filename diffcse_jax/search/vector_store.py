@@ -24,7 +24,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.nearest import BLOCK_ROWS
-from diffcse_jax.search.records import TEXT
+from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
 SETTINGS_FILE = "settings.json"  # in the state folder
@@ -169,9 +169,12 @@ class VectorStore:
         with _reading(part):
             file = pq.ParquetFile(part, page_checksum_verification=True)
             table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
+        table = table.replace_schema_metadata(None)
+        if FILE in table.column_names:  # of documents in a folder
+            return table
         source = _PART.fullmatch(part.name)
         names = pa.array([source[1] if source else part.name]).take(pa.array(np.zeros(len(table), np.int64)))
-        return table.replace_schema_metadata(None).append_column("file", names)
+        return table.append_column(FILE, names)
 
     def _blocks(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Float[np.ndarray, "rows dimension"]]]:
         for part in self.parts:
