@@ -35,7 +35,7 @@ class HashEncoder(SentenceEncoder):
     def encode(self, sentences, batch_size=64, normalize=False, show_progress=False):
         rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
         vectors = np.array(rows, np.float32)
-        return normalize(vectors) if normalize else vectors
+        return pooling.normalize(vectors) if normalize else vectors
 
     def record(self):
         return EncoderRecord(self.name, "avg", "float32", DIMENSION, self.name)
