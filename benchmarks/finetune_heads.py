@@ -18,10 +18,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, heads_in
+from diffcse_jax.apps.finetune.train import (
+    Tuning,
+    build,
+    config_of_heads,
+    frozen_vectors,
+    mixture,
+    prepare,
+    train_heads,
+)
 from diffcse_jax.batch import Batch
-from diffcse_jax.finetune.evaluation import TaskEvaluation
-from diffcse_jax.finetune.model import TaskModel, heads_in
-from diffcse_jax.finetune.run import Tuning, build, config_of_heads, frozen_vectors, mixture, prepare, train_heads
 from diffcse_jax.losses.finetune import ENCODER, Task
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.folder import HEADS, read_config
@@ -70,7 +77,7 @@ def summary(results: list[dict]) -> dict:
 
 def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
     """The dev averages of heads trained in PyTorch, and the seconds of their steps and evaluations."""
-    config = config_of_heads(tuning.config)
+    config = config_of_heads(tuning)
     stored, encoder = frozen_vectors(tuning, folder)
     batches, first = mixture(tuning, config, stored, without_tokens=True), build(tuning, config).params
     torch.manual_seed(config.train.seed)

@@ -1,6 +1,6 @@
 """Multi-task fine-tuning of the report on adjusting dropout: sentiment, paraphrase, similarity on one encoder.
 
-Command:  python -m diffcse_jax.finetune --config configs/finetune_multitask.py --config.init=RUN_OR_MODEL_FOLDER
+Command:  diffcse finetune --config finetune_multitask --config.init=RUN_OR_MODEL_FOLDER
 Data:     the CS 224N sets (SST with 5 classes, Quora, STS) in $DIFFCSE_DATA_DIR/cs224n, or --config.finetune.data_dir.
           Quora's training file is not among them: a tenth of its dev file, by a hash of the pairs, is dev here, and the
           rest trains.

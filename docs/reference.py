@@ -35,7 +35,7 @@ MODULES = {
         "diffcse_jax.models.pooling": (),
     },
     "Export": {"diffcse_jax.export": ("export",)},
-    "Studies": {"diffcse_jax.study": ("Study", "settings_of")},
+    "Studies": {"diffcse_jax.apps.study": ("Study", "settings_of")},
     "Errors": {"diffcse_jax.errors": ()},
 }
 

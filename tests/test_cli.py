@@ -94,7 +94,7 @@ def test_the_installed_command_knows_the_configurations_by_name(tmp_path, config
 
 def test_fine_tuning_names_mistakes_likewise(tmp_path):
     config = ("--config", "finetune_multitask", "--config.init=minilm", "--config.finetune.tasks.sst.fil=a.csv")
-    result = train(tmp_path, *config, script=("-m", "diffcse_jax.finetune"))
+    result = train(tmp_path, *config, script=("-m", "diffcse_jax", "finetune"))
     expected = "unknown key finetune.tasks.sst.fil; did you mean finetune.tasks.sst.file?"
     assert result.stderr == f"error: {expected}\n"
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.commands.evaluate import parse_arguments
-from diffcse_jax.config import Config, known_keys, shipped_config
+from diffcse_jax.config import Config, known_keys, read_overrides, shipped_config
 from diffcse_jax.losses.base import Loss
-from diffcse_jax.study.plan import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,7 +81,7 @@ def test_training_commands_are_valid():
         base = base_config(str(Path(file).relative_to("configs").with_suffix("")))
         given = [each for each in arguments if re.match(r"--config\.(?!KEY=|train\.seed=)", each)]
         values = base.to_dict()
-        for key, value in parse_overrides(base, given).items():
+        for key, value in read_overrides(given).items():
             group, _, name = key.rpartition(".")
             (values[group] if group else values)[name] = value
         Config.from_dict(values)

@@ -1,7 +1,8 @@
-"""Fine-tuning on labelled tasks: data, mixing, losses, both stages, what is left at the end."""
+"""Fine-tuning on labelled tasks: rows, the mixture of tasks, losses, both stages, and what is written at the end."""
 
 import contextlib
 import dataclasses
+import io
 import json
 import re
 from pathlib import Path
@@ -18,16 +19,16 @@ from matplotlib.image import imread
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from benchmarks import finetune_heads
-from diffcse_jax.commands.finetune import with_name
+from diffcse_jax.apps.finetune import TaskModel, outputs
+from diffcse_jax.apps.finetune.model import TaskEvaluation
+from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
+from diffcse_jax.apps.finetune.train import config_of_heads, finetune, mixture, prepare, rows_of_batch
+from diffcse_jax.commands.finetune import long_name
 from diffcse_jax.config import Config, OptimConfig
 from diffcse_jax.data.batches import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted
-from diffcse_jax.finetune import TaskModel, folders, outputs
-from diffcse_jax.finetune.data import TaskData, is_dev_row, read_task
-from diffcse_jax.finetune.evaluation import TaskEvaluation
-from diffcse_jax.finetune.run import finetune, mixture, prepare, rows_of_batch
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.losses.finetune import (
     Task,
@@ -66,7 +67,7 @@ def test_losses_are_one_value_per_example():
     np.testing.assert_allclose(squared_error(logit, values), np.square(logit[:, 0] - values), rtol=1e-5)
 
 
-def test_what_a_head_reads():
+def test_the_input_of_a_head():
     np.testing.assert_array_equal(features(Task(), (U,)), U)
     every = Task(texts=PAIR, kind="regression", features=("first", "second", "difference", "product", "cosine"))
     u, v = np.asarray(U), np.asarray(V)
@@ -101,7 +102,7 @@ def test_temperature_may_change():
     assert (order[:2000] == 0).mean() < (order[-2000:] == 0).mean() - 0.1
 
 
-def test_a_network_that_rests_is_as_if_the_steps_had_not_been():
+def test_a_resting_network_skips_the_steps_of_other_tasks():
     config = OptimConfig(learning_rate=0.1, weight_decay=0.1, clip_norm=0.0, schedule="constant")
     params = {"a.kernel": jnp.ones((2, 2)), "b.kernel": jnp.full((2, 2), 2.0)}
     gradients = [jnp.asarray(RNG.normal(size=(2, 2)).astype(np.float32)) for _ in range(4)]
@@ -147,8 +148,6 @@ def test_tables_of_any_kind(tmp_path):
     data = read(tmp_path, NUMBERS, name="rows.csv", label="score", kind="regression")  # tabs in a .csv
     assert data.train.texts[0][0].startswith("one ")
     assert data.train.labels.dtype == np.float32
-    semicolons = read(tmp_path, NUMBERS.replace("\t", ";"), label="score", kind="regression")
-    assert semicolons.train.texts == data.train.texts
     rows = [{"text": f"{n}", "class": ["yes", "no"][n % 2], "more": None} for n in range(20)]
     data = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), name="rows.JSONL", texts=("text",))
     assert (data.task.labels, data.task.chosen_loss, data.task.outputs) == (("no", "yes"), "binary_cross_entropy", 1)
@@ -158,31 +157,28 @@ def test_tables_of_any_kind(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (
-            CLASSES,
-            {"label": "klass"},
-            r"rows\.csv: no column 'klass' \(finetune\.tasks\.mine\.label\); it has: text, class",
-        ),
-        (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is no class of .*; known: 0, 1, 2"),
+        (CLASSES, {"label": "x"}, r"rows\.csv: no column 'x' \(finetune\.tasks\.mine\.label\)\. It has: text, class"),
+        (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is not a class of .*\. Known: 0, 1, 2"),
         (CLASSES, {"labels": ("0", "1", "2", "3")}, "no training row of class '3', which finetune.tasks.mine.labels"),
+        (CLASSES, {"labels": ("low", "low", "high", "mid")}, r"mine\.labels names the class 'low' twice\. Remove one"),
         (
             CLASSES.replace("sentence 0,0", "sentence 0,rare"),
             {"dev_share": 0.5},
-            "of class 'rare': its few rows are all among",
+            "class 'rare', because its few rows are",
         ),
-        (CLASSES + " ,1\n", {}, r"rows\.csv, line 32: text is empty; correct it, or set data\.on_bad_line=skip"),
+        (CLASSES + " ,1\n", {}, r"rows\.csv, line 32: text is empty\. Correct it, or set data\.on_bad_line=skip"),
         (CLASSES + "more,\n", {}, "line 32: class is empty"),
         (CLASSES + "more\n", {}, "line 32: wrong number of fields"),
         ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable row"),
-        ("text,class\na,1\nb,1\n", {}, "at least two different classes, and has: 1"),
+        ("text,class\na,1\nb,1\n", {}, "has only the class '1'. A classification needs at least two classes"),
         (CLASSES, {"dev_share": 0.0}, "has no dev rows"),
         (CLASSES, {"texts": ()}, "one column for single sentences, two for pairs"),
-        (CLASSES, {"loss": "binary_cross_entropy"}, "is for two classes, not 3"),
+        (CLASSES, {"loss": "binary_cross_entropy"}, "needs two classes, not 3"),
         (CLASSES, {"loss": "squared_error"}, "needs kind='regression'"),
         (CLASSES, {"kind": "regression", "loss": "cross_entropy"}, "needs kind='classification'"),
-        ("first,second,class\na,,1\n", {}, "line 2: second is empty, one side of a pair"),
-        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is no number"),
-        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is no finite number"),
+        ("first,second,class\na,,1\n", {}, "line 2: second is empty"),
+        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is not a number"),
+        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not finite"),
         (CLASSES, {"file": "other.csv"}, "other.csv: no such file"),
         (CLASSES, {"file": "rows.txt"}, "unknown extension"),
     ],
@@ -209,12 +205,12 @@ def test_bad_lines_can_be_skipped(tmp_path, capsys):
         (("0.5", "0.50", "-0.5"), ("-0.5", "0.5", "0.50")),
     ],
 )
-def test_classes_are_what_is_written_in_an_order_of_their_own(labels, classes, tmp_path):
+def test_classes_are_ordered(labels, classes, tmp_path):
     rows = "".join(f"sentence {number},{labels[number % 3]}\n" for number in range(60))
     assert read(tmp_path, "text,class\n" + rows).task.labels == classes
 
 
-def test_a_label_that_cannot_be_written_is_no_row(tmp_path, capsys):
+def test_a_label_that_is_not_utf8_is_skipped(tmp_path, capsys):
     (tmp_path / "rows.csv").write_bytes((CLASSES + "more,n").encode() + b"\xe9\n")
     task = Task(file="rows.csv", texts=("text",), label="class", dev_share=0.2)
     data = read_task("mine", task, tmp_path, on_bad_line="skip", report=print)
@@ -256,7 +252,7 @@ def _parts(data: TaskData) -> tuple:
 def test_the_documented_configuration_is_valid():
     page = (Path(__file__).parents[1] / "docs" / "finetuning.md").read_text(encoding="utf-8")
     example, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    namespace = {}
+    namespace: dict = {}
     exec(example, namespace)
     config = Config.from_dict(namespace["get_config"]().to_dict())
     assert list(config.losses) == ["finetune"]
@@ -267,12 +263,12 @@ def test_the_documented_configuration_is_valid():
 
 
 def test_the_short_name_of_the_start():
-    assert with_name("--config.init=runs/a=b") == "--config.model.name_or_path=runs/a=b"
-    assert with_name("--config.initial=1") == "--config.initial=1"
+    assert long_name("--config.init=runs/a=b") == "--config.model.name_or_path=runs/a=b"
+    assert long_name("--config.initial=1") == "--config.initial=1"
 
 
 def settings(folder: Path, tokenizer_from: Path) -> dict:
-    """A configuration of two stages on a small encoder with two tasks."""
+    """Return a configuration of two stages with a small encoder and two tasks."""
     (folder / "classes.csv").write_text(
         "id,text,class\n" + "".join(f"r{n},The {'good' if n % 2 else 'bad'} film {n} .,{n % 2}\n" for n in range(60))
     )
@@ -305,7 +301,7 @@ def config(tmp_path_factory, minilm_dir) -> Config:
 
 
 class SharedPrograms(Programs):
-    """Compiled once for all runs of this file, whose networks and optimizers are the same."""
+    """Programs that all runs of this file share, because their networks and optimizers are the same."""
 
     compiled: ClassVar[dict] = {}
 
@@ -320,12 +316,17 @@ class SharedPrograms(Programs):
 
 @pytest.fixture(scope="module")
 def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
-    """The workdir of a run of both stages, and its tasks."""
-    workdir = tmp_path_factory.mktemp("tuned")
-    with jax.debug_nans(False), pytest.MonkeyPatch.context() as patched:  # the former keeps memory from being reused
+    """Return the workdir of a run of both stages, and its tasks."""
+    workdir, printed = tmp_path_factory.mktemp("tuned"), io.StringIO()
+    with (
+        jax.debug_nans(False),  # it keeps memory from being reused
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.redirect_stderr(printed),
+    ):
         patched.setattr(train_module, "Programs", SharedPrograms)
         verdict, tasks = finetune(config, workdir)
     assert "average" in verdict
+    (workdir / "printed.txt").write_text(printed.getvalue())
     return workdir, tasks
 
 
@@ -336,7 +337,7 @@ def saved_items(workdir: Path, step: int) -> dict:
         return jax.tree.map(np.asarray, {name: restored[name] for name in items})
 
 
-def test_the_rows_of_a_batch_are_told_as_their_file_has_them(config):
+def test_the_rows_of_a_batch_are_those_of_its_file(config):
     tuning = prepare(config)
     source = mixture(tuning, config, {})
     seen = set()
@@ -374,6 +375,25 @@ def test_the_heads_come_first(tuned, config):
 
 
 @pytest.mark.slow
+def test_both_stages_report_what_they_do(tuned):
+    workdir, tasks = tuned
+    lines = (workdir / "printed.txt").read_text()
+    assert f"stage 1 of 2: training the heads for {STEPS} steps on embeddings of the frozen encoder\n" in lines
+    distinct = len({*tasks[0].train.sentences})
+    assert f"task classes: embedding {distinct} sentences\n" in lines
+    assert lines.index("stage 1 of 2: ") < lines.index(f"step {STEPS}: ") < lines.index("stage 2 of 2: ")
+
+
+@pytest.mark.parametrize(("heads_steps", "train_steps", "expected"), [(0, 0, 22), (0, 5, 5), (0, 100, 22), (7, 5, 7)])
+def test_train_steps_bounds_the_first_stage(heads_steps, train_steps, expected, config):
+    options = dataclasses.replace(config.finetune, heads_steps=heads_steps, heads_epochs=2)
+    train = dataclasses.replace(config.train, steps=train_steps)
+    tuning = prepare(dataclasses.replace(config, finetune=options, train=train))
+    assert sum(len(data.train) for data in tuning.tasks) // 8 == 11
+    assert config_of_heads(tuning).train.steps == expected
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch):
     workdir, _ = tuned
     # Asked after every step: it stops after the first of the heads, and after the first of everything.
@@ -395,7 +415,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_start_may_be_moved_and_not_changed(tuned, minilm_dir):
+def test_the_starting_checkpoint_may_be_moved_but_not_changed(tuned, minilm_dir):
     workdir, _ = tuned
     then = read_config(workdir)
     moved = dataclasses.replace(then, model=dataclasses.replace(then.model, name_or_path="elsewhere"))
@@ -429,7 +449,7 @@ def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
     assert all(isinstance(value, float) for value in values)
     with pytest.raises(ConfigError, match="task numbers takes rows of 2"):
         model.predict("numbers", ["one man"])
-    with pytest.raises(ConfigError, match="no task 'other'; there are: classes, numbers"):
+    with pytest.raises(ConfigError, match=r"there is no task 'other'\. Known: classes, numbers"):
         model.predict("other", ["one man"])
 
 
@@ -466,19 +486,19 @@ def test_a_picture_of_any_classes_is_drawn(classes, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_transformers_reads_the_heads_that_it_has_a_class_for(family, pooler, options, minilm_dir, tmp_path):
+def test_transformers_reads_heads_that_it_has_a_class_for(family, pooler, options, minilm_dir, tmp_path):
     pytest.importorskip("torch")
     task = Task(**options)
     saved = saved_encoder(tmp_path / "model", family, pooler, minilm_dir)
     model = model_of(saved, {"mine": task, "pairs": Task(**options | {"texts": PAIR})})
-    told = folders.write_heads(model, saved, tmp_path / "tasks")
-    assert "its outputs differ by at most" in told["mine"]
-    assert "compares the vectors of two" in told["pairs"]
+    written = outputs.write_heads(model, saved, tmp_path / "tasks")
+    assert "outputs in PyTorch differ by at most" in written["mine"]
+    assert "compares two embeddings" in written["pairs"]
     config = json.loads((tmp_path / "tasks/mine/sequence_classification/config.json").read_text())
     assert list(config["id2label"].values()) == list(task.labels or ("value",))
     model.heads["mine"]["layers.0.bias"] = model.heads["mine"]["layers.0.bias"] + 1
-    with pytest.raises(CheckpointError, match="does not give the head's outputs"):
-        folders.check(model, "mine", tmp_path / "tasks/mine/sequence_classification", MAX_LENGTH)
+    with pytest.raises(CheckpointError, match="in PyTorch differ from the head's"):
+        outputs.check(model, "mine", tmp_path / "tasks/mine/sequence_classification", MAX_LENGTH)
 
 
 def saved_encoder(folder: Path, family: str, pooler: str, tokenizer_from: Path) -> SavedEncoder:
@@ -505,8 +525,8 @@ def model_of(saved: SavedEncoder, tasks: dict[str, Task]) -> TaskModel:
 
 @pytest.mark.parametrize(
     ("pooler", "depth", "message"),
-    [("avg", 1, "read position 0"), ("cls_before_pooler", 1, "depth=2"), ("cls", 2, "one layer")],
+    [("avg", 1, "read position 0"), ("cls_before_pooler", 1, "depth=2"), ("cls", 2, "at most one layer")],
 )
-def test_heads_that_transformers_has_no_class_for(pooler, depth, message, minilm_dir, tmp_path):
+def test_heads_without_a_class_in_transformers(pooler, depth, message, minilm_dir, tmp_path):
     saved = saved_encoder(tmp_path / "model", "bert", pooler, minilm_dir)
-    assert message in folders.why_not(Task(depth=depth), saved)
+    assert message in outputs.why_not(Task(depth=depth), saved)

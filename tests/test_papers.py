@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.commands.evaluate import parse_arguments
-from diffcse_jax.config import Config, shipped_config
+from diffcse_jax.config import Config, read_overrides, shipped_config
 from diffcse_jax.evaluation.tasks import expand_groups
-from diffcse_jax.study.plan import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
@@ -37,7 +36,7 @@ def test_training_commands_are_valid(arguments):
     assert option == "--config"
     base = shipped_config(Path(file).stem)
     values = base.to_dict()
-    for key, value in parse_overrides(base, overrides).items():
+    for key, value in read_overrides(overrides).items():
         group, _, leaf = key.rpartition(".")
         values[group][leaf] = value
     assert Config.from_dict(values) != Config.from_dict(base.to_dict())

@@ -1,6 +1,6 @@
 """Adaptation of a sentence encoder to one's own documents, and its cost elsewhere: pairs, objectives, anchor.
 
-Command:   python -m diffcse_jax.study configs/studies/adaptation.py --config.data.train_file=documents.txt
+Command:   diffcse study --config adaptation --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
 Encoder:   MiniLM as `configs/adapt.py` trains it, but with 60 steps of 48 pairs; the start, with its own mean pooling,
            is the first row.
@@ -12,7 +12,7 @@ the paper, or 1. `interpolated` scores models between the start and the best che
 plain recipes: adaptation_seeds.py.
 """
 
-from diffcse_jax.study import Settings, Study
+from diffcse_jax.apps.study import Settings, Study
 
 DROPOUT: Settings = {"model.hidden_dropout": (0.1,), "model.attention_dropout": (0.1,)}
 SENTENCES = {"data.pairs": "dropout", **DROPOUT}

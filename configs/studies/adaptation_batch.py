@@ -1,11 +1,11 @@
 """Larger batches for adaptation: how many other documents a pair is told from, with the same number of steps.
 
-Command:   python -m diffcse_jax.study configs/studies/adaptation_batch.py --config.data.train_file=documents.txt
+Command:   diffcse study --config adaptation_batch --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
 Settings:  those of `configs/adapt.py`; a step computes 64 pairs at a time, so that memory stays what it is.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """The preset for adaptation beside the papers' recipes on the same text, on three seeds (adaptation.py: one of more).
 
-Command:   python -m diffcse_jax.study configs/studies/adaptation_seeds.py --config.data.train_file=documents.txt
+Command:   diffcse study --config adaptation_seeds --config.data.train_file=documents.txt
            or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
 Sentences: text in no documents, one sentence a line, has no leads:
            --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
@@ -10,7 +10,7 @@ The papers' recipes are on single sentences, 48 a step, at the learning rate of 
 generator is that of `configs/diffcse_minilm.py`.
 """
 
-from diffcse_jax.study import Settings, Study
+from diffcse_jax.apps.study import Settings, Study
 
 SIMCSE: Settings = {
     "data.pairs": "dropout",

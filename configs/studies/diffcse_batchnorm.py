@@ -1,12 +1,12 @@
 """DiffCSE and SimCSE with and without BatchNorm in the projector, BERT-base (DiffCSE Table 5, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_batchnorm.py
+Command:   diffcse study --config diffcse_batchnorm
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch for SimCSE.
 
 Without BatchNorm the projector is SimCSE's, dense + tanh. SimCSE has its own optimizer settings in both rows.
 """
 
-from diffcse_jax.study import Study, settings_of
+from diffcse_jax.apps.study import Study, settings_of
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """SimCSE with edited sentences as further positives or negatives, BERT-base (DiffCSE Table 15).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_edited_contrast.py
+Command:   diffcse study --config diffcse_edited_contrast
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 Each edit concerns 15 % of the tokens. The paper does not say how the terms were combined: here positives are a second
@@ -8,7 +8,7 @@ contrast of weight 1, and negatives are among the hard negatives of the only one
 as DiffCSE has it, are in `configs/studies/diffcse_edits.py`.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 POSITIVE = {"edited_contrast.weight": 1.0, "edited_contrast.role": "positive"}
 NEGATIVE = {"edited_contrast.weight": 1.0, "edited_contrast.role": "negative", "contrast.weight": 0.0}

@@ -1,12 +1,12 @@
 """DiffCSE with other edits: insert, delete, and all three at once, BERT-base (DiffCSE Table 4, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_edits.py
+Command:   diffcse study --config diffcse_edits
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 Each edit concerns 15 % of the tokens.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

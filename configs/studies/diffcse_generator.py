@@ -1,12 +1,12 @@
 """DiffCSE with generators of other sizes, BERT-base (DiffCSE Table 6, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_generator.py
+Command:   diffcse study --config diffcse_generator
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 The paper names sizes, not checkpoints: the smaller ones are those of Turc et al. (2019) with these blocks and widths.
 """
 
-from diffcse_jax.study import Study, settings_of
+from diffcse_jax.apps.study import Study, settings_of
 
 GENERATORS = {
     "BERT-large": "bert-large-uncased",

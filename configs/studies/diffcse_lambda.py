@@ -1,12 +1,12 @@
 """DiffCSE with other weights lambda of replaced-token detection, BERT-base (DiffCSE Table 8, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_lambda.py
+Command:   diffcse study --config diffcse_lambda
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 lambda = 0 is SimCSE with DiffCSE's projector and optimizer settings.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

@@ -1,12 +1,12 @@
 """DiffCSE with other shares of masked tokens, BERT-base (DiffCSE Table 7, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_mask_ratio.py
+Command:   diffcse study --config diffcse_mask_ratio
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
 The first row, with which the others are compared, is the published run's ratio.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """DiffCSE with other objectives, and with the next sentence, BERT-base (DiffCSE Table 3, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_objectives.py --config.data.train_file=documents.txt
+Command:   diffcse study --config diffcse_objectives --config.data.train_file=documents.txt
 Data:      2 epochs, 1 for SimCSE, of a text in the order of its documents: one sentence a line, blank lines between
            documents. SimCSE's Wikipedia sentences (`wiki1m`) are in no order, so that rows with the next sentence fail
            on them; all rows read the same text here.
@@ -8,7 +8,7 @@ Data:      2 epochs, 1 for SimCSE, of a text in the order of its documents: one 
 The paper does not say how its text of next sentences was made; published scores of the other rows are of `wiki1m`.
 """
 
-from diffcse_jax.study import Study, settings_of
+from diffcse_jax.apps.study import Study, settings_of
 
 NEXT = {"difference.sentence": "next", "data.documents": "blank_lines"}
 BOTH = {"difference.sentence": "both", "data.documents": "blank_lines"}

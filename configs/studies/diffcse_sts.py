@@ -1,12 +1,12 @@
 """SimCSE and DiffCSE on the seven STS tasks, BERT-base and RoBERTa-base (DiffCSE Table 1).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_sts.py
+Command:   diffcse study --config diffcse_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs; 1 epoch for SimCSE.
 Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
 """
 
+from diffcse_jax.apps.study import Study, settings_of
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study, settings_of
 
 
 def get_study() -> Study:

@@ -1,11 +1,11 @@
 """SimCSE, SimCSE with masked LM and DiffCSE on the seven transfer tasks, BERT-base and RoBERTa-base (DiffCSE Table 2).
 
-Command:   python -m diffcse_jax.study configs/studies/diffcse_transfer.py
+Command:   diffcse study --config diffcse_transfer
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; 2 epochs for DiffCSE.
 """
 
+from diffcse_jax.apps.study import Study, settings_of
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study, settings_of
 
 
 def get_study() -> Study:

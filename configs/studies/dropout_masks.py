@@ -1,6 +1,6 @@
 """The study of the report on adjusting dropout: twelve schedules of SimCSE and DiffCSE, then both ways of fine-tuning.
 
-Command:   python -m diffcse_jax.study configs/studies/dropout_masks.py
+Command:   diffcse study --config dropout_masks
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then CS 224N's labelled sets
            as `configs/finetune_multitask.py` reads them.
 Rows:      BERT-base untrained, both objectives with 0.1 everywhere and with masks 1 to 12 (the report's Table 1); each
@@ -12,7 +12,7 @@ but the schedule is that of `diffcse_base`. Nearer to the report are `data.max_l
 and an empty `generator.name_or_path`, with a text of one's own.
 """
 
-from diffcse_jax.study import Settings, Study
+from diffcse_jax.apps.study import Settings, Study
 
 OBJECTIVES: dict[str, Settings] = {"SimCSE": {"difference.objective": "none"}, "DiffCSE": {}}
 SCHEDULES: dict[str, Settings] = {

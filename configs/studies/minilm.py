@@ -1,6 +1,6 @@
 """The objectives side by side on a 6-block BERT that needs no hub: minutes a run on two CPU cores, on any text.
 
-Command:   python -m diffcse_jax.study configs/studies/minilm.py --config.data.train_file=sentences.txt
+Command:   diffcse study --config minilm --config.data.train_file=sentences.txt
 Encoder:   MiniLM, trained as in `configs/diffcse_minilm.py`: steps of 32, learning rate 3e-5, own masked-LM head; all
            rows have its pooler and its projector.
 Steps:     150 with three seeds, or 100 with one seed, as the row says: compare those of 100 with one another.
@@ -12,7 +12,7 @@ of the six has the mean of the rates of the two that it stands for. RankCSE lear
 weight of Barlow Twins is ours. Supervised SimCSE reads other text, so it is in `configs/studies/minilm_supervised.py`.
 """
 
-from diffcse_jax.study import Settings, Study
+from diffcse_jax.apps.study import Settings, Study
 
 SIMCSE = {"difference.objective": "none"}
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}

@@ -1,6 +1,6 @@
 """Labelled tasks on MiniLM, and on SimCSE and DiffCSE trained from it, each fine-tuned in two ways.
 
-Command:   python -m diffcse_jax.study configs/studies/minilm_finetune.py --config.data.train_file=sentences.txt
+Command:   diffcse study --config minilm_finetune --config.data.train_file=sentences.txt
            with encoders that `configs/studies/minilm.py` has trained: the same with --encoders runs/studies/minilm
 Data:      CS 224N's labelled sets as `configs/finetune_multitask.py` reads them. On two
            cores take fewer rows, for vectors and dev scores of all take most of the time: some thousand of each, drawn
@@ -11,7 +11,7 @@ Steps:     everything is trained for 150 steps of 32 at 1e-4, and heads alone be
            next to nothing; sentences have 32 tokens at most. The report trains for ten epochs at 1e-5.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 SHORT = {
     "data.max_length": 32,

@@ -1,12 +1,12 @@
 """Supervised SimCSE on the 6-block BERT of `configs/studies/minilm.py`, from triples: a row beside that study's.
 
-Command:   python -m diffcse_jax.study configs/studies/minilm_supervised.py --config.data.train_file=triples.csv
+Command:   diffcse study --config minilm_supervised --config.data.train_file=triples.csv
 Data:      a csv with columns sent0, sent1, hard_neg: premises, entailments, contradictions of NLI.
 
 Seed, steps, pooler and projector are those of the rows of 100 steps there.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

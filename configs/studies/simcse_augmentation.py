@@ -1,6 +1,6 @@
 """SimCSE with augmented sentences as second views, BERT-base (SimCSE Table 1, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_augmentation.py
+Command:   diffcse study --config simcse_augmentation
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; for synonyms a file
            `synonyms.tsv`: lines of a word and its synonyms, separated by tabs (the paper's are those of nlpaug).
 
@@ -8,7 +8,7 @@ Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 step
 that it runs without dropout and draws from its distribution is ours.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 DELETE_ONE_WORD = {"data.augmentation": "delete_one_word"}
 NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}

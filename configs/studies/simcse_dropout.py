@@ -1,12 +1,12 @@
 """SimCSE with other dropout rates, and with the same dropout for both views, BERT-base (SimCSE Table 3, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_dropout.py
+Command:   diffcse study --config simcse_dropout
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 A rate is that of all hidden states, the embedding layer's included, and of attention probabilities.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 OTHER_RATES = (0.0, 0.01, 0.05, 0.15, 0.2, 0.5)
 

@@ -1,13 +1,13 @@
 """Supervised SimCSE with and without hard negatives of several weights, BERT-base (SimCSE Table 7, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_hard_negatives.py
+Command:   diffcse study --config simcse_hard_negatives
 Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
 
 The paper's row with neutral sentences, too, needs a file with these as a further column (`hard_neg_2`): the triples do
 not hold them.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """Supervised SimCSE with an auxiliary masked LM of several weights, BERT-base (SimCSE Table D.2, on dev sets).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_mlm.py
+Command:   diffcse study --config simcse_mlm
 Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
 
 The paper does not name the model of this table; its score on STS-B without masked LM is that of supervised SimCSE in
@@ -8,8 +8,8 @@ the other tables. Its transfer scores are of dev sets: `python eval.py --mode de
 run's folder.
 """
 
+from diffcse_jax.apps.study import Study
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """SimCSE with pairs of NLI as positives, BERT-base (SimCSE Table 4, its rows of the triples, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_nli.py
+Command:   diffcse study --config simcse_nli
 Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512; for the unsupervised row
            10^6 Wikipedia sentences (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
@@ -9,7 +9,7 @@ data sets are pairs of text, too: `data.train_file` and `data.columns` name a fi
 134,000 pairs, so many lines of a shuffled file.
 """
 
-from diffcse_jax.study import Study, settings_of
+from diffcse_jax.apps.study import Study, settings_of
 
 
 def get_study() -> Study:

@@ -1,12 +1,12 @@
 """SimCSE and next sentences as positives, with one encoder and with two, BERT-base (SimCSE Table 2, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_objectives.py --config.data.train_file=documents.txt
+Command:   diffcse study --config simcse_objectives --config.data.train_file=documents.txt
 Data:      1 epoch of a text in the order of its documents: one sentence a line, blank lines between documents. SimCSE's
            Wikipedia sentences (`wiki1m`) are in no order, so that rows with the next sentence fail on them; all rows
            read the same text here.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 NEXT = {"data.documents": "blank_lines", "data.pairs": "neighbours"}
 

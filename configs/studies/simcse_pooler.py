@@ -1,6 +1,6 @@
 """Unsupervised and supervised SimCSE with other sentence vectors and heads, BERT-base (SimCSE Table 6, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_pooler.py
+Command:   diffcse study --config simcse_pooler
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; for supervised rows triples of
            SNLI and MNLI, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
 
@@ -9,7 +9,7 @@ without supervision and `MLP` with it. `First-last` is the mean of the embedding
 authors' code of that time; `avg_first_block_last` is that of their later one.
 """
 
-from diffcse_jax.study import Settings, Study, settings_of
+from diffcse_jax.apps.study import Settings, Study, settings_of
 
 HEADS: dict[str, Settings] = {
     "CLS, MLP (train)": {"model.projector_train_only": True},

@@ -1,13 +1,13 @@
 """Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Table 5, with the settings of Table A.1).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_sts.py
+Command:   diffcse study --config simcse_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervised rows triples of SNLI and MNLI,
            SimCSE's `nli_for_simcse.csv`, 3 epochs.
 Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
 """
 
+from diffcse_jax.apps.study import Study, settings_of
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study, settings_of
 
 ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
 ROBERTA_LARGE = {"model.name_or_path": "roberta-large"}

@@ -1,12 +1,12 @@
 """Supervised SimCSE with other temperatures, and with dot products, BERT-base (SimCSE Table D.1, on STS-B dev).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_temperature.py
+Command:   diffcse study --config simcse_temperature
 Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
 
 The paper does not name the model of this table; its score at 0.05 is that of supervised SimCSE in the other tables.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

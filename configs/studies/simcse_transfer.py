@@ -1,14 +1,14 @@
 """Unsupervised and supervised SimCSE on the transfer tasks, with and without masked LM (SimCSE Table E.1).
 
-Command:   python -m diffcse_jax.study configs/studies/simcse_transfer.py
+Command:   diffcse study --config simcse_transfer
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervised rows triples of SNLI and MNLI,
            SimCSE's `nli_for_simcse.csv`, 3 epochs.
 
 Batch sizes and learning rates are those of Table A.1.
 """
 
+from diffcse_jax.apps.study import Study, settings_of
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study, settings_of
 
 ROBERTA_BASE = {"model.name_or_path": "roberta-base"}
 ROBERTA_LARGE = {"model.name_or_path": "roberta-large"}

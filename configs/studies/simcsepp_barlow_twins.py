@@ -1,13 +1,13 @@
 """SimCSE with Barlow Twins and artificial rows against its rank bottleneck, BERT-base (after SimCSE++ Table 2).
 
-Command:   python -m diffcse_jax.study configs/studies/simcsepp_barlow_twins.py
+Command:   diffcse study --config simcsepp_barlow_twins
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 With 704 artificial rows a batch of 64 has as many rows as vectors have numbers, 768. Barlow Twins is added to the
 contrast, as in the authors' code; its weight is ours.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 BARLOW_TWINS = {"barlow_twins.weight": 0.005}
 

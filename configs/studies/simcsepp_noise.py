@@ -1,12 +1,12 @@
 """SimCSE with more and with less noise in positives and in negatives, BERT-base (after SimCSE++ Table 1).
 
-Command:   python -m diffcse_jax.study configs/studies/simcsepp_noise.py
+Command:   diffcse study --config simcsepp_noise
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 More: Gaussian noise of variance 0.1. Less: the mean of 10 dropout samples, in negatives 5 of each view.
 """
 
-from diffcse_jax.study import Study
+from diffcse_jax.apps.study import Study
 
 
 def get_study() -> Study:

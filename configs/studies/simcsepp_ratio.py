@@ -1,6 +1,6 @@
 """Off-dropout negatives with other ratios m, BERT-base (after SimCSE++ Table 5).
 
-Command:   python -m diffcse_jax.study configs/studies/simcsepp_ratio.py
+Command:   diffcse study --config simcsepp_ratio
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
 The first row, with which the others are compared, has the published m = 0.9. The other values are ours, as is that
@@ -8,8 +8,8 @@ dimension-wise contrast takes no part. m multiplies the positive logit, as in th
 `--config.contrast.negative_ratio_form=paper` puts it where the paper has it, on the sum of negatives.
 """
 
+from diffcse_jax.apps.study import Study
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study
 
 
 def get_study() -> Study:

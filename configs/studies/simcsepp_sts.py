@@ -1,12 +1,12 @@
 """SimCSE, SimCSE++ and DiffCSE on the seven STS tasks, BERT-base and BERT-large (SimCSE++ Table 3).
 
-Command:   python -m diffcse_jax.study configs/studies/simcsepp_sts.py
+Command:   diffcse study --config simcsepp_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
 Published: one seed each.
 """
 
+from diffcse_jax.apps.study import Study, settings_of
 from diffcse_jax.evaluation.results import published_scores
-from diffcse_jax.study import Study, settings_of
 
 OFF_DROPOUT = {"contrast.negatives": "off_dropout", "contrast.negative_ratio": 0.9}
 DCL = {"dcl.weight": 0.1, "dcl.temperature": 5.0}

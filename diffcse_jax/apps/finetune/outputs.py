@@ -1,0 +1,232 @@
+"""What a fine-tuning leaves in its folder: predictions, confusion matrices, and heads that transformers can read."""
+
+import csv
+import dataclasses
+import importlib.util
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from diffcse_jax.apps.finetune.model import TaskModel, decided, named
+from diffcse_jax.apps.finetune.tasks import Rows, TaskData
+from diffcse_jax.errors import CheckpointError, require_extra
+from diffcse_jax.export import SAMPLES, TOLERANCE, write_folder
+from diffcse_jax.io import disk_errors, read_json, replace_dir, write_json, write_tensors
+from diffcse_jax.losses.finetune import Task
+from diffcse_jax.models import families, hf
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.run_folder.saved_encoder import SavedEncoder
+
+TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
+# A confusion matrix: inches of a cell and of the whole; classes with text in their cells; names along an axis.
+_CELL, _LARGEST = 0.75, 20.0
+_MOST_WITH_TEXT, _MOST_NAMES = 30, 150
+
+
+def write_outputs(
+    model: TaskModel, tasks: Sequence[TaskData], workdir: Path, style: str, batch_size: int
+) -> list[Path]:
+    """Write predictions of dev and test rows, and a confusion matrix for each classification.
+
+    Args:
+        model: The encoder with its heads.
+        tasks: The tasks with their rows.
+        workdir: Receives `predictions/TASK-dev.csv`, `predictions/TASK-test.csv` and `report/confusion_TASK.png`.
+        style: The format of predictions, `csv` or `cs224n`.
+        batch_size: Sentences per encoding batch.
+
+    Returns:
+        The files.
+    """
+    files = []
+    for data in tasks:
+        for split, rows in (("dev", data.dev), ("test", data.test)):
+            if rows is None:
+                continue
+            values = decided(data.task, model.outputs(data.name, rows.texts, batch_size))
+            files.append(workdir / "predictions" / f"{data.name}-{split}.csv")
+            write_predictions(files[-1], data.task, rows, named(data.task, values), style)
+            if split == "dev" and data.task.kind == "classification":
+                counts = confusion(data.dev.labels, values, len(data.task.labels))
+                files.append(draw_confusion(counts, data.task.labels, data.name, workdir / "report"))
+    return files
+
+
+def write_predictions(path: Path, task: Task, rows: Rows, values: Sequence[str] | Sequence[float], style: str) -> None:
+    """Write the names of rows and their predictions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = [value if isinstance(value, str) else f"{value:.6g}" for value in values]
+    pairs = list(zip(rows.ids, texts, strict=True))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if style == "cs224n":
+            file.write(f"id \t {task.prediction} \n")
+            file.writelines(f"{name} , {value} \n" for name, value in pairs)
+        else:
+            csv.writer(file, lineterminator="\n").writerows([("id", task.prediction), *pairs])
+
+
+def confusion(
+    labels: Int[np.ndarray, " rows"], predicted: Int[np.ndarray, " rows"], classes: int
+) -> Int[np.ndarray, "classes classes"]:
+    """Count rows by their class (row) and their predicted class (column)."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    return counts
+
+
+def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[str], name: str, folder: Path) -> Path:
+    """Draw counts, coloured by their share of the class, into `confusion_NAME.png`, and return its path.
+
+    With many classes, cells have no text, and only some names are written so that they do not overlap.
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shown = range(0, len(labels), math.ceil(len(labels) / _MOST_NAMES))
+    names = [_shorten(labels[number]) for number in shown]
+    size = min(1.4 + 0.08 * max(map(len, names)) + _CELL * len(labels), _LARGEST)
+    figure = require_extra("matplotlib.figure", "report").Figure(figsize=(size + 1.0, size), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    has_text = len(labels) <= _MOST_WITH_TEXT
+    for (row, column), count in np.ndenumerate(counts) if has_text else ():
+        text, color = f"{count:,}\n{shares[row, column]:.0%}", "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
+    rotation = 0 if has_text and max(map(len, names)) <= 8 else 90
+    style = {"fontsize": 10 if has_text else 7, "parse_math": False}  # names may contain dollar signs
+    axes.set_xticks(shown, names, rotation=rotation, **style)
+    axes.set_yticks(shown, names, **style)
+    accuracy = np.trace(counts) / max(counts.sum(), 1)
+    axes.set(title=f"{name}, dev: accuracy {accuracy:.1%}", xlabel="predicted", ylabel="class")
+    figure.colorbar(image, ax=axes, aspect=30, label="share of the class")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"confusion_{name}.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _shorten(name: str) -> str:
+    line = " ".join(name.split())
+    return line if len(line) <= 24 else f"{line[:21]}..."
+
+
+# Heads
+
+
+def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str, str]:
+    """Write `FOLDER/TASK/task.json`, `head.safetensors` and, if transformers has a class, `sequence_classification/`.
+
+    Args:
+        model: The encoder with its heads.
+        saved: The encoder.
+        folder: Receives a folder for each task. Earlier ones are replaced.
+
+    Returns:
+        What was written, by task, in words.
+
+    Raises:
+        CheckpointError: The outputs of a folder in PyTorch differ from the model's.
+    """
+    written = {}
+    for name, task in model.tasks.items():
+        with disk_errors(folder, safe="The checkpoints are complete."), replace_dir(folder / name) as new:
+            write_tensors(new / HEAD_FILE, model.heads[name])
+            reason = why_not(task, saved)
+            record: dict[str, Any] = {"task": dataclasses.asdict(task), "pooler": saved.pooler, "head_alone": reason}
+            written[name] = f"only the head: {reason}"
+            if not reason:
+                write_sequence_classifier(task, model.heads[name], saved, new / MODEL_FOLDER)
+                difference = check(model, name, new / MODEL_FOLDER, saved.transformer_config.max_length)
+                record["maximal_absolute_difference"] = difference
+                compared = "" if difference is None else f"; outputs in PyTorch differ by at most {difference:.1e}"
+                written[name] = f"a sequence-classification model{compared}"
+            write_json(new / TASK_FILE, record)
+    return written
+
+
+def why_not(task: Task, saved: SavedEncoder) -> str:
+    """Return why transformers' classifiers cannot hold a head, or an empty string."""
+    family = saved.transformer_config.family
+    activation = families.find(family).sequence_classifier.activation
+    if task.is_pair:
+        return "transformers reads a pair as one sequence, but this head compares two embeddings"
+    if saved.pooler not in ("cls", "cls_before_pooler"):
+        return f"transformers' classifiers read position 0, but the pooler of this encoder is {saved.pooler}"
+    if saved.pooler == "cls_before_pooler" and (task.depth, task.activation) != (2, activation):
+        return (
+            f"the classifier of {family} is dense, {activation}, dense (depth=2, activation={activation!r}), but this "
+            f"head has depth={task.depth}, activation={task.activation!r}"
+        )
+    if saved.pooler == "cls" and (task.depth, activation) != (1, "tanh"):
+        return f"the pooler cls has a dense + tanh layer, and the classifier of {family} adds at most one layer"
+    return ""
+
+
+def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, folder: Path) -> None:
+    """Write a model of transformers into a new folder. `why_not` must be empty."""
+    folder.mkdir()
+    write_folder(saved, folder)
+    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        (folder / name).unlink()
+    for module in folder.glob("[0-9]_*"):
+        shutil.rmtree(module)
+    sizes, family = saved.transformer_config, families.find(saved.transformer_config.family)
+    layers = [(np.asarray(head[f"layers.{n}.kernel"]), np.asarray(head[f"layers.{n}.bias"])) for n in range(task.depth)]
+    if saved.pooler == "cls":
+        assert saved.pooler_head is not None
+        layers.insert(0, (np.asarray(saved.pooler_head["dense.kernel"]), np.asarray(saved.pooler_head["dense.bias"])))
+    if task.chosen_loss == "binary_cross_entropy":  # transformers expects two logits: the first class's is always 0
+        layers[1] = tuple(np.concatenate([np.zeros_like(part), part], axis=-1) for part in layers[1])  # type: ignore[assignment]
+    encoder = hf.to_hf(saved.transformer, "transformer", sizes)
+    tensors = {family.prefix + name: value for name, value in encoder.items()}
+    names = family.sequence_classifier.dense, family.sequence_classifier.classifier
+    for name, (kernel, bias) in zip(names, layers, strict=True):
+        tensors |= {f"{name}.weight": np.ascontiguousarray(kernel.T), f"{name}.bias": bias}
+    write_tensors(folder / "model.safetensors", tensors)
+    labels = task.labels or ("value",)
+    config = read_json(folder / "config.json")
+    config |= {
+        "architectures": [f"{family.architecture.removesuffix('Model')}ForSequenceClassification"],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "problem_type": "single_label_classification" if task.labels else "regression",
+    }
+    write_json(folder / "config.json", config)
+
+
+def check(model: TaskModel, name: str, folder: Path, max_length: int) -> float | None:
+    """Return the largest difference of outputs on sample sentences in PyTorch, or None if that is not installed.
+
+    Raises:
+        CheckpointError: The difference is more than 1e-4 of the outputs' scale.
+    """
+    if not importlib.util.find_spec("torch"):
+        return None
+    expected = model.outputs(name, [(sentence,) for sentence in SAMPLES])
+    if model.tasks[name].chosen_loss == "binary_cross_entropy":
+        expected = np.concatenate([np.zeros_like(expected), expected], axis=1)
+    difference = float(np.abs(_outputs_in_torch(folder, SAMPLES, max_length) - expected).max())
+    scale = max(float(np.abs(expected).max()), 1.0)
+    if not difference <= TOLERANCE * scale:
+        raise CheckpointError(
+            f"task {name}: the outputs of the sequence-classification model in PyTorch differ from the head's by "
+            f"{difference:.2e}, more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
+        )
+    return difference
+
+
+def _outputs_in_torch(folder: Path, sentences: Sequence[str], max_length: int) -> Float32[np.ndarray, "rows outputs"]:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # while weights load
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
+    inputs = tokenizer(list(sentences), padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+    with torch.inference_mode():
+        return network.eval()(**inputs).logits.numpy()
