@@ -17,6 +17,7 @@ from diffcse_jax.commands import embed, encode, search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import Progress
+from diffcse_jax.models import pooling
 from diffcse_jax.search.records import in_chunks
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
