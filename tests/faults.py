@@ -198,7 +198,7 @@ def prepare(world: World) -> None:
 
 
 def _no_curves(workdir: Path, config: Any) -> Path:
-    sys.modules["diffcse_jax.training.metrics"].read_metrics(workdir)  # as drawing does
+    sys.modules["diffcse_jax.run_folder.records"].read_metrics(workdir)  # as drawing does
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"no picture")

@@ -29,7 +29,7 @@ LIBRARY = "DIFFCSE_FAULTY_FILES"  # the variable that names the loaded library
 
 # Where a run computes: a signal may come at a moment of the n-th call.
 MOMENTS = {
-    "tokenising": "diffcse_jax.data.tokens._write_arrays",
+    "tokenising": "diffcse_jax.data.token_store._write_arrays",
     "head training": "diffcse_jax.training.generator.train_head",
     "step": "diffcse_jax.training.train.Programs.__call__",
     "save": "diffcse_jax.run_folder.checkpoints.Checkpoints.save",

@@ -111,7 +111,7 @@ def test_a_model_without_pooler_weights_exports(saved, tmp_path, capfd):
         TorchEncoder(str(tmp_path / "out"), "cls")
 
 
-def test_sentence_transformers_cuts_where_the_positions_end(saved, tmp_path):
+def test_sentence_transformers_cuts_at_the_maximum_length(saved, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     saved(pooler="avg")
@@ -124,7 +124,7 @@ def test_sentence_transformers_cuts_where_the_positions_end(saved, tmp_path):
     np.testing.assert_allclose(model.encode(fits + " cat"), ours, atol=1e-5)
 
 
-def test_the_card_says_what_the_model_is(saved, tmp_path, monkeypatch):
+def test_the_card_describes_the_model(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_installed", lambda module: False)
     saved(pooler="cls_before_pooler")
     export.export(tmp_path / "workdir", tmp_path / "out", about=export.About(hub_id="ada/model", license="mit"))
@@ -147,7 +147,7 @@ def test_the_card_says_what_the_model_is(saved, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("family", "pooler", "truncate_dim"), [("bert", "cls", None), ("mpnet", "avg_first_block_last", 6)]
 )
-def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
+def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(
     saved, tmp_path, monkeypatch, family, pooler, truncate_dim, capsys
 ):
     monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)  # int8 is scored without STS-B
@@ -183,7 +183,7 @@ def test_the_usage_in_the_card_runs_and_no_file_tells_of_this_machine(
         np.testing.assert_allclose(graph.encode(texts), normalize(encoder.encode(texts)), atol=1e-5)
 
 
-def test_onnx_is_asked_for_before_work_is_done(saved, tmp_path, monkeypatch):
+def test_missing_onnx_packages_are_reported_first(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: None if name == "onnx" else name)
     with pytest.raises(ConfigError, match=r"--onnx needs onnx\. Install .* 'diffcse_jax\[onnx\]'"):
         export.export(tmp_path / "workdir", tmp_path / "out", with_onnx=True)
@@ -237,7 +237,7 @@ def test_an_earlier_export_is_replaced_and_survives_a_failure(saved, tmp_path, m
     assert not (out / "1_WeightedLayerPooling").exists()
 
 
-def test_a_folder_of_something_else_is_not_overwritten(saved, tmp_path):
+def test_other_folders_are_not_overwritten(saved, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("years of work")
     saved()
@@ -275,7 +275,7 @@ def test_an_export_killed_in_the_swap_loses_nothing(saved, tmp_path, monkeypatch
     assert SentenceEncoder.from_pretrained(out).pooler == "cls"
 
 
-def test_only_remains_of_killed_exports_are_removed(saved, tmp_path):
+def test_only_leftovers_of_killed_exports_are_removed(saved, tmp_path):
     runs = tmp_path / "runs"
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
@@ -291,7 +291,7 @@ def test_only_remains_of_killed_exports_are_removed(saved, tmp_path):
     assert {folder.name for folder in runs.iterdir()} == {"out", *others}
 
 
-def test_a_full_disk_is_one_paragraph_and_leaves_the_earlier_export(saved, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_export(saved, tmp_path, monkeypatch):
     """A limit on the size of files stands for the disk: safetensors writes in its own code."""
     monkeypatch.setattr(export, "_installed", lambda module: False)
     saved(pooler="avg")
@@ -370,7 +370,7 @@ def test_reading_back_draws_no_progress_bar(saved, tmp_path, capfd):
     assert "Loading weights" not in capfd.readouterr().err
 
 
-def test_as_a_command_it_refuses_what_is_no_workdir(tmp_path):
+def test_the_command_refuses_a_folder_that_is_not_a_run(tmp_path):
     command = [sys.executable, "-m", "diffcse_jax", "export", "--model", tmp_path, "--output", tmp_path / "out"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2

@@ -126,12 +126,12 @@ def test_a_folder_is_uploaded_and_a_second_upload_replaces_the_first(fake, tmp_p
 
 
 @pytest.mark.parametrize("name", ["model", "ada/model/x", "ada/mo del", ""])
-def test_names_that_are_none_are_refused(fake, name):
+def test_invalid_names_are_refused(fake, name):
     with pytest.raises(ConfigError, match="--push_to_hub"):
         hub.check(name)
 
 
-def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
+def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
     def refused(*arguments: str) -> str:
         command = ["export", "--model", str(tmp_path), "--push_to_hub", *arguments]
         monkeypatch.setattr(sys, "argv", command)
@@ -150,7 +150,7 @@ def test_what_people_can_put_right_is_told_before_anything_is_exported(fake, tmp
     assert fake.created == []
 
 
-def test_a_refused_upload_says_that_the_export_is_whole(fake, tmp_path, monkeypatch):
+def test_a_refused_upload_keeps_the_export(fake, tmp_path, monkeypatch):
     folder = write(tmp_path / "export", "README.md")
     whole = f"The export in {folder} is complete"
     with pytest.raises(ConfigError, match="may not write there") as refused:

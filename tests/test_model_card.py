@@ -72,7 +72,7 @@ def test_the_hub_reads_the_metadata():
     ]  # fmt: skip
 
 
-def test_what_is_not_known_is_left_out():
+def test_unknown_facts_are_left_out():
     config = config_of("adapt", data__train_file="notes.txt")
     saved = dataclasses.replace(saved_with(config), dev={}, baseline=None)
     data = ModelCard(card_of(saved, BaseModel("mine"))).data.to_dict()
@@ -81,7 +81,7 @@ def test_what_is_not_known_is_left_out():
     assert (asked.base_model, asked.license, asked.language) == ("bert-base-uncased", "mit", ["de", "fr"])
 
 
-def test_scores_of_whole_vectors_are_no_results_of_cut_ones():
+def test_cut_embeddings_have_no_dev_results():
     saved = saved_with(config_of("adapt", matryoshka__sizes=(4, 8)))
     cut, whole = (ModelCard(card_of(saved, truncate_dim=size)) for size in (8, SIZES.hidden_size))
     assert (cut.data.eval_results, len(whole.data.eval_results)) == (None, 1)
@@ -91,7 +91,7 @@ def test_scores_of_whole_vectors_are_no_results_of_cut_ones():
     assert "matryoshka" in cut.data.tags
 
 
-def test_retrieval_scores_are_of_the_text_that_they_were_measured_on():
+def test_retrieval_scores_name_their_text():
     config = config_of("adapt", data__train_file="/home/ada/notes.txt")
     dev = {"lead_retrieval": 50.0, "lead_retrieval_recall@5": 75.0, "uniformity": -3.0}
     saved = dataclasses.replace(saved_with(config), dev=dev)
@@ -132,7 +132,7 @@ def test_the_command_repeats_the_configuration(name, changed):
     assert parse(made.command) == run
 
 
-def test_no_path_of_this_machine_is_in_a_card(tmp_path):
+def test_a_card_has_no_local_paths(tmp_path):
     private = str(tmp_path / "private")
     names = ("data.train_file", "data.cache_dir", "data.synonyms_file", "eval.pairs_file", "eval.data_dir")
     config = shipped_config("diffcse_base")
@@ -160,7 +160,7 @@ def test_relative_paths_lose_their_folders_and_hub_ids_stay(tmp_path, monkeypatc
     assert flat(card.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
 
 
-def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
+def test_only_results_of_this_model_are_used(tmp_path):
     run, saved = tmp_path / "run", saved_with(config_of("diffcse_base"))
     run.mkdir()
 
@@ -190,7 +190,7 @@ def test_test_results_are_taken_only_if_they_are_of_this_model(tmp_path):
     assert card.recorded_results(run, saved, None, []) == ({}, None)
 
 
-def test_papers_are_those_of_the_methods_used():
+def test_a_card_cites_the_methods_used():
     assert papers_of(config_of("simcse_base")) == ["simcse"]
     assert papers_of(config_of("diffcse_base")) == ["simcse", "diffcse"]
     assert papers_of(config_of("diffcse_simcsepp_base")) == ["simcse", "simcsepp", "diffcse"]
@@ -204,7 +204,7 @@ def test_papers_are_those_of_the_methods_used():
     assert "chuang2022diffcse" not in card
 
 
-def test_every_paper_has_an_entry_of_bibtex():
+def test_every_paper_has_bibtex():
     for field in dataclasses.fields(Config):
         if isinstance(loss := getattr(Config(), field.name), Loss):
             assert set(loss.papers) <= BIBTEX.keys(), field.name

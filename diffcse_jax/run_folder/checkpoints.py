@@ -97,10 +97,6 @@ class Checkpoints:
                 self._close()
             self._quiet.pop_all().__exit__(kind, *error)
 
-    def close(self) -> None:
-        """Wait for the last save, then close."""
-        self.__exit__(None, None, None)
-
     @property
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint, or None."""
