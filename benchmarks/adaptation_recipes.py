@@ -91,7 +91,7 @@ class Stopwatch:
 def train_ours(config: Config, folder: Path) -> dict[str, Any]:
     """Trains by the configuration."""
     from diffcse_jax.evaluation.dev import build_dev_evaluation
-    from diffcse_jax.training.train import train
+    from diffcse_jax.training import train
 
     watch = Stopwatch()
 
@@ -100,7 +100,11 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
         object.__setattr__(evaluation, "measure", watch.without(evaluation.measure))  # the dataclass is frozen
         return evaluation
 
-    verdict = train(config, folder, build_evaluation)
+    train.build_dev_evaluation = build_evaluation
+    try:
+        verdict = train.train(config, folder)
+    finally:
+        train.build_dev_evaluation = build_dev_evaluation
     return watch.read() | {"verdict": verdict, "learning_rate": config.optim.learning_rate}
 
 

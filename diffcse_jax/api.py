@@ -1,4 +1,4 @@
-"""Training from Python.
+"""Train from Python, and what `diffcse train` does: train, select, export, draw the curves.
 
 from diffcse_jax import train
 
@@ -10,33 +10,41 @@ See docs/api.md.
 import dataclasses
 import itertools
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from diffcse_jax.config import Config, ConvertsToDict, configuration, flat
+from diffcse_jax import hosts
+from diffcse_jax.config import Config, ConvertsToDict, configuration, flat, unknown_key_message
 from diffcse_jax.data.in_memory import Text, as_texts, write_held_out, write_sentences
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.run import named_workdir, run
+from diffcse_jax.errors import ConfigError, Interrupted, UserError
+from diffcse_jax.export import export
+from diffcse_jax.hosts import log_line
+from diffcse_jax.io import disk_errors, expand_path
+from diffcse_jax.run_folder.folder import held
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training.callbacks import Callback
+from diffcse_jax.training.curves import draw_curves
+from diffcse_jax.training.train import train as train_in_folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of training; unpacked, it is the encoder and its history.
+    """The result of training. Unpacking gives the encoder and the history.
 
     Attributes:
-        encoder: the model that the run has selected: its best checkpoint, or what else its verdict says.
-        history: the rows of `metrics.jsonl`, each with its `step`: losses and other metrics of logged steps, dev scores
-            as `dev/NAME`, at step 0 those of the start as `start/NAME`.
-        scores: the dev scores of the encoder.
-        start_scores: those of the start.
-        verdict: how the two compare and what was exported, in words.
-        workdir: the run's folder; `workdir / "export"` is for Hugging Face and sentence-transformers.
+        encoder: The selected model: the best checkpoint, or what else the verdict says.
+        history: The rows of `metrics.jsonl`, each with its `step`: losses and other metrics of logged steps, and dev
+            scores as `dev/NAME`. At step 0 `start/NAME` are the scores of the starting checkpoint.
+        scores: Dev scores of the encoder.
+        start_scores: Dev scores of the starting checkpoint.
+        verdict: How the two compare and what was exported, as text.
+        workdir: The run folder. `workdir / "export"` loads in transformers and sentence-transformers.
     """
 
     encoder: SentenceEncoder
@@ -47,7 +55,8 @@ class Trained:
     workdir: Path
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.encoder, self.history))
+        yield self.encoder
+        yield self.history
 
 
 def train(
@@ -58,37 +67,43 @@ def train(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Trains a sentence encoder and exports it. Called again with the same arguments it goes on where it stopped.
+    """Train a sentence encoder and export it. The same call again resumes where the first one stopped.
 
     Args:
-        sentences_or_path: sentences or documents; or tuples of sentence, positive and hard negatives; or dicts of
-            columns; or what `data.train_file` takes: a file, a folder, `docstrings`, `wiki1m`. None: the
-            configuration's own. Of tuples, where the configuration would make pairs of documents, the share
-            `data.held_out` (then of the rows) is kept out of training for `eval.metric="pairs_retrieval"`.
-        config: the name of a file in configs/, a path of such a file, a dict of what differs from the defaults
+        sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive and hard negatives;
+            dicts of columns; or a value of `data.train_file`, such as a file, a folder, `docstrings` or `wiki1m`. None:
+            the configuration's text. If the configuration makes pairs of documents and you give tuples, the fraction
+            `data.held_out` of the rows is kept out of training for `eval.metric="pairs_retrieval"`.
+        config: The name of a file in configs/, the path of such a file, a dict of what differs from the defaults
             (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a `Config`, or a ConfigDict.
-        workdir: where the run lives; `{seed}`, `{name}` and keys as `{optim.learning_rate}` stand for its values. None:
-            `runs/NAME` of the configuration's file, `runs/custom` for a dict or a `Config`.
-        overrides: values that change `config`, by key or in groups.
-        callbacks: are told of steps, evaluations and saves (`diffcse_jax.Callback`).
+        workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's values.
+            None: `runs/NAME` of the configuration file, `runs/custom` for a dict or a `Config`.
+        overrides: Values that change `config`, by key or in groups.
+        callbacks: Called at steps, evaluations and saves (`diffcse_jax.Callback`).
 
     Raises:
-        UserError: a configuration, text, checkpoint or workdir that cannot be used; the message says what to do.
-        Interrupted: a `KeyboardInterrupt`: by Ctrl-C, SIGTERM or a callback. Everything is saved.
+        UserError: A configuration, text, checkpoint or run folder cannot be used. The message says what to do.
+        Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. A `KeyboardInterrupt`.
     """
     name, checked = configuration(config, overrides)
     if sentences_or_path is not None:
-        checked = Config.from_dict(flat(checked.to_dict()) | _settings(sentences_or_path, checked))
+        checked = Config.from_dict(flat(checked.to_dict()) | _text_settings(sentences_or_path, checked))
     folder = named_workdir(None if workdir is None else os.fspath(workdir), name, checked)
     verdict = run(checked, folder, callbacks)
     saved = read_encoder(folder)
     start_scores = saved.baseline.dev if saved.baseline else {}
-    encoder = SentenceEncoder.from_saved(saved)
-    return Trained(encoder, read_metrics(folder), saved.dev, start_scores, verdict, folder)
+    return Trained(SentenceEncoder.from_saved(saved), read_metrics(folder), saved.dev, start_scores, verdict, folder)
 
 
-def _settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
-    """The keys by which a run trains on this text."""
+def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
+    """Return the configuration keys with which a run trains on this text.
+
+    Raises:
+        ConfigError: It is a single sentence.
+        DataError: It cannot be iterated as texts.
+    """
+    if isinstance(given, str) and re.search(r"\w\s+\w", given) and not expand_path(given).exists():
+        raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
     if isinstance(given, str | os.PathLike):
         return {"data.train_file": os.fspath(given)}
     texts = iter(as_texts(given))
@@ -103,6 +118,94 @@ def _settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) ->
         settings |= {"data.train_file": train_file, "eval.metric": "pairs_retrieval", "eval.pairs_file": pairs_file}
     else:
         settings |= {"data.train_file": write_sentences(texts)}
-    told = ", ".join(f"{key}={value!r}" for key, value in settings.items() if not isinstance(value, Path))
-    print(f"notice: rows of several texts are pairs already: {told}", file=sys.stderr)
+    changed = ", ".join(f"{key}={value!r}" for key, value in settings.items() if not isinstance(value, Path))
+    log_line(f"notice: rows with several texts are used as pairs ({changed})")
     return settings
+
+
+def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
+    """Train in a run folder, from the start or from where an earlier run stopped, and export to `WORKDIR/export`.
+
+    Args:
+        config: The configuration.
+        workdir: The run folder.
+        callbacks: Called at steps, evaluations and saves.
+
+    Returns:
+        How the exported model compares with the starting checkpoint, as text.
+
+    Raises:
+        UserError: As `train`.
+        Interrupted: As `train`.
+    """
+    return in_workdir(config, workdir, partial(_train_and_export, callbacks=callbacks))
+
+
+def _train_and_export(config: Config, workdir: Path, callbacks: Sequence[Callback]) -> str:
+    verdict = train_in_folder(config, workdir, callbacks)
+
+    def finish() -> None:
+        export_with_curves(config, workdir)
+        print(verdict)
+
+    hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
+    return verdict
+
+
+def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str]) -> str:
+    """Join the other processes, if there are any, and lock the run folder while `work` runs in it.
+
+    Args:
+        config: The configuration.
+        workdir: The run folder.
+        work: Does the work and returns its result as text.
+
+    Raises:
+        UserError: The processes cannot be joined, another process works in the folder, or `work` failed.
+        Interrupted: As `train`.
+    """
+    if config.distributed:
+        hosts.join()  # before anything asks JAX for its devices
+    else:
+        hosts.require_alone()
+    hosts.keep_compiled()
+    try:
+        with hosts.terminated_like_interrupted(), held(workdir):
+            return work(config, workdir)
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(f"Stopped. {workdir} is intact; run the same command again to resume.") from None
+
+
+def export_with_curves(config: Config, workdir: Path) -> None:
+    """Export the selected model of a run to `WORKDIR/export`, and draw its curves if matplotlib is installed."""
+    with disk_errors(workdir / "report", safe="The checkpoints are whole."):
+        try:
+            log_line(f"curves: {draw_curves(workdir, config)}")
+        except UserError as error:
+            log_line(f"notice: no curves were drawn: {error}")
+    export(workdir, workdir / "export")
+
+
+def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        pattern: The folder as the user gives it. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for
+            the run's values, and `~` for the home folder. None: `runs/NAME`.
+        name: The name of the configuration.
+        config: The configuration.
+
+    Raises:
+        ConfigError: The pattern has an unknown key.
+    """
+    values = flat(config.to_dict()) | {"name": name, "seed": config.train.seed}
+
+    def value(braces: re.Match[str]) -> str:
+        if braces[1] not in values:
+            known = "Use {seed}, {name} or keys of the configuration."
+            raise ConfigError(f"workdir {pattern}: {unknown_key_message(braces[1])} {known}")
+        return re.sub(r"[^\w.,=+-]+", "-", str(values[braces[1]])).strip("-")
+
+    return Path("runs") / name if pattern is None else expand_path(re.sub(r"\{([\w.]*)\}", value, str(pattern)))

@@ -1,9 +1,10 @@
-"""Processes and devices: several processes, signals, progress and compiled programs."""
+"""Several processes, stop signals, messages, progress and the cache of compiled programs."""
 
 import atexit
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,45 +13,136 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import tqdm
-from jax._src.distributed import global_state  # it has no public name; Orbax reads it, too
 
 from diffcse_jax import errors
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.io import cache_folder
 
+INITIALIZATION_SECONDS = 100  # all processes must have started within this time
+HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
+SHUTDOWN_SECONDS = 30  # a process that is done waits this long for the others, which its exit would end
+DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
+SECONDS_BETWEEN_LINES = 30.0  # between two lines of progress where there is no terminal
+PAUSE = 0.1  # seconds until an interruption that Python dropped is sent again
+
+# Messages
+
+Verbosity = Literal["quiet", "normal", "verbose"]
+_verbosity: Verbosity = "normal"
+
+
+def set_verbosity(verbosity: Verbosity) -> None:
+    """Choose what is printed to standard error.
+
+    Args:
+        verbosity: "quiet" prints warnings and errors only; "normal" also notices and progress; "verbose" also the log
+            messages of libraries.
+    """
+    global _verbosity
+    _verbosity = verbosity
+    logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
+
+
+def log_line(message: str) -> None:
+    """Print a line to standard error, above any progress bar, on the first process only.
+
+    In quiet mode only lines that start with `warning:` are printed.
+    """
+    if jax.process_index() == 0 and (_verbosity != "quiet" or message.startswith("warning:")):
+        tqdm.tqdm.write(message, file=sys.stderr)
+
+
+def hides_progress() -> bool | None:
+    """Return the value of tqdm's `disable`: None draws a bar on terminals, True hides it (quiet, other processes)."""
+    return True if _verbosity == "quiet" or jax.process_index() else None
+
+
+class Progress:
+    """Show progress on standard error: a bar on a terminal, elsewhere a line every 30 seconds.
+
+    Args:
+        what: The work, such as "embedding".
+        unit: What is counted, in the plural.
+        total: How many there are, if that is known.
+        quiet: Show nothing.
+    """
+
+    def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
+        self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
+        self._done = 0
+        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", total=total, disable=quiet or hides_progress())
+        self._begun = self._printed = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def update(self, count: int) -> None:
+        """Count this many more."""
+        self._done += count
+        self._bar.update(count)
+        now = time.monotonic()
+        if self._bar.disable and not self._quiet and now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            of = f" of {self._total:,}" if self._total else ""
+            rate = self._done / (now - self._begun)
+            log_line(f"{self._what}: {self._done:,}{of} {self._unit}, {rate:,.0f} per second")
+
+    def note(self, message: str) -> None:
+        """Print a line above the bar."""
+        log_line(message)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and reports of missing weights in the block."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs in the package's cache folder, unless $JAX_COMPILATION_CACHE_DIR names another folder."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # an encoder's shape takes half a second
+
+
 # Processes
 
 
-INITIALIZATION_SECONDS = 100  # in which all processes must have come
-HEARTBEAT_SECONDS = 60  # a process that is silent for so long ends the others
-SHUTDOWN_SECONDS = 30  # for so long a process that has ended waits for the others, which its end then ends
-DECISION_SECONDS = 7 * 24 * 3600  # for so long, if they live, processes wait for what the first of them does alone
-
-_DECISIONS = "diffcse_jax/decisions"  # of the key-value store that the first process serves
-_NUMBERS = itertools.count()  # of the decisions, the same on all processes
-
-
 def join() -> None:
-    """Joins the other processes: JAX finds them, or JAX_COORDINATOR_ADDRESS and its companions tell where they are.
+    """Join the other processes of this job. A process that has joined them before stays with them.
 
-    Where this process has joined them before, for an earlier run, it stays with them.
+    JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID name them.
 
     Raises:
-        ConfigError: there are none to be found, or they cannot be reached.
+        ConfigError: There are no other processes, or they cannot be reached.
     """
     if jax.distributed.is_initialized():
         return
     index, count = process_from_environment() or (None, None)
     try:
-        with _not_waiting_for_ever(index, count):
+        with _end_after_waiting(index, count):
             jax.distributed.initialize(
                 num_processes=count,
                 process_id=index,
-                initialization_timeout=2 * INITIALIZATION_SECONDS,  # it ends the process without a word for people
+                initialization_timeout=2 * INITIALIZATION_SECONDS,  # ours comes first, with a readable message
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             )
@@ -60,16 +152,37 @@ def join() -> None:
             "GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
-    watch(HEARTBEAT_SECONDS)
+    state = _distributed_state()
+    if state.num_processes > 1:
+        Watch(state.process_id, state.num_processes, patience=HEARTBEAT_SECONDS / 2, end=HEARTBEAT_SECONDS).start()
+
+
+def _distributed_state() -> Any:
+    """Return JAX's state of the joined processes, whose `client` is a key-value store with barriers.
+
+    It is not public, and it is read here only. `multihost_utils.broadcast_one_to_all` cannot replace it: it is a
+    collective, which fails on CPUs if one process comes 30 seconds later than the others. Decisions of the first
+    process (reading data, scoring a model) often take longer.
+    """
+    from jax._src.distributed import global_state
+
+    return global_state
 
 
 @contextlib.contextmanager
-def _not_waiting_for_ever(index: int | None, count: int | None) -> Iterator[None]:
-    """Ends the process, with a paragraph, where the block takes longer than all processes may take to come."""
+def _end_after_waiting(index: int | None, count: int | None) -> Iterator[None]:
+    """End this process with a message if the block takes too long. JAX's call cannot be interrupted."""
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
+    who = "this process" if index is None else f"process {index} of {count}"
 
     def end() -> None:
-        print(f"error: {_nobody_came(index, count)}", file=sys.stderr, flush=True)
-        os._exit(ConfigError.exit_code)  # the block cannot be interrupted
+        print(
+            f"error: after {INITIALIZATION_SECONDS} s {who} has not met the others at {address}. Check that all "
+            "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(ConfigError.exit_code)
 
     timer = threading.Timer(INITIALIZATION_SECONDS, end)
     timer.daemon = True
@@ -80,47 +193,31 @@ def _not_waiting_for_ever(index: int | None, count: int | None) -> Iterator[None
         timer.cancel()
 
 
-def _nobody_came(index: int | None, count: int | None) -> str:
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
-    waited = f"after {INITIALIZATION_SECONDS} s"
-    if index is None or count is None:
-        return f"{waited} the processes of this job have not found one another: are all of them running?"
-    if index == 0:
-        return (
-            f"{waited} process 0 of {count}, at {address}, has not been joined by all the others: are they running, "
-            "and can they reach that port?"
-        )
-    return (
-        f"{waited} process {index} of {count} has not reached process 0 at {address}: is that running, is the port "
-        "open, and is JAX_COORDINATOR_ADDRESS the same for all?"
-    )
-
-
 def require_alone() -> None:
-    """Refuses the environment of several processes: without `distributed` each of them would train the whole run.
+    """Refuse to train alone where the environment describes several processes.
 
     Raises:
-        ConfigError: JAX_NUM_PROCESSES is more than 1, or JAX_PROCESS_ID and JAX_NUM_PROCESSES are no such pair.
+        ConfigError: JAX_NUM_PROCESSES is above 1, or JAX_PROCESS_ID and JAX_NUM_PROCESSES are not a valid pair.
     """
     _, count = process_from_environment() or (0, 1)
     if count > 1:
         raise ConfigError(
-            f"JAX_NUM_PROCESSES={count} makes this one of {count} processes, but distributed=False lets each train "
-            "alone in the same workdir: set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            f"JAX_NUM_PROCESSES={count}, but distributed=False: each of the {count} processes would train the whole "
+            "run in the same workdir. Either set distributed=True, or unset JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         )
 
 
 def process_from_environment() -> tuple[int, int] | None:
-    """JAX_PROCESS_ID and JAX_NUM_PROCESSES; None where neither is set.
+    """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set.
 
     Raises:
-        ConfigError: one is set without the other, or they are no number from 0 and a larger one.
+        ConfigError: Only one of them is set, or they are not a number from 0 and a larger number.
     """
     index, count = os.environ.get("JAX_PROCESS_ID"), os.environ.get("JAX_NUM_PROCESSES")
     if index is None and count is None:
         return None
     if index is None or count is None:
-        raise ConfigError("JAX_PROCESS_ID and JAX_NUM_PROCESSES go together, and only one of them is set")
+        raise ConfigError("set both JAX_PROCESS_ID and JAX_NUM_PROCESSES; only one of them is set")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(
             f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}: expected a number from 0 below the other"
@@ -128,23 +225,25 @@ def process_from_environment() -> tuple[int, int] | None:
     return int(index), int(count)
 
 
-def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """The decision of process 0, on all processes: each of them calls this, `decide` runs on the first alone.
+_decision_numbers = itertools.count()  # all processes make the same decisions in the same order
 
-    They wait for it however long it takes, and for nothing else than its life: not by a collective, which fails on CPUs
-    where one of them comes 30 s later than the others.
+
+def decided_by_first(decide: Callable[[], Any]) -> Any:
+    """Run a function on the first process only and return its result on every process.
+
+    All processes must call this. The others wait as long as the first process lives, however long the work takes.
 
     Args:
-        decide: returns a value that JSON can hold.
+        decide: Returns a value that JSON can hold.
 
     Raises:
-        UserError: the error of `decide`, on every process, so that none waits for the others.
+        UserError: The error of `decide`, raised on every process, so that none waits for another one.
     """
     if jax.process_count() == 1:
         return decide()
-    client: Any = global_state.client
-    number = next(_NUMBERS)
-    key = f"{_DECISIONS}/{number}"
+    client = _distributed_state().client
+    number = next(_decision_numbers)
+    key = f"diffcse_jax/decisions/{number}"
     if jax.process_index() == 0:
         try:
             outcome = {"value": decide()}
@@ -154,109 +253,89 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     client.wait_at_barrier(key, 1000 * DECISION_SECONDS)
     outcome = json.loads(client.blocking_key_value_get(key, 1000 * HEARTBEAT_SECONDS))
     if jax.process_index() == 0 and number:
-        client.key_value_delete(f"{_DECISIONS}/{number - 1}")  # whoever has come to this one has read that
+        client.key_value_delete(f"diffcse_jax/decisions/{number - 1}")  # all processes have read that one
     if "error" in outcome:
         raise getattr(errors, outcome["error"], UserError)(outcome["message"])
     return outcome["value"]
 
 
 def wait_for_all() -> None:
-    """Waits until all processes have come here, however long that takes: the first to exit would end the others."""
+    """Wait until all processes have come here: the first process to exit would end the others."""
     decided_by_first(lambda: None)
 
 
-# Silent processes
-
-
-_FOLDER = "diffcse_jax/alive"  # of the key-value store that the first process serves
-
-
 class Watch:
-    """Lets the other processes know that this one lives, and tells who of them does not.
+    """Tell the other processes that this one is alive, and print a warning that names processes which hang.
 
     Args:
-        index: of this process.
-        count: of all.
-        patience: seconds of silence after which a process is named.
-        end: seconds of silence after which JAX ends the others, for the message.
+        index: This process.
+        count: The number of processes.
+        patience: Seconds of silence after which a process is named.
+        end: Seconds of silence after which JAX ends the other processes (for the message).
     """
+
+    FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
 
     def __init__(self, index: int, count: int, *, patience: float, end: float):
         self._index, self._count, self._patience, self._end = index, count, patience, end
         self._host = socket.gethostname()
         self._stopped = threading.Event()
-        self._heard = {other: ("", time.monotonic()) for other in range(count)}  # latest words, and since when
-        self._answered = time.monotonic()  # the first process, which serves the words of all
-        self._told: set[int] = set()
+        self._heard = {other: ("", time.monotonic()) for other in range(count)}  # last sign of life, and when it came
+        self._answered = time.monotonic()  # when the first process last answered
+        self._named: set[int] = set()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
 
     def start(self) -> None:
-        """Goes on until the interpreter ends."""
+        """Watch until the interpreter ends."""
         for thread in self._threads:
             thread.start()
-        atexit.register(self.stop)  # before JAX lets go of the store, which was registered earlier
+        atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
 
     def stop(self) -> None:
-        """Ends both threads, unless the first process keeps one waiting."""
+        """End both threads, unless the first process keeps one of them waiting."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(timeout=1)
 
     def _speak(self) -> None:
-        """Says that this process lives, and hears the others."""
         for number in itertools.count():
-            try:
-                client: Any = global_state.client  # there is one, once the processes have met
-                client.key_value_set(f"{_FOLDER}/{self._index}", f"{self._host} {number}", allow_overwrite=True)
-                self._hear(dict(client.key_value_dir_get(_FOLDER)), time.monotonic())
-            except RuntimeError:  # the first process has ended, or does not answer in time
-                pass
+            with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
+                client = _distributed_state().client
+                client.key_value_set(f"{self.FOLDER}/{self._index}", f"{self._host} {number}", allow_overwrite=True)
+                self._hear(dict(client.key_value_dir_get(self.FOLDER)), time.monotonic())
             if self._stopped.wait(self._patience / 5):
                 return
 
-    def _hear(self, words: Mapping[str, str], now: float) -> None:
+    def _hear(self, signs: Mapping[str, str], now: float) -> None:
         self._answered = now
-        for key, said in words.items():
+        for key, sign in signs.items():
             other = int(key.rpartition("/")[2])
-            if said != self._heard[other][0]:
-                self._heard[other] = (said, now)
-                self._told.discard(other)
+            if sign != self._heard[other][0]:
+                self._heard[other] = (sign, now)
+                self._named.discard(other)
 
     def _listen(self) -> None:
         while not self._stopped.wait(self._patience / 5):
             for line in self.silent(time.monotonic()):
-                print(line, file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)  # from every process: the first one may be silent
 
     def silent(self, now: float) -> list[str]:
-        """A line for each process that has become silent."""
-        since = {other: heard for other, (_, heard) in self._heard.items()}
-        if now - self._answered > self._patience:  # then nobody can be heard
+        """Return a warning for each process that has become silent since the last call."""
+        since = {other: when for other, (_, when) in self._heard.items()}
+        if now - self._answered > self._patience:  # without the first process, no other can be heard
             since = {0: self._answered}
         silent = [other for other in since if now - since[other] > self._patience]
-        new = [other for other in silent if other not in (self._index, *self._told)]
-        self._told.update(new)
+        new = [other for other in silent if other not in (self._index, *self._named)]
+        self._named.update(new)
         return [
-            f"warning: process {other} of {self._count}, on host {self._host_of(other)}, has been silent for "
-            f"{now - since[other]:.0f} s: it hangs, or cannot be reached; after {self._end:.0f} s the others end. What "
-            "was saved is whole: the same command goes on from there"
+            f"warning: process {other} of {self._count}, on host {self._heard[other][0].partition(' ')[0] or 'unknown'}"
+            f", has been silent for {now - since[other]:.0f} s. It hangs or cannot be reached. After {self._end:.0f} s "
+            "the other processes end. Everything saved is intact; run the same command again to resume."
             for other in new
         ]
 
-    def _host_of(self, other: int) -> str:
-        return self._heard[other][0].partition(" ")[0] or "unknown"
 
-
-def watch(heartbeat: float) -> None:
-    """Names processes that are silent for half of the time after which JAX ends the others."""
-    if global_state.num_processes > 1:
-        index, count = global_state.process_id, global_state.num_processes
-        Watch(index, count, patience=heartbeat / 2, end=heartbeat).start()
-
-
-# Signals
-
-
-PAUSE = 0.1  # seconds until an interruption that was dropped is sent again
+# Stop signals
 
 
 class StopRequest:
@@ -266,15 +345,31 @@ class StopRequest:
         self.made = False
 
     def make(self) -> None:
-        """Asks it to stop as soon as what it has done is saved; from any thread."""
+        """Ask the work to save and stop. May be called from any thread."""
         self.made = True
 
 
 @contextlib.contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM in the block raises `KeyboardInterrupt`, as Ctrl-C does, so that what is partial is cleaned up.
+def stop_requested() -> Iterator[StopRequest]:
+    """Yield a request that SIGINT or SIGTERM makes in the block. A second Ctrl-C stops at once."""
+    request = StopRequest()
 
-    Python drops what is raised while it collects garbage, where JAX has a callback: such an interruption comes again.
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if request.made and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.make()
+        print("\nstopping after the steps already started; saving first", file=sys.stderr)
+
+    with _handled([signal.SIGINT, signal.SIGTERM], on_signal):
+        yield request
+
+
+@contextlib.contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed.
+
+    Python drops exceptions raised during garbage collection, where JAX has a callback. Such an interruption is sent
+    again.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -285,23 +380,8 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stop_requested() -> Iterator[StopRequest]:
-    """A request that SIGINT or SIGTERM in the block makes; a second Ctrl-C stops at once."""
-    request = StopRequest()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if request.made and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        request.make()
-        print("\nstopping soon; saving first", file=sys.stderr)
-
-    with _handled([signal.SIGINT, signal.SIGTERM], on_signal):
-        yield request
-
-
-@contextlib.contextmanager
 def _dropped_interruptions_sent_again() -> Iterator[None]:
-    """Each as SIGTERM, which the block handles, unlike SIGINT where a shell has it ignored."""
+    """Send dropped interruptions again, as SIGTERM: a shell may have set SIGINT to be ignored."""
     main, usual = threading.main_thread(), sys.unraisablehook
     if threading.current_thread() is not main or main.ident is None:
         yield
@@ -334,83 +414,4 @@ def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
         yield
     finally:
         for number, before in previous.items():
-            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: not of Python
-
-
-# Progress
-
-
-SECONDS_BETWEEN_LINES = 30.0
-
-
-class Progress:
-    """A context manager that counts and tells, on stderr.
-
-    Args:
-        what: is done, as `embedding`.
-        unit: what is counted, in the plural.
-        total: how many there are; None where that is not known.
-        quiet: report nothing.
-    """
-
-    def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
-        self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
-        self._done = 0
-        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", total=total, disable=quiet or None)
-        self._begun = self._told = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
-
-    def update(self, count: int) -> None:
-        """Tells of so many more."""
-        self._done += count
-        self._bar.update(count)
-        now = time.monotonic()
-        if self._bar.disable and not self._quiet and now - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = now
-            of = f" of {self._total:,}" if self._total else ""
-            rate = self._done / (now - self._begun)
-            print(f"{self._what}: {self._done:,}{of} {self._unit}, {rate:,.0f} a second", file=sys.stderr, flush=True)
-
-    def note(self, message: str) -> None:
-        """Writes a line, above the bar if there is one."""
-        self._bar.write(message, file=sys.stderr)
-
-
-def log_line(message: str) -> None:
-    """Print a line to standard error, above any progress bar, on the first process only."""
-    if jax.process_index() == 0:
-        tqdm.tqdm.write(message, file=sys.stderr)
-
-
-# Libraries
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars of loading weights in the block, and no tables of those that a folder lacks."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-# Compiled programs
-
-
-def keep_compiled() -> None:
-    """Keeps what takes long to compile in the package's cache folder; $JAX_COMPILATION_CACHE_DIR names another one."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # an encoder's shape takes half a second
+            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: set outside Python

@@ -191,7 +191,7 @@ COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed, loa
 def prepare(world: World) -> None:
     """A worker's first act: what a trial does not need is left out, what costs much is done once."""
     sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers
-    sys.modules["diffcse_jax.training.curves"].draw_curves = _no_curves
+    sys.modules["diffcse_jax.api"].draw_curves = _no_curves
     generator, training = (sys.modules[f"diffcse_jax.training.{name}"] for name in ("generator", "train"))
     generator.make_head_training = kept(generator.make_head_training)
     training.make_train_step = kept(training.make_train_step, Compiled)
@@ -742,6 +742,7 @@ def main() -> int:
 
 def _import_everything() -> None:
     """Here, so that no worker has to."""
+    import diffcse_jax.api
     import diffcse_jax.commands.embed
     import diffcse_jax.commands.evaluate
     import diffcse_jax.commands.train

@@ -46,7 +46,7 @@ from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.optimizer import make_optimizer
-from diffcse_jax.training.programs import Programs, _key
+from diffcse_jax.training.step import Programs, _shape_of
 
 RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
@@ -306,7 +306,7 @@ class SharedPrograms(Programs):
     compiled: ClassVar[dict] = {}
 
     def _start(self, views):
-        of_batch = _key(views)
+        of_batch = _shape_of(views)
         of_stage = (len(self._like[0].params), of_batch)
         if of_stage not in self.compiled:
             super()._start(views)
@@ -406,7 +406,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
     monkeypatch.setattr(train_module, "Programs", SharedPrograms)
     with jax.debug_nans(False):
         for _ in range(2):
-            with pytest.raises(Interrupted, match="stopped at step 1"):
+            with pytest.raises(Interrupted, match="Stopped at step 1"):
                 finetune(config, tmp_path)
         finetune(config, tmp_path)
     for stage, steps in ((HEADS, STEPS), ("", 2)):

@@ -77,7 +77,7 @@ def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
     assert first.transformer is ENCODER.transformer
-    assert "found" in capfd.readouterr().err
+    assert "using the masked-LM head" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_damaged_head_is_named(store, tmp_path, name, content):
     (tmp_path / "generator/report.json").write_text('{"accuracy": 1.0, "perplexity": 2.0, "steps": 2}')
     (tmp_path / "generator" / name).write_bytes(content)
     config = config_with(2)
-    with pytest.raises(CheckpointError, match=r"generator: .*; remove the folder, and it is trained again"):
+    with pytest.raises(CheckpointError, match=r"generator: .*\. Remove the folder to train"):
         own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_a_head_with_a_flipped_bit_is_named(store, tmp_path, monkeypatch):
     own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     weights = tmp_path / "generator/mlm_head.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(CheckpointError, match=r"mlm_head\.safetensors is not what was saved; remove the folder"):
+    with pytest.raises(CheckpointError, match=r"mlm_head\.safetensors does not match its checksum\. Remove"):
         own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_a_head_that_is_no_number_is_not_trained_with(store, tmp_path, monkeypat
     config = config_with(2)
     head = {"bias": np.array([1, np.nan], np.float32)}
     monkeypatch.setattr(generator, "train_head", lambda *_: (head, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}))
-    with pytest.raises(ConfigError, match=r"made its bias no finite number.*Lower generator\.head_learning_rate=0\.01"):
+    with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.01"):
         own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     assert not (tmp_path / "generator").exists()
 

@@ -19,8 +19,7 @@ import pytest
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
-from diffcse_jax import hosts
-from diffcse_jax.commands import train
+from diffcse_jax import api, hosts
 from diffcse_jax.config import Config
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run_folder.folder import held
@@ -161,7 +160,7 @@ def test_a_port_that_stays_closed_is_named():
     output = process.communicate(timeout=BOUND)[0]
     assert process.returncode == 2
     assert output.count("\n") == 1
-    assert f"error: after 1 s process 1 of 2 has not reached process 0 at {address}: is that running," in output
+    assert f"error: after 1 s process 1 of 2 has not met the others at {address}. Check that all" in output
 
 
 @pytest.mark.slow
@@ -198,14 +197,31 @@ def test_the_first_process_decides_for_all(error, monkeypatch):
     client.key_value_set = store.__setitem__
     client.blocking_key_value_get = lambda key, _: store[key]
     client.key_value_delete = store.__delitem__
-    monkeypatch.setattr(hosts.global_state, "client", client)
+    monkeypatch.setattr(hosts._distributed_state(), "client", client)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for index, first in ((0, 0), (1, 0), (0, 1)):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        monkeypatch.setattr(hosts, "_NUMBERS", itertools.count(first))
+        monkeypatch.setattr(hosts, "_decision_numbers", itertools.count(first))
         with pytest.raises(DataError, match="no such text") if error else contextlib.nullcontext():
             assert hosts.decided_by_first(decide) == value
     assert len(store) == 1  # earlier decisions are forgotten
+
+
+def test_private_state_of_jax_is_read_in_one_place():
+    uses = [line for file in (REPOSITORY / "diffcse_jax").rglob("*.py") for line in file.open() if "jax._src" in line]
+    assert len(uses) == 1
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "printed"), [("quiet", ["warning: low"]), ("normal", ["notice", "warning: low"])]
+)
+def test_quiet_leaves_warnings(verbosity, printed, capsys, monkeypatch):
+    monkeypatch.setattr(hosts, "_verbosity", "normal")
+    hosts.set_verbosity(verbosity)
+    hosts.log_line("notice")
+    hosts.log_line("warning: low")
+    assert capsys.readouterr().err.splitlines() == printed
+    assert hosts.hides_progress() is (True if verbosity == "quiet" else None)
 
 
 def test_a_second_run_of_a_process_stays_with_the_others(monkeypatch):
@@ -213,13 +229,13 @@ def test_a_second_run_of_a_process_stays_with_the_others(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ConfigError, match="the other processes were not found: "):
         hosts.join()
-    monkeypatch.setattr(hosts.global_state, "client", mock.Mock())
+    monkeypatch.setattr(hosts._distributed_state(), "client", mock.Mock())
     hosts.join()
 
 
 def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
     client = mock.Mock(blocking_key_value_get=lambda *_: '{"value": null}')
-    monkeypatch.setattr(hosts.global_state, "client", client)
+    monkeypatch.setattr(hosts._distributed_state(), "client", client)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 1)
     hosts.wait_for_all()
@@ -234,8 +250,8 @@ def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
 
 def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):
     set_environment(monkeypatch, {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
-    with pytest.raises(ConfigError, match=r"JAX_NUM_PROCESSES=2 .* set distributed=True, or unset JAX_NUM_PROCESSES"):
-        train.run(Config(), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"JAX_NUM_PROCESSES=2, .* set distributed=True, or unset JAX_NUM_PROCESSES"):
+        api.run(Config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -253,8 +269,8 @@ def test_the_environment_numbers_the_processes(environment, expected, monkeypatc
         ("2", "2", "JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2: expected a number from 0 below the other"),
         ("-1", "2", "JAX_PROCESS_ID=-1 with JAX_NUM_PROCESSES=2: expected a number"),
         ("0", "two", "JAX_PROCESS_ID=0 with JAX_NUM_PROCESSES=two: expected a number"),
-        (None, "2", "JAX_PROCESS_ID and JAX_NUM_PROCESSES go together"),
-        ("0", None, "JAX_PROCESS_ID and JAX_NUM_PROCESSES go together"),
+        (None, "2", "set both JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
+        ("0", None, "set both JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
     ],
 )
 def test_a_process_number_that_cannot_be_is_refused(index, count, message, monkeypatch):

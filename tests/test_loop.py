@@ -22,8 +22,8 @@ from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.start import Start
-from diffcse_jax.training.train import _sentences
+from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.train import _sentences_of_step
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def events(monkeypatch) -> list[str]:
     monkeypatch.setattr(loop_module, "SHORT_RUN", 0)
     monkeypatch.setattr(loop_module, "show_baseline", lambda run, state, tell: events.append(f"evaluated {state.step}"))
     monkeypatch.setattr(
-        loop_module, "_encoder", lambda run, state: events.append(f"evaluated {state.step}") or int(state.step)
+        loop_module, "_model", lambda run, state: events.append(f"evaluated {state.step}") or int(state.step)
     )
     write = MetricsWriter.write
     monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
@@ -57,7 +57,7 @@ def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **
     evaluation.measure.side_effect = lambda step: Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
     sentences_of = lambda step: [f"sentence of {step}"]  # noqa: E731
     baseline = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
-    begun = Start("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
+    begun = StartingCheckpoint("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
     run = Run(config, tmp_path, len(losses), evaluation, checkpoints, begun, baseline, sentences_of)
     state = TrainState(jnp.int32(0), {}, (), jnp.int32(0))
     loop(run, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
@@ -72,6 +72,19 @@ def test_a_row_is_read_when_the_next_step_is_on_its_way(events, tmp_path):
     assert events == expected.split(", ")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
+
+
+def test_at_most_two_steps_are_in_flight(events, tmp_path, monkeypatch):
+    ready = jax.block_until_ready
+
+    def wait(metrics):
+        events.append(f"waited for {int(metrics['loss'])}" if metrics else "waited for nothing")
+        return ready(metrics)
+
+    monkeypatch.setattr(loop_module.jax, "block_until_ready", wait)
+    start(events, tmp_path, [1.0, 2.0, 3.0], log_every=10)
+    steps = [event for event in events if event.startswith(("step", "waited"))]
+    assert steps == ["step 1", "waited for nothing", "step 2", "waited for 1", "step 3", "waited for 2"]
 
 
 def test_a_short_run_logs_every_step(events, tmp_path, monkeypatch):
@@ -106,8 +119,8 @@ def test_training_ends_early_and_stays_ended(options, last, saved, events, tmp_p
 def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(events, tmp_path, log_every, seen_at):
     losses = [5.0] + [float("nan")] * 4
     message = (
-        rf"steps were not applied so far.*loss_contrast is nan at step {seen_at}.*more than train\.max_bad_steps=2.*"
-        rf"loss nan and gradient norm 1\.0 at step {seen_at}; the last checkpoint, of step None, is kept"
+        rf"steps were skipped so far.*loss_contrast is nan at step {seen_at}.*more than train\.max_bad_steps=2.*"
+        rf"At step {seen_at} the loss is nan and the gradient norm 1\.0\. The last checkpoint, of step None, is kept"
     )
     with jax.debug_nans(False), pytest.raises(UserError, match=message):
         start(events, tmp_path, losses, log_every=log_every, max_bad_steps=2)
@@ -120,11 +133,11 @@ def test_bad_steps_that_a_run_bears_are_told_and_their_sentences_written(events,
     with jax.debug_nans(False):
         start(events, tmp_path, [5.0, nan, 3.0, nan, 1.0, 1.0], log_every=3)
     assert events[-1] == "saved 6!"
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "not applied" in line]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line]
     assert len(warnings) == 2
-    assert "1 step was not applied so far, the latest because" in warnings[0]
+    assert "1 step was skipped so far because" in warnings[0]
     assert "loss_contrast is nan at step 2" in warnings[0]
-    assert "2 steps were not applied so far" in warnings[1]
+    assert "2 steps were skipped so far" in warnings[1]
     found = [json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()]
     assert [(each["step"], each["sentences"]) for each in found] == [(2, ["sentence of 2"]), (4, ["sentence of 4"])]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -136,7 +149,7 @@ def test_bad_steps_that_a_run_bears_are_told_and_their_sentences_written(events,
 
 def test_a_gradient_of_nothing_is_told_once(events, tmp_path, capsys):
     start(events, tmp_path, [1.0] * 4, grad_norm=0.0, log_every=1)
-    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1: nothing is learned") == 1
+    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1, so nothing is learned") == 1
 
 
 @pytest.mark.parametrize("documents", ["none", "blank_lines"])
@@ -149,8 +162,8 @@ def test_the_sentences_of_a_batch_have_their_lines(documents, tmp_path, minilm_d
     examples = store if documents == "none" else Neighbours(store)
     source = BatchSource(examples, batch_size=8, steps=4, seed=0, pad_token_id=0, shards=Shards(range(1, 2), 2))
     for step in (1, 4):
-        found = _sentences(corpus, source, tokenizer, step)
+        found = _sentences_of_step(corpus, source, tokenizer, step)
         assert [lines[each["line"] - 1] for each in found] == [each["sentence"] for each in found]
         assert len({each["line"] for each in found}) == 4
     (tmp_path / "text.txt").unlink()
-    assert _sentences(corpus, source, tokenizer, 1)[0]["line"] is None
+    assert _sentences_of_step(corpus, source, tokenizer, 1)[0]["line"] is None

@@ -102,8 +102,8 @@ def test_dropout_rates_must_fit_the_blocks():
 
 def test_a_generator_with_another_number_of_tokens_is_refused(monkeypatch, minilm_dir):
     small = dataclasses.replace(SIZES, vocab_size=59)
-    monkeypatch.setattr(networks, "load", lambda *_, **__: dataclasses.replace(GENERATOR, config=small))
-    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 tokens against 60\\)"):
+    monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(GENERATOR, config=small))
+    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 and 60 tokens\\)"):
         networks.load_generator(Config(), ENCODER, load_tokenizer(minilm_dir))
 
 
@@ -115,11 +115,11 @@ def test_a_generator_with_other_ids_for_the_same_number_of_tokens_is_refused(mon
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     shutil.copy(minilm_dir / "tokenizer_config.json", tmp_path)
     shutil.copy(minilm_dir / "config.json", tmp_path)
-    monkeypatch.setattr(networks, "load", lambda *_, **__: dataclasses.replace(GENERATOR, folder=tmp_path))
+    monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(GENERATOR, folder=tmp_path))
     with pytest.raises(CheckpointError, match="2 of 30522 tokens have other ids"):
         networks.load_generator(Config(), ENCODER, tokenizer)
     shutil.copy(minilm_dir / "tokenizer.json", tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than the 16 positions of distilbert"):
+    with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than distilbert"):
         networks.load_generator(Config(), ENCODER, tokenizer)
     short = config_of({"data": {"max_length": 16}})
     assert networks.load_generator(short, ENCODER, tokenizer).folder == tmp_path
@@ -142,7 +142,7 @@ def test_vocabulary_of_a_tokenizer(minilm_dir):
     assert vocabulary.special_ids == (0, 100, 101, 102, 103)  # [PAD] [UNK] [CLS] [SEP] [MASK]
     # Random tokens are the tokenizer's: a model may have embeddings that no token reads.
     assert networks.vocabulary_of(Config(), tokenizer, 30600).size == 30522
-    with pytest.raises(ConfigError, match="30522 tokens, the model only 30521"):
+    with pytest.raises(ConfigError, match="30522 tokens, but the model only 30521"):
         networks.vocabulary_of(Config(), tokenizer, 30521)
     tokenizer.mask_token = None
     with pytest.raises(ConfigError, match="no mask token"):

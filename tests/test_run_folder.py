@@ -21,7 +21,7 @@ from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
-from diffcse_jax.commands.train import run
+from diffcse_jax.api import run
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrupted
 from diffcse_jax.io import system_error
 from diffcse_jax.models.hf import Pretrained
@@ -254,7 +254,7 @@ def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatc
     """Before the first step, as after the last one: the lock is freed, the handler as before."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes do not have
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("diffcse_jax.training.train.train", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("diffcse_jax.api.train_in_folder", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.hosts.keep_compiled", lambda: None)
     with pytest.raises(Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
         run(config_of(SIMCSE), tmp_path)

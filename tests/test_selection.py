@@ -23,11 +23,11 @@ from diffcse_jax.run_folder.records import (
 )
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
-from diffcse_jax.training.selection import check_guard, check_interpolation, select, shares
-from diffcse_jax.training.start import Start
+from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.selection import check_drift_metric, check_interpolation, interpolations, select
 
-UNCHANGED = "the starting checkpoint, unchanged"
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
+INTERVAL = "95% interval +3.50 to +6.50"
 BASELINE = Record(0, "avg_top2", {"mrr": 60.0, "guard": 80.0}, "mrr", "text", [[60.0] * 20])
 MEASURED = {  # by the mean weight
     1.0: Measured({"mrr": 59.0, "guard": 79.5}, [[59.0] * 20]),
@@ -66,11 +66,11 @@ class Evaluation:
 def chosen(tmp_path, monkeypatch):
     """Finishes a run with checkpoints at steps, and gives the encoder that is read from its workdir."""
     monkeypatch.setattr(selection.SentenceEncoder, "from_saved", lambda saved: saved)
-    monkeypatch.setattr(Start, "encoder", lambda start, config: start.checkpoint)
+    monkeypatch.setattr(StartingCheckpoint, "encoder", lambda start, config: start.checkpoint)
     constant = {name: np.zeros_like(array) for name, array in ENCODER.transformer.items()}
     checkpoint = dataclasses.replace(ENCODER, hf_config=HF_CONFIG, transformer=constant)
     tokenizer = mock.Mock(spec=PreTrainedTokenizerFast)
-    start = Start("tiny", checkpoint, tokenizer, RecordedPooler("avg_top2", None))
+    start = StartingCheckpoint("tiny", checkpoint, tokenizer, RecordedPooler("avg_top2", None))
 
     def finish(*steps, **options):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
@@ -93,23 +93,23 @@ def chosen(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("steps", "options", "weight", "opening", "exported"),
     [
-        ((1, 2), {}, 2.0, "better than the start (tiny, avg_top2): mrr 65.00 against 60.00, +5.00", "step 2"),
-        ((2, 3), {}, 2.0, "better than the start", "step 2"),
-        ((1,), {}, 1.0, "warning: nothing beat the start", "step 1, all the same"),
-        ((1,), {"keep_start": True}, 0.0, "warning: nothing beat the start", UNCHANGED),
-        ((2,), {"keep_start": True}, 2.0, "better than the start", "step 2"),
-        ((4,), {"interpolate": 2}, 2.0, "better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        ((4,), {"interpolate": 4}, 2.0, "better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "better", "0.666667 x step 3 +"),
-        ((4,), {"max_drop": 1.0}, 4.0, "warning: better than the start", "step 4, all the same"),
-        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: better than the start", UNCHANGED),
+        ((1, 2), {}, 2.0, f"Better than tiny: mrr 65.00, was 60.00 (+5.00, {INTERVAL} over 20 queries).", "step 2"),
+        ((2, 3), {}, 2.0, "Better than tiny", "step 2"),
+        ((1,), {}, 1.0, "warning: Not better than tiny", "step 1 anyway."),
+        ((1,), {"keep_start": True}, 0.0, "warning: Not better than tiny", "tiny unchanged"),
+        ((2,), {"keep_start": True}, 2.0, "Better than tiny", "step 2"),
+        ((4,), {"interpolate": 2}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        ((4,), {"interpolate": 4}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
+        ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "Better", "0.666667 x step 3 + 0.333333 x the"),
+        ((4,), {"max_drop": 1.0}, 4.0, "warning: Better than tiny", "step 4 anyway."),
+        ((4,), {"max_drop": 1.0, "keep_start": True}, 0.0, "warning: Better than tiny", "tiny unchanged"),
     ],
 )
 def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     saved, verdict = chosen(*steps, **options)
     assert weight_of(saved) == pytest.approx(weight)
     assert verdict.startswith(opening)
-    assert f"; exported: {exported}" in verdict
+    assert f" Exported {exported}" in verdict
     assert saved.verdict == verdict
     assert saved.baseline == BASELINE
     if weight == 0:
@@ -124,58 +124,58 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     [
         (2, {"keep_start": True}, 2.0, "step 2"),
         (4, {}, 4.0, "step 4"),
-        (4, {"keep_start": True}, 0.0, f"{UNCHANGED} (with eval.keep_start=False: step 4)"),
+        (4, {"keep_start": True}, 0.0, "tiny unchanged (eval.keep_start=False would export step 4)"),
         (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        (4, {"keep_start": True, "interpolate": 1}, 0.0, f"{UNCHANGED} (with eval.keep_start=False: step 4)"),
+        (4, {"keep_start": True, "interpolate": 1}, 0.0, "tiny unchanged (eval.keep_start=False would export step 4)"),
     ],
 )
 def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, exported, chosen):
     saved, verdict = chosen(step, hold=("halves_retrieval",), **options)
     assert weight_of(saved) == pytest.approx(weight)
-    assert verdict.endswith(f"; exported: {exported}")
-    fell = "; but other queries find less: halves 1.00 against 2.00 (eval.hold); exported: "
-    assert (fell in verdict) == verdict.startswith("warning: better than") == (weight != 2)
+    assert verdict.endswith(f" Exported {exported}.")
+    fell = " But other queries find less: halves 1.00 against 2.00 (eval.hold). Exported "
+    assert (fell in verdict) == verdict.startswith("warning: Better than") == (weight != 2)
 
 
 def test_a_bound_that_no_model_holds_is_named(chosen):
-    assert "no model keeps guard within eval.max_drop=1 of the start's 80.00" in chosen(4, max_drop=1.0)[1]
+    assert "No model keeps guard within eval.max_drop=1 of 80.00." in chosen(4, max_drop=1.0)[1]
 
 
 def test_a_guard_that_the_start_was_not_scored_with_is_named():
     config = config_of(SIMCSE, AVG, {"eval": {"guard": True, "max_drop": 1.0}})
-    check_guard(config, Evaluation(), BASELINE)
-    with pytest.raises(ConfigError, match=r"eval\.max_drop=1 bounds guard, .* not scored with: it has mrr\. "):
-        check_guard(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
+    check_drift_metric(config, Evaluation(), BASELINE)
+    with pytest.raises(ConfigError, match=r"eval\.max_drop=1 limits guard, .* without that score: it has mrr\. "):
+        check_drift_metric(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
 
 
 def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monkeypatch):
     monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 20]))
     saved, verdict = chosen(2)
     assert weight_of(saved) == 2
-    assert "0 is in it: this may be chance); exported: step 2" in verdict
+    assert "; the interval includes 0, so this may be chance). Exported step 2." in verdict
     saved, verdict = chosen(keep_start=True)
     assert weight_of(saved) == 0
-    assert verdict.startswith("warning: better than the start")
-    assert verdict.endswith("may be chance); exported: " + f"{UNCHANGED} (with eval.keep_start=False: step 2)")
+    assert verdict.startswith("warning: Better than tiny")
+    assert verdict.endswith("may be chance). Exported tiny unchanged (eval.keep_start=False would export step 2).")
 
 
 def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monkeypatch):
     monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 65.0, "guard": 80.0}, [[65.0] * 9] * 2))
     saved, verdict = chosen(2, keep_start=True)
     assert weight_of(saved) == 0
-    assert "+3.50 to +6.50, bootstrap over" in verdict
-    assert "; over fewer than 20 it says little: this may be chance); exported: the start" in verdict
+    assert "+3.50 to +6.50 over" in verdict
+    assert "; fewer than 20 are too few, so this may be chance). Exported tiny" in verdict
 
 
 def test_a_gain_on_few_of_the_documents_keeps_the_start(chosen, monkeypatch):
     monkeypatch.setattr(Evaluation, "caveat", "mrr has pairs of few")
     saved, verdict = chosen(2)
     assert weight_of(saved) == 2
-    assert verdict.endswith("; but mrr has pairs of few; exported: step 2")
+    assert verdict.endswith(" But mrr has pairs of few. Exported step 2.")
     saved, verdict = chosen(keep_start=True)
     assert weight_of(saved) == 0
-    assert verdict.startswith("warning: better than the start")
-    assert verdict.endswith("; exported: " + f"{UNCHANGED} (with eval.keep_start=False: step 2)")
+    assert verdict.startswith("warning: Better than tiny")
+    assert verdict.endswith(" Exported tiny unchanged (eval.keep_start=False would export step 2).")
 
 
 def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
@@ -196,14 +196,14 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
 
 
 def test_shares_end_with_the_trained_weights():
-    assert shares(0) == shares(1) == [1.0]
-    assert shares(4) == [0.25, 0.5, 0.75, 1.0]
+    assert interpolations(0) == interpolations(1) == [1.0]
+    assert interpolations(4) == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_interpolation_needs_the_same_parameters():
     kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}, "eval": {"interpolate": 2}}
-    start = Start("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), None)
-    with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a start with the weights that are trained"):
+    start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), None)
+    with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a starting checkpoint with all trained weights"):
         check_interpolation(config_of(SIMCSE, kept), start)
     head = RecordedPooler("cls", {"dense.bias": np.zeros(2)})
     check_interpolation(config_of(SIMCSE, kept), dataclasses.replace(start, recorded=head))

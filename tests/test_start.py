@@ -15,16 +15,16 @@ from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.training import networks
-from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
+from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 
 HEAD = random_params(MlpProjector, SIZES, seed=5)
 OWN = {"model": {"pooler": "own", "projector": "none"}, "difference": {"weight": 0.0}}
 RECORDED = {"avg": RecordedPooler("avg", None), "cls": RecordedPooler("cls", HEAD), None: None}
 
 
-def start_of(recorded: str | None, **parts) -> Start:
+def start_of(recorded: str | None, **parts) -> StartingCheckpoint:
     tokenizer = mock.MagicMock(spec=PreTrainedTokenizerFast)
-    return Start("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
+    return StartingCheckpoint("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def start_of(recorded: str | None, **parts) -> Start:
 def test_the_own_pooler_is_the_recorded_one(recorded, pooler, kept):
     config = with_own_pooler(config_of(OWN), RECORDED[recorded])
     assert (config.model.pooler, config.encoding_pooler, config.keeps_projector) == (pooler, pooler, kept)
-    assert start_of(recorded).is_trained_vector(config)
+    assert start_of(recorded).is_trained_embedding(config)
     assert start_of(recorded).pooler(config) == pooler
 
 
@@ -41,20 +41,21 @@ def test_an_explicit_pooler_is_obeyed():
     config = config_of({"model": {"pooler": "cls", "projector": "mlp"}})
     assert with_own_pooler(config, RECORDED["avg"]) is config
     start = start_of("avg")
-    assert not start.is_trained_vector(config)
+    assert not start.is_trained_embedding(config)
     assert start.pooler(config) == "avg"
     assert start_of(None).pooler(config) == "cls_before_pooler"
-    assert start_of(None).is_trained_vector(config)
+    assert start_of(None).is_trained_embedding(config)
 
 
 def test_what_is_said_of_a_start():
     asked = config_of({"model": {"pooler": "cls"}})
-    assert "records the pooler avg, and this run trains cls_before_pooler" in start_of("avg").about_pooler("cls", asked)
-    assert start_of(None).about_pooler("cls", asked) == ""
+    found = start_of("avg").describe_pooler("cls", asked)
+    assert "a sentence encoder with the pooler avg, but this run trains cls_before_pooler" in found
+    assert start_of(None).describe_pooler("cls", asked) == ""
     own = with_own_pooler(config_of(OWN), None)
-    assert "records no pooler" in start_of(None).about_pooler("own", own)
-    assert "configs/base/masked_lm.py" in start_of(None).about_pooler("own", own)
-    assert "records the pooler avg, which is trained" in start_of("avg").about_pooler("own", own)
+    assert "records no pooler" in start_of(None).describe_pooler("own", own)
+    assert "configs/base/masked_lm.py" in start_of(None).describe_pooler("own", own)
+    assert "Starting from tiny, with its own pooler (avg)." in start_of("avg").describe_pooler("own", own)
 
 
 def test_a_recorded_head_is_trained_on():
@@ -68,8 +69,8 @@ def test_a_recorded_head_is_trained_on():
 
 def test_a_head_that_is_not_the_starts_makes_another_vector():
     kept = config_of({"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}})
-    assert start_of("cls").is_trained_vector(kept)
-    assert not start_of(None, pooler=HEAD).is_trained_vector(kept)
+    assert start_of("cls").is_trained_embedding(kept)
+    assert not start_of(None, pooler=HEAD).is_trained_embedding(kept)
     assert start_of(None, pooler=HEAD).pooler(kept) == "cls"
 
 
@@ -79,7 +80,7 @@ def test_modules_that_cannot_be_followed_matter_where_they_are_asked_for(tmp_pat
     with pytest.raises(CheckpointError, match="the modules CNN are not supported"):
         recorded_pooler(checkpoint, "own")
     assert recorded_pooler(checkpoint, "avg") is None
-    assert "the modules CNN are not supported; as the run's baseline" in capsys.readouterr().err
+    assert "the modules CNN are not supported. As the baseline" in capsys.readouterr().err
 
 
 def test_minilm_is_a_sentence_encoder():

@@ -8,7 +8,7 @@ import pytest
 from diffcse_jax.config import EvalConfig
 from diffcse_jax.errors import Interrupted, UserError, reported_to_user
 from diffcse_jax.hosts import stop_requested, terminated_like_interrupted
-from diffcse_jax.training.stopping import holds_guard, reason_to_stop
+from diffcse_jax.training.loop import keeps_quality, reason_to_stop
 
 START = {"mrr": 60.0, "guard": 80.0}
 
@@ -23,11 +23,11 @@ def of(*scores, guard=80.0):
         ({"patience": 2}, [], ""),
         ({"patience": 2}, of(50.0), ""),
         ({"patience": 2}, of(50.0, 49.0), ""),
-        ({"patience": 2}, of(50.0, 49.0, 50.0), "mrr has not risen in 2 evaluations"),  # an equal score is no rise
+        ({"patience": 2}, of(50.0, 49.0, 50.0), "mrr has not improved in 2 evaluations"),  # an equal score is no rise
         ({"patience": 2}, of(50.0, 49.0, 51.0, 50.0), ""),
         ({"patience": 0}, of(*range(50, 0, -1)), ""),
         ({"max_drop": 1.0}, of(70.0, guard=79.0), ""),
-        ({"max_drop": 1.0}, of(70.0, guard=78.9), "guard has fallen from 80.00 to 78.90, by more than eval.max_drop=1"),
+        ({"max_drop": 1.0}, of(70.0, guard=78.9), "guard fell from 80.00 to 78.90, by more than eval.max_drop=1"),
         ({"max_drop": 1.0, "interpolate": 5}, of(70.0, guard=10.0), ""),
         ({"max_drop": 0.0}, of(70.0, guard=10.0), ""),
     ],
@@ -39,7 +39,7 @@ def test_reasons_to_stop(options, evaluations, reason):
 
 
 def test_without_a_guard_everything_holds_it():
-    assert holds_guard(EvalConfig(), "", START, {"mrr": 0.0})
+    assert keeps_quality(EvalConfig(), "", START, {"mrr": 0.0})
 
 
 def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
@@ -52,7 +52,7 @@ def test_signals_make_a_request_and_a_second_one_ends_at_once(capsys):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert "stopping soon; saving first" in capsys.readouterr().err
+    assert "stopping after the steps already started; saving first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -83,13 +83,13 @@ def start_of(run: Run) -> SentenceEncoder:
     """
     from diffcse_jax.data.tokenizer import load_tokenizer
     from diffcse_jax.models import hf
-    from diffcse_jax.training.start import Start, recorded_pooler
+    from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler
 
     config = run.config
     checkpoint = hf.read(config.model.name_or_path)
     tokenizer = load_tokenizer(checkpoint.folder)
     recorded = recorded_pooler(checkpoint, config.model.pooler)
-    return Start(config.model.name_or_path, checkpoint, tokenizer, recorded).encoder(config)
+    return StartingCheckpoint(config.model.name_or_path, checkpoint, tokenizer, recorded).encoder(config)
 
 
 def model_of(run: Run) -> SentenceEncoder:

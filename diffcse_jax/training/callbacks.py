@@ -1,15 +1,13 @@
-"""Observers of a run: rows of metrics, TensorBoard, Weights & Biases, progress on the terminal, and what users add.
+"""What follows a run: metrics.jsonl, TensorBoard, Weights & Biases, progress, and the user's own callbacks.
 
-All of them are called on the first process only, in the thread that trains.
+All callbacks are called on the first process only, in the thread that trains.
 """
 
 import abc
 import contextlib
 import dataclasses
 import json
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,31 +15,34 @@ from typing import Any
 
 import jax
 import tqdm
-from tensorboardX.event_file_writer import EventsWriter  # without the thread of SummaryWriter, which a full disk ends
+from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter has a thread, which ends on a full disk
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.hosts import SECONDS_BETWEEN_LINES, hides_progress, log_line
 from diffcse_jax.io import disk_errors
 from diffcse_jax.run_folder.records import MetricsWriter
 
-SECONDS_BETWEEN_LINES = 30
-_ROWS_ARE_WHOLE = "The rows written before and the checkpoints are whole."
+
+def format_scores(scores: Mapping[str, float]) -> str:
+    """Return scores as text, such as `stsb_spearman 78.21, uniformity -2.31`."""
+    return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A run as callbacks see it when its steps begin.
+    """A run as callbacks see it before its first step.
 
     Attributes:
-        config: the resolved configuration.
-        workdir: the run's folder.
-        step: from where training goes on; 0 for a new run.
-        total_steps: of the whole run.
-        start_scores: the dev scores of the start, the baseline.
-        stop: asks training to end as Ctrl-C does: it saves, then raises `diffcse_jax.errors.Interrupted`. May be called
-            from any thread.
+        config: The resolved configuration.
+        workdir: The run folder.
+        step: The step that training resumes from; 0 for a new run.
+        total_steps: Number of steps of the whole run.
+        start_scores: Dev scores of the starting checkpoint, the baseline.
+        stop: Asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`. May be called from
+            any thread.
     """
 
     config: Config
@@ -53,36 +54,36 @@ class Training:
 
 
 class Callback:
-    """The base of callbacks: override what is of interest. An exception in one of them ends training."""
+    """Base class of callbacks. Override the methods you need. An exception in a callback ends training."""
 
     def on_start(self, training: Training) -> None:
-        """Before the first step."""
+        """Run before the first step."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """After every step.
+        """Run after every step.
 
         Args:
-            step: its number, from 1.
-            metrics: `loss`, each objective's, `learning_rate`, `sentences_per_second` and others, as in metrics.jsonl,
-                every `train.log_every` steps, for reading them from the device costs time; empty after other steps.
-                What is no finite number is left out.
+            step: The number of the step, from 1.
+            metrics: `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
+                metrics.jsonl. Empty except every `train.log_every` steps, because reading them from the device takes
+                time. NaN and infinite values are left out.
         """
 
     def on_evaluation_start(self, step: int) -> None:
-        """Before a dev evaluation."""
+        """Run before a dev evaluation."""
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        """After a dev evaluation; that of step 0 is of the vector to be trained."""
+        """Run after a dev evaluation. At step 0 it is of the embedding that will be trained."""
 
     def on_save(self, step: int, checkpoint: Path) -> None:
-        """After a checkpoint was written: the folder is whole. A later one may replace it."""
+        """Run after a checkpoint is complete. Later checkpoints may replace it."""
 
     def on_end(self) -> None:
-        """After the last step, or where training ends for any other reason."""
+        """Run after the last step, or when training ends for another reason."""
 
 
-class Together(Callback):
-    """Several callbacks as one, called in their order."""
+class CallbackList(Callback):
+    """Several callbacks as one, called in order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = tuple(callbacks)
@@ -106,7 +107,7 @@ class Together(Callback):
 
 @contextlib.contextmanager
 def started(callbacks: Iterable[Callback], training: Training) -> Iterator[Callback]:
-    """The callbacks as one between their start and their end; on processes but the first one that does nothing."""
+    """Start the callbacks, yield them as one, and end them. On other processes than the first they do nothing."""
     if jax.process_index():
         yield Callback()
         return
@@ -115,15 +116,15 @@ def started(callbacks: Iterable[Callback], training: Training) -> Iterator[Callb
         for each in callbacks:
             each.on_start(training)
             ends.callback(each.on_end)
-        yield Together(callbacks)
+        yield CallbackList(callbacks)
 
 
 class Rows(Callback, abc.ABC):
-    """The base of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
+    """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
     @abc.abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one row."""
+        """Write one row."""
 
     def on_start(self, training: Training) -> None:
         self._start_scores = training.start_scores
@@ -134,11 +135,12 @@ class Rows(Callback, abc.ABC):
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         start = self._start_scores if step == 0 else {}
-        self.write(step, {f"start/{name}": score for name, score in start.items()} | _dev(scores))
+        dev = {f"dev/{name}": score for name, score in scores.items()}
+        self.write(step, {f"start/{name}": score for name, score in start.items()} | dev)
 
 
 class MetricsFile(Rows):
-    """Rows of `metrics.jsonl`."""
+    """Write rows to `metrics.jsonl`."""
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
@@ -149,10 +151,10 @@ class MetricsFile(Rows):
 
 
 class TensorBoard(Rows):
-    """TensorBoard events in `WORKDIR/tensorboard`.
+    """Write TensorBoard events to `WORKDIR/tensorboard`.
 
     Raises:
-        DiskError: they cannot be written.
+        DiskError: They cannot be written.
     """
 
     def on_start(self, training: Training) -> None:
@@ -162,7 +164,7 @@ class TensorBoard(Rows):
         with self._writing():
             folder.mkdir(exist_ok=True)
             self._events = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-            if training.step:  # TensorBoard then leaves out the rows of later steps
+            if training.step:  # makes TensorBoard drop earlier rows of later steps
                 start = SessionLog(status=SessionLog.START)
                 self._events.write_event(Event(wall_time=time.time(), step=training.step + 1, session_log=start))
 
@@ -177,18 +179,18 @@ class TensorBoard(Rows):
             self._events.close()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return disk_errors(self._workdir, safe=_ROWS_ARE_WHOLE)
+        return disk_errors(self._workdir, safe="The rows written before and the checkpoints are whole.")
 
 
 class WandB(Rows):
-    """Rows and configuration in Weights & Biases. A run that goes on in its workdir goes on there.
+    """Send rows and the configuration to Weights & Biases. A resumed run resumes there too.
 
     Args:
-        project: its project.
-        options: further arguments of `wandb.init`, such as `entity`, `tags` or `mode="offline"`.
+        project: The name of the project.
+        options: Further arguments of `wandb.init`, such as `entity`, `tags` or `mode="offline"`.
 
     Raises:
-        ConfigError: the package is not installed.
+        ConfigError: The package wandb is not installed.
     """
 
     def __init__(self, project: str = "diffcse", **options: Any):
@@ -215,13 +217,11 @@ class WandB(Rows):
 
 
 class Progress(Callback):
-    """A bar on a terminal; elsewhere a line every 30 seconds or more."""
+    """Show progress on standard error: a bar on a terminal, elsewhere a line every 30 seconds or more."""
 
     def on_start(self, training: Training) -> None:
-        self._step, self._total = training.step, training.total_steps
-        self._numbers, self._told = "", time.monotonic()
-        # Steps with metrics, and when these were there: others are on their way when they are told of. The first one
-        # is compiled before.
+        self._step, self._total, self._printed = training.step, training.total_steps, time.monotonic()
+        # The first and the latest step with metrics, and when each was complete. The first step is compiled before.
         self._measured: list[tuple[int, float]] = []
         self._bar = tqdm.tqdm(
             desc="training",
@@ -230,42 +230,37 @@ class Progress(Callback):
             bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
             dynamic_ncols=True,
             mininterval=1.0,
-            disable=None,  # where there is no terminal
+            disable=hides_progress(),
         )
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._step = step
-        if metrics:
+        self._step, numbers = step, ""
+        if "loss" in metrics:
             rate = f", {metrics['sentences_per_second']:.0f} sentences/s" if self._measured else ""
             self._measured = [*self._measured[:1], (step, time.monotonic())]
-            self._numbers = f"loss {metrics.get('loss', math.nan):.4f}{rate}"
-            self._bar.set_postfix_str(self._numbers, refresh=False)
+            numbers = f"loss {metrics['loss']:.4f}{rate}"
+            self._bar.set_postfix_str(numbers, refresh=False)
         self._bar.set_description_str("training", refresh=False)
         self._bar.update(step - self._bar.n)
-        if self._bar.disable and self._numbers:
-            self._tell(self._numbers)
+        self._print(numbers)
 
     def on_evaluation_start(self, step: int) -> None:
-        self._bar.set_description_str("scoring ")  # as long as `training`
-        if self._bar.disable:
-            self._tell("scoring")
+        self._bar.set_description_str("scoring ")  # as long as "training"
+        self._print("scoring")
 
     def on_end(self) -> None:
         self._bar.close()
 
-    def _tell(self, text: str) -> None:
-        """A line of this text, unless the last one was a moment ago."""
+    def _print(self, text: str) -> None:
+        """Print a line if there is no bar and the last line is 30 seconds old."""
         now = time.monotonic()
-        if now - self._told < SECONDS_BETWEEN_LINES:
+        if not self._bar.disable or now - self._printed < SECONDS_BETWEEN_LINES:
             return
-        self._told = now
-        ending = ""
+        self._printed = now
+        left = ""
         if len(self._measured) == 2:
             (first, since), (last, until) = self._measured
-            left = (until - since) / (last - first) * (self._total - self._step)
-            ending = f", about {tqdm.tqdm.format_interval(left)} left"
-        print(f"step {self._step:,} of {self._total:,}: {text}{ending}", file=sys.stderr, flush=True)
-
-
-def _dev(scores: Mapping[str, float]) -> dict[str, float]:
-    return {f"dev/{name}": score for name, score in scores.items()}
+            seconds = (until - since) / (last - first) * (self._total - self._step)
+            left = f"about {tqdm.tqdm.format_interval(seconds)} left"
+        details = ", ".join(filter(None, (text, left)))
+        log_line(f"step {self._step:,} of {self._total:,}" + (f": {details}" if details else ""))

@@ -1,7 +1,7 @@
-"""A generator of one's own: a masked-LM head trained on the frozen encoder, where no masked LM exists for it.
+"""A generator of the run's own: a masked-LM head trained on the frozen encoder, for encoders without a masked LM.
 
-(The "adjusting dropout" report; objectives in the same form as BERT's.) The head is small beside the encoder, so a few
-hundred steps give a generator whose guesses are plausible enough to be worth detecting.
+Source: the "adjusting dropout" report. The head is small compared with the encoder, so a few hundred steps give
+plausible replacements, which the discriminator can learn from.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.hosts import hides_progress, log_line
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.losses.masked_lm import masked_language_model
@@ -36,7 +37,6 @@ from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.training.metrics import no_bar, report
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
 HELD_OUT_BATCHES = 8
@@ -45,7 +45,12 @@ HELD_OUT_BATCHES = 8
 def own_generator(
     config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
 ) -> Pretrained:
-    """The frozen encoder with a masked-LM head: the head in the workdir, else one trained now and kept there."""
+    """Return the frozen encoder with a masked-LM head: from the run folder, or trained now and stored there.
+
+    Raises:
+        CheckpointError: The stored head is damaged.
+        ConfigError: Training the head diverged.
+    """
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
@@ -53,22 +58,22 @@ def own_generator(
             recorded = json.loads(record.read_text())
             head, found = load_file(weights), _summary(recorded)
             if recorded.get("sha256", sha256([weights])) != sha256([weights]):
-                raise ValueError(f"{weights.name} is not what was saved")
+                raise ValueError(f"{weights.name} does not match its checksum")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(
-                f"cannot read the generator's head in {folder}: {error}; remove the folder, and it is trained again"
+                f"cannot read the generator's head in {folder}: {error}. Remove the folder to train the head again."
             ) from error
-        report(f"generator: own masked-LM head found in {folder} ({found})")
+        log_line(f"generator: using the masked-LM head in {folder} ({found})")
         return dataclasses.replace(encoder, mlm_head=head)
-    report(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
+    log_line(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
     _require_finite(head, config)
-    report(f"generator: own masked-LM head trained, {_summary(scores)}")
+    log_line(f"generator: masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
         with disk_errors(folder, safe="The text and the encoder's weights are whole."):
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(weights, head)
-            write_json(record, scores | {"sha256": sha256([weights])})  # last: its presence says the head is whole
+            write_json(record, scores | {"sha256": sha256([weights])})  # last: if it is there, the head is complete
     return dataclasses.replace(encoder, mlm_head=head)
 
 
@@ -76,19 +81,19 @@ def _require_finite(head: Params, config: Config) -> None:
     bad = next((name for name, array in head.items() if not np.isfinite(array).all()), None)
     if bad:
         raise ConfigError(
-            f"training the generator's masked-LM head made its {bad} no finite number; nothing is kept. Lower "
-            f"generator.head_learning_rate={config.generator.head_learning_rate:g}"
+            f"training the generator's masked-LM head diverged ({bad} is NaN or infinite). Nothing was saved. Lower "
+            f"generator.head_learning_rate={config.generator.head_learning_rate:g}."
         )
 
 
 def train_head(
     config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh
 ) -> tuple[Params, dict[str, float]]:
-    """Trains the head for `generator.head_steps` steps.
+    """Train the head for `generator.head_steps` steps.
 
     Returns:
-        Its parameters, and accuracy (%) and perplexity on masked tokens of batches it was not trained on (as far as
-        the corpus has more of them), with the number of steps.
+        The parameters of the head, and scores: accuracy (%) and perplexity on masked tokens of the batches that would
+        come next, and the number of steps.
     """
     options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
     training = make_head_training(config, encoder.config, vocabulary, mesh)
@@ -104,7 +109,7 @@ def train_head(
     batches = make_batches(source)
     head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
     frozen = jax.device_put(parameters.prefixed(encoder.transformer, "transformer"), replicated(mesh))
-    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=no_bar(), unit=" steps") as progress:
+    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=hides_progress(), unit=" steps") as progress:
         for index in progress:
             head, opt_state, value = training.step(
                 head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index)
@@ -126,21 +131,27 @@ def train_head(
 
 
 class HeadTraining(NamedTuple):
-    """The training of a masked-LM head, as functions to compile."""
+    """Functions that train a masked-LM head.
+
+    Attributes:
+        initial: () -> (head, optimizer state).
+        loss: (head, frozen, batch, key) -> (loss, accuracy).
+        step: (head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss), compiled.
+    """
 
     initial: Callable[[], tuple[Params, optax.OptState]]
-    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, views, key) -> (loss, accuracy)
-    step: Any  # (head, optimizer state, frozen, views, number of the step) -> (head, optimizer state, loss), jitted
+    loss: Callable[..., tuple[jax.Array, jax.Array]]
+    step: Any
 
 
 def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:
-    """The training of a masked-LM head on a frozen encoder.
+    """Return the functions that train a masked-LM head on a frozen encoder.
 
     Args:
-        config: the keys `generator.head_*`.
-        sizes: of the encoder.
-        vocabulary: the tokenizer's.
-        mesh: the devices.
+        config: Has the keys `generator.head_*`.
+        sizes: The encoder's sizes.
+        vocabulary: The tokenizer's vocabulary.
+        mesh: The devices.
     """
     options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
     build_head = partial(MaskedLMHead, sizes)
@@ -167,7 +178,7 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
 def _head_loss(
     networks: Networks, devices: int, mask_ratio: float, head: Params, frozen: Params, views: Batch, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy on masked tokens of the anchors."""
+    """Return the mean cross-entropy and the accuracy on masked tokens of the anchors."""
     anchors = views.anchors
     masked = mask_tokens(key, anchors, vocabulary=networks.vocabulary, ratio=mask_ratio, style="bert")
     computation = Computation(networks, head | frozen, devices=devices)
@@ -183,4 +194,4 @@ def _head_loss(
 
 
 def _summary(scores: dict[str, float]) -> str:
-    return f"masked accuracy {scores['accuracy']:.1f} %, perplexity {scores['perplexity']:.0f}, {scores['steps']} steps"
+    return f"masked accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {scores['steps']} steps"

@@ -1,4 +1,4 @@
-"""The networks of a run: which there are, what is trained, what is frozen, where each starts from."""
+"""The networks of a run: the starting checkpoint, the generator, the teachers, and what is trained or frozen."""
 
 import dataclasses
 import hashlib
@@ -14,26 +14,150 @@ from flax import nnx
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
-from diffcse_jax.config import Config
+from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.losses.base import Checkpoints, Network
-from diffcse_jax.models import parameters
+from diffcse_jax.models import parameters, pooling_modules
 from diffcse_jax.models.forward import Networks, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.teachers import Teacher
 from diffcse_jax.models.transformer import Transformer, TransformerConfig, scheduled_rates
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
+DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
+
+
+# The starting checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class StartingCheckpoint:
+    """The starting checkpoint. With the pooler that it records, it is the baseline of the run.
+
+    Attributes:
+        name: The checkpoint as the configuration names it.
+        checkpoint: Its sizes and weights.
+        tokenizer: Its tokenizer.
+        recorded: The pooler that it records; None if it records none, as a raw masked LM does.
+    """
+
+    name: str
+    checkpoint: Pretrained
+    tokenizer: PreTrainedTokenizerFast
+    recorded: RecordedPooler | None
+
+    @property
+    def head(self) -> Params | None:
+        """The dense + tanh head of the recorded pooler `cls`, from which a kept projector checkpoints."""
+        return self.recorded.head if self.recorded else None
+
+    @property
+    def pooler_head(self) -> Params | None:
+        """The dense + tanh head that is recorded or in the checkpoint, if there is one."""
+        return self.head or self.checkpoint.pooler
+
+    def pooler(self, config: Config) -> str:
+        """Return the pooler that the checkpoint records, or else the run's."""
+        pooler = self.recorded.pooler if self.recorded else config.encoding_pooler
+        return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
+
+    def encoder(self, config: Config) -> SentenceEncoder:
+        """Return the starting checkpoint as its users use it."""
+        model, pooler = self.checkpoint, self.pooler(config)
+        return SentenceEncoder(
+            model.config, model.transformer, self.tokenizer, pooler=pooler, pooler_head=self.pooler_head
+        )
+
+    def is_trained_embedding(self, config: Config) -> bool:
+        """Return whether the embedding that the run trains is, before the first step, the checkpoint's own."""
+        has_its_weights = config.encoding_pooler != "cls" or self.head is not None
+        return has_its_weights and self.pooler(config) == config.encoding_pooler
+
+    def describe_pooler(self, asked: str, config: Config) -> str:
+        """Return a sentence on how the run pools this kind of checkpoint, or an empty string if all is as usual.
+
+        Args:
+            asked: The pooler as the user gave it.
+            config: The run's configuration, with the pooler `own` resolved.
+        """
+        if self.recorded is None:
+            if asked != OWN_POOLER:
+                return ""
+            return (
+                f"{self.name} records no pooler. It is trained as a raw masked LM, with the mean over tokens "
+                f"({DEFAULT_POOLER}). configs/base/masked_lm.py has the settings for such checkpoints."
+            )
+        if asked == OWN_POOLER:
+            return f"Starting from {self.name}, with its own pooler ({self.recorded.pooler})."
+        if self.is_trained_embedding(config):
+            return ""
+        return (
+            f"notice: {self.name} is a sentence encoder with the pooler {self.recorded.pooler}, but this run trains "
+            f"{config.encoding_pooler}, because of model.pooler={asked!r} and the projector. configs/base/"
+            "sentence_encoder.py has the settings for such checkpoints."
+        )
+
+
+def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None:
+    """Return the pooler that a checkpoint records, or None if it records none.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked: `model.pooler`. If it is not `own`, a pooler that cannot be read is only reported.
+
+    Raises:
+        CheckpointError: The recorded pooler cannot be read, and `own` asks for it.
+    """
+    try:
+        return pooling_modules.recorded(checkpoint)
+    except CheckpointError as error:
+        if asked == OWN_POOLER:
+            raise
+        log_line(f"notice: {error}. As the baseline, it is read with the run's own pooler.")
+        return None
+
+
+def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:
+    """Return the configuration with `model.pooler="own"` replaced by the pooler that the checkpoint records.
+
+    The pooler `cls` has a dense + tanh head, which is trained as a projector that is kept.
+
+    Raises:
+        ConfigError: The configuration asks for another projector than that head.
+    """
+    if config.model.pooler != OWN_POOLER:
+        return config
+    model = dataclasses.replace(config.model, pooler=recorded.pooler if recorded else DEFAULT_POOLER)
+    if model.pooler == "cls":
+        if model.projector == "batchnorm":
+            raise ConfigError(
+                f"model.projector={model.projector!r} with model.pooler={OWN_POOLER!r}: {model.name_or_path} records "
+                "a dense + tanh head, which would be trained. Use model.projector='none'."
+            )
+        model = dataclasses.replace(model, projector="mlp", projector_train_only=False)
+    return Config.from_dict(config.to_dict() | {"model": dataclasses.asdict(model)})
+
+
+# The networks
+
 
 class Built(NamedTuple):
-    """The networks of a run and their initial arrays."""
+    """The networks of a run and their initial arrays.
+
+    Attributes:
+        networks: The networks.
+        params: Trained parameters.
+        frozen: Frozen parameters.
+    """
 
     networks: Networks
-    params: Params  # trained
+    params: Params
     frozen: Params
 
 
@@ -45,18 +169,18 @@ def build(
     teachers: Mapping[str, Teacher] = MappingProxyType({}),
     projector: Params | None = None,
 ) -> Built:
-    """Assembles the networks and their initial arrays.
+    """Return the networks and their initial arrays.
 
     Args:
-        config: decides which networks exist.
-        encoder: the checkpoint that the encoder starts from.
-        generator: the frozen masked LM with its head; None where no objective needs one.
-        vocabulary: the tokenizer's.
-        teachers: the sentence encoders that losses name.
-        projector: the weights that a projector which is kept starts from; None: its initial ones.
+        config: Decides which networks exist.
+        encoder: The starting checkpoint.
+        generator: The frozen masked LM with its head; None if no loss needs one.
+        vocabulary: The tokenizer's vocabulary.
+        teachers: The sentence encoders that losses name.
+        projector: The weights that a kept projector starts from; None: random ones.
 
     Raises:
-        ConfigError: dropout rates that do not fit the number of blocks.
+        ConfigError: The dropout rates do not fit the number of blocks.
     """
     checkpoints = _checkpoints(config, encoder, generator)._replace(teachers=teachers)
     dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
@@ -79,7 +203,7 @@ def _checkpoints(config: Config, encoder: Pretrained, generator: Pretrained | No
 
 
 def _asked_for(config: Config, checkpoints: Checkpoints, projector: Params | None) -> dict[str, Network]:
-    """The networks by name: the encoder, its projector, the generator, and those of the losses."""
+    """Return the networks by name: encoder, projector, generator, and the networks of the losses."""
     sizes = checkpoints.encoder.config
     networks = {"encoder": Network(partial(Transformer, sizes), checkpoints.encoder.transformer)}
     if config.model.projector != "none":
@@ -95,16 +219,17 @@ def _asked_for(config: Config, checkpoints: Checkpoints, projector: Params | Non
 
 
 def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
-    """The encoder's sizes with the configured dropout schedule, and recomputation in the backward pass or not.
+    """Return the encoder's sizes with the run's dropout rates and recomputation.
 
     Raises:
-        ConfigError: dropout rates that do not fit the number of blocks, or prefixes that are no shorter than vectors.
+        ConfigError: The dropout rates do not fit the number of blocks, or Matryoshka sizes are not below the embedding
+            size.
     """
     model = config.model
     if max(config.matryoshka.sizes, default=0) >= sizes.hidden_size:
         raise ConfigError(
-            f"matryoshka.sizes={config.matryoshka.sizes}: the vectors of {model.name_or_path} have {sizes.hidden_size} "
-            "numbers, and whole vectors count anyway"
+            f"matryoshka.sizes={config.matryoshka.sizes}: the embedding size of {model.name_or_path} is "
+            f"{sizes.hidden_size}, which is always trained. Give smaller sizes only."
         )
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
     hidden, attention = model.hidden_dropout, model.attention_dropout
@@ -120,120 +245,124 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
         raise ConfigError(f"{keys}{schedule}: {error}") from error
 
 
-def about_equal_views(sizes: TransformerConfig, config: Config) -> str:
-    """A warning where both views of a single sentence are the same vector, by which nothing is learned; or nothing.
+def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
+    """Return a warning if both views of a single sentence have the same embedding, so that nothing is learned.
 
-    It is no error: SimCSE's Table 3 has rows of both kinds.
+    It is not an error: SimCSE's Table 3 has such rows.
 
     Args:
-        sizes: the encoder's, with the dropout of the run.
-        config: the run.
+        sizes: The encoder's sizes, with the run's dropout rates.
+        config: The run's configuration.
     """
     if config.data.augmentation != "none" or not config.needs("dropout"):
         return ""
+    differ = "only dropout makes the two views of a sentence differ"
     if not any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout)):
-        told = "dropout tells the two views of a sentence apart, and there is none; set "
-        return told + "model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)"
+        return f"{differ}, and it is off. Set model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
     if config.model.dropout_masks == "shared":
-        told = "dropout tells the two views of a sentence apart, and model.dropout_masks='shared' makes it the same; "
-        return told + "use 'independent'"
+        return f"{differ}, and model.dropout_masks='shared' makes it the same for both. Use 'independent'."
     return ""
 
 
 def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
-    """The named frozen masked LM, which must read and write the encoder's token ids.
+    """Load the frozen masked LM that the configuration names. It must use the encoder's token ids.
 
     Args:
-        config: names it.
-        encoder: the checkpoint that the encoder starts from, with its masked-LM head if that is the generator.
-        tokenizer: the encoder's.
+        config: Names the generator.
+        encoder: The starting checkpoint, with its masked-LM head if it is the generator.
+        tokenizer: The encoder's tokenizer.
 
     Raises:
-        CheckpointError: no masked-LM head, or another vocabulary than the encoder's. A generator's folder without a
-            tokenizer is compared by the number of tokens.
-        ConfigError: it has fewer positions than the text's sentences.
+        CheckpointError: The generator has no masked-LM head, or another vocabulary than the encoder. If its folder has
+            no tokenizer, only the numbers of tokens are compared.
+        ConfigError: It has fewer positions than data.max_length.
     """
     if config.generator_is_start:
         return encoder
     generator = read(config.generator.name_or_path, needs_mlm_head=True)
     difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
-        difference = f"{generator.config.vocab_size} tokens against {encoder.config.vocab_size}"
+        difference = f"{generator.config.vocab_size} and {encoder.config.vocab_size} tokens"
     elif (generator.folder / "tokenizer.json").is_file():
         difference = _difference(load_tokenizer(generator.folder), tokenizer)
     if difference:
         raise CheckpointError(
             f"generator.name_or_path={config.generator.name_or_path!r} and "
-            f"model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}): the "
-            "discriminator reads the generator's token ids, so both need the same one (BERT: distilbert-base-uncased; "
-            "RoBERTa: distilroberta-base)"
+            f"model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). The "
+            "discriminator reads the generator's token ids, so both need the same one. Use distilbert-base-uncased for "
+            "BERT and distilroberta-base for RoBERTa."
         )
     check_max_length(config, generator.config, config.generator.name_or_path)
     return generator
 
 
 class Teachers(NamedTuple):
-    """The sentence encoders that losses name."""
+    """The sentence encoders that losses name.
+
+    Attributes:
+        by_name: Encoders that run during training.
+        stores: Stored embeddings of the others.
+        digests: Digests of weights or embeddings, by the configuration key that names the teachers.
+    """
 
     by_name: Mapping[str, Teacher]
-    stores: Mapping[str, VectorStore]  # of those whose vectors are stored, by name
-    digests: Mapping[str, str]  # of their weights or vectors, by the key of the configuration that names them
+    stores: Mapping[str, VectorStore]
+    digests: Mapping[str, str]
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Loads the sentence encoders that losses name, or finds their stored vectors.
+    """Load the sentence encoders that losses name, or find their stored embeddings.
 
     Raises:
-        CheckpointError: an encoder that cannot be read, does not record its pooler where none is given, or has another
-            vocabulary than the run's, whose token ids it must read.
-        ConfigError: an encoder that has fewer positions than the text's sentences; stored vectors with a pooler, or of
-            sentences that an augmentation changes or crops cut.
-        DataError: stored vectors that cannot be read.
+        CheckpointError: An encoder cannot be read, needs a pooler, or has another vocabulary than the run.
+        ConfigError: An encoder has fewer positions than data.max_length, or stored embeddings do not fit the run: they
+            have no pooler, and cannot follow augmentation or crops.
+        DataError: Stored embeddings cannot be read.
     """
     by_name: dict[str, Teacher] = {}
     stores: dict[str, VectorStore] = {}
     digests = {}
-    for objective_name, objective in config.losses.items():
+    for loss_name, loss in config.losses.items():
         fingerprints = []
-        for name, pooler in objective.named_teachers.items():
+        for name, pooler in loss.named_teachers.items():
             if store := find_store(name):
-                _check_store(objective_name, name, pooler, config)
+                _check_store(loss_name, name, pooler, config)
                 stores[name], fingerprint = store, store.digest
             else:
-                by_name[name], fingerprint = _load_teacher(objective_name, name, pooler, config, tokenizer)
+                by_name[name], fingerprint = _load_teacher(loss_name, name, pooler, config, tokenizer)
             fingerprints.append(fingerprint)
         if fingerprints:
-            digests[f"{objective_name}.teachers"] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+            digests[f"{loss_name}.teachers"] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
     return Teachers(by_name, stores, digests)
 
 
 def _load_teacher(
-    objective_name: str, name: str, pooler: str, config: Config, tokenizer: PreTrainedTokenizerFast
+    loss_name: str, name: str, pooler: str, config: Config, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[Teacher, str]:
-    """A sentence encoder and the hash of all that determines its vectors."""
-    key = f"{objective_name}.teachers"
+    """Return a sentence encoder and its fingerprint."""
+    key = f"{loss_name}.teachers"
     try:
         teacher = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
     except CheckpointError as error:
-        raise CheckpointError(f"{key}, {objective_name}.poolers: {error}") from error
+        raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
     _check_teacher(key, name, teacher, config, tokenizer)
     params = {name: np.asarray(array) for name, array in teacher.params.items()}
     return Teacher(teacher.config, teacher.pooler, params, teacher.truncate_dim), teacher.fingerprint()
 
 
-def _check_store(objective_name: str, name: str, pooler: str, config: Config) -> None:
+def _check_store(loss_name: str, name: str, pooler: str, config: Config) -> None:
     if pooler:
-        raise ConfigError(f"{objective_name}.poolers: {name} holds vectors, which need none; give '' for it")
+        raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give '' for it.")
     if config.data.augmentation != "none":
         raise ConfigError(
-            f"{objective_name}.teachers: {name} holds vectors of the text as it is, and data.augmentation="
-            f"{config.data.augmentation!r} changes second views; name the encoder itself, or use "
-            "data.augmentation='none'"
+            f"{loss_name}.teachers: {name} holds embeddings of the unchanged text, but data.augmentation="
+            f"{config.data.augmentation!r} changes second views. Name the encoder itself, or use "
+            "data.augmentation='none'."
         )
     if config.data.pairs == "crops":
         raise ConfigError(
-            f"{objective_name}.teachers: {name} holds vectors of sentences, and data.pairs='crops' trains on parts of "
-            "them; name the encoder itself"
+            f"{loss_name}.teachers: {name} holds embeddings of sentences, but data.pairs='crops' trains on parts "
+            "of sentences. Name the encoder itself."
         )
 
 
@@ -244,39 +373,44 @@ def _check_teacher(
     if difference:
         raise CheckpointError(
             f"{key}: {name!r} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary "
-            f"({difference}): teachers read the encoder's token ids, so all need the same one"
+            f"({difference}). Teachers read the encoder's token ids, so all need the same one."
         )
     check_max_length(config, teacher.config, f"{name} in {key}")
 
 
 def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
-    """Refuses a checkpoint that has no positions for the longest sentences.
+    """Check that a checkpoint has enough positions for data.max_length.
 
     Raises:
-        ConfigError: with the number that it has.
+        ConfigError: It has fewer.
     """
     if config.data.max_length > sizes.max_length:
         raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than the {sizes.max_length} positions of {name}"
+            f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
         )
 
 
 def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:
-    """How their vocabulary differs from ours; empty: all our tokens have the same ids there."""
+    """Return how their vocabulary differs from ours; empty if all our tokens have the same ids there."""
     theirs_by_token, ours_by_token = theirs.get_vocab(), ours.get_vocab()
     unlike = sum(theirs_by_token.get(token) != index for token, index in ours_by_token.items())
     return f"{unlike} of {len(ours_by_token)} tokens have other ids" if unlike else ""
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:
-    """The tokenizer's vocabulary, for a model with so many word embeddings.
+    """Return the tokenizer's vocabulary.
+
+    Args:
+        config: The configuration.
+        tokenizer: The tokenizer.
+        embeddings: Number of word embeddings of the model.
 
     Raises:
-        ConfigError: more tokens than embeddings, or no mask token where an objective needs one.
+        ConfigError: There are more tokens than embeddings, or a loss needs a mask token that the tokenizer lacks.
     """
     if len(tokenizer) > embeddings:
-        raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {embeddings} word embeddings")
+        raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, but the model only {embeddings} word embeddings")
     if tokenizer.mask_token_id is None and config.needs("mask_token"):
-        those = ", ".join(config.settings_that_need("mask_token"))
-        raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, needed for: {those}")
+        needing = ", ".join(config.settings_that_need("mask_token"))
+        raise ConfigError(f"the tokenizer of {config.model.name_or_path} has no mask token, which {needing} needs")
     return Vocabulary(len(tokenizer), tokenizer.mask_token_id, tuple(sorted(tokenizer.all_special_ids)))

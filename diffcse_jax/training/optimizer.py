@@ -1,4 +1,4 @@
-"""AdamW as the originals' trainer runs it: its epsilon, linear decay, clipping at a global norm, no decay of norms."""
+"""AdamW as in the authors' trainer: its epsilon, linear decay, clipping at a global norm, no decay of norms."""
 
 from functools import partial
 
@@ -13,12 +13,12 @@ from diffcse_jax.models.parameters import Params
 def make_optimizer(
     config: OptimConfig, total_steps: int, *, rests: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Clipping, Adam moments, decoupled weight decay and the learning-rate schedule, in that order.
+    """Return clipping, Adam, decoupled weight decay and the learning-rate schedule, in that order.
 
     Args:
-        config: the options.
-        total_steps: of the schedule.
-        rests: there are steps that do not use all networks: those rest then, as `resting` says.
+        config: The options.
+        total_steps: Length of the schedule.
+        rests: Some steps do not use all networks, which then rest (see `resting`).
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay, mask=decays) if config.weight_decay else optax.identity()
@@ -27,10 +27,10 @@ def make_optimizer(
 
 
 def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for each network by itself; one whose gradient is all 0 keeps its weights, moments and counts.
+    """Return the optimizer with a separate state for each network. A network whose gradient is all 0 does not change.
 
-    So does PyTorch with a parameter that a step does not use, whose gradient is None. Left to a common state, the head
-    of a rare task would move on at every step by what its moments remember, and decay.
+    PyTorch does the same with parameters that a step does not use: their gradient is None. With a common state, the
+    head of a rare task would drift at every step, moved by its old moments and by weight decay.
     """
 
     def init(params: Params) -> dict[str, optax.OptState]:
@@ -49,7 +49,7 @@ def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientT
             used = jnp.stack([jnp.any(gradient != 0) for gradient in part.values()]).any()
             scaled, after = optimizer.update(part, state[network], weights[network], good=used & good)
             new_updates |= {name: jnp.where(used, value, 0.0) for name, value in scaled.items()}
-            # The moments are chosen where they are computed.
+            # Adam itself keeps the moments of an unused network.
             new_state[network] = jax.tree.map(
                 lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old), after, state[network]
             )
@@ -59,7 +59,7 @@ def resting(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientT
 
 
 def _by_network(params: Params) -> dict[str, Params]:
-    """Parameters, whose names stay, by the networks that these begin with."""
+    """Group parameters by network, the first part of their names."""
     parts: dict[str, Params] = {}
     for name, value in params.items():
         parts.setdefault(name.partition(".")[0], Params())[name] = value
@@ -67,7 +67,7 @@ def _by_network(params: Params) -> dict[str, Params]:
 
 
 def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up, then linear decay to 0 at `total_steps`, or a constant rate."""
+    """Return linear warm-up, then linear decay to 0 at `total_steps` or a constant rate."""
     peak = config.learning_rate
     warmup = optax.linear_schedule(0.0, peak, max(config.warmup_steps, 1))
     final = 0.0 if config.schedule == "linear" else peak
@@ -76,19 +76,19 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
 
 
 def decays(params: Params) -> dict[str, bool]:
-    """Which parameters weight decay acts on: kernels and embedding tables, not biases and norms."""
+    """Return which parameters weight decay applies to: kernels and embedding tables, not biases and norms."""
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
 
 
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8) -> optax.GradientTransformationExtraArgs:
-    """Adam whose epsilon is added before the bias correction, as in transformers' former AdamW.
+    """Return Adam with epsilon added before the bias correction, as in transformers' former AdamW.
 
-    m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t); optax and PyTorch correct v first, which makes epsilon
-    1 / sqrt(1 - b2^t) times smaller in effect (32 times in the first step). Over the 20 reference steps the difference
-    moves the losses by 0.3-0.8 %.
+    The update is m / (sqrt(v) + eps) * sqrt(1 - b2^t) / (1 - b1^t). Optax and PyTorch correct v first, which makes
+    epsilon effectively 1 / sqrt(1 - b2^t) times smaller (32 times in the first step). The difference is visible in the
+    losses of the first 20 steps.
 
-    `update` takes `good`, whether gradients are finite: where they are not, the moments stay. Decided here, and not
-    for the result, so that the moments are still changed in place: what comes after needs the old ones no longer.
+    `update` takes `good`: if it is False, the moments stay as they were. The choice is made here and not on the
+    result, so that the moments can be updated in place.
     """
 
     def init(params: Params) -> optax.ScaleByAdamState:

@@ -1,10 +1,10 @@
 """The device mesh and where arrays live on it.
 
 The mesh has two axes. Batches are split over `data`, and so are the optimizer's moments: each device sums and applies
-its part of the gradients, and all gather the new parameters. That moves as many bytes as the sum of whole gradients on
-every device, and divides the time and memory of the update by the devices (Xu et al. 2020, arXiv:2004.13336).
-Parameters are copied to every device, unless the configuration splits them: over `data` too (`mesh.fully_sharded`),
-and over `model` (`mesh.model` above 1).
+its part of the gradients, then all gather the new parameters. That moves as many bytes as summing whole gradients on
+every device, and divides the time and memory of the update by the number of devices (Xu et al. 2020, arXiv:2004.13336).
+Parameters are copied to every device, unless the configuration splits them over `data` (`mesh.fully_sharded`) or over
+`model` (`mesh.model` above 1).
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from diffcse_jax.data.batches import Packing, Shards
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.models.parameters import Params
 
-# Sixteenths of positions that are real, up to which leaving padding out pays: measured on CPUs, by the compiler's
-# estimate for TPUs (docs/scaling.md).
+# Packing pays if at most this many sixteenths of the positions are tokens: measured on CPUs, estimated by the compiler
+# for TPUs (docs/scaling.md).
 PACKED = {"cpu": 15, "tpu": 14}
-# The axes over which each dimension of a parameter may be split: the first rule that matches a name counts. Along
-# `model`, heads and intermediate units are split, and the vocabulary; `data` takes the other dimension.
+# The axes over which each dimension of a parameter may be split. The first rule that matches a name counts. `model`
+# splits heads, intermediate units and the vocabulary; `data` splits the other dimension.
 RULES = (
     (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
     (r"\.embedding", (None, "data")),
@@ -39,14 +39,14 @@ RULES = (
 
 
 def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
+    """Return a mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
 
     Args:
-        config: the sizes.
-        available: devices, which may be those of a topology that is only compiled for; None: those of all hosts.
+        config: Gives the sizes.
+        available: Devices, which may belong to a topology that is only compiled for. None: the devices of all hosts.
 
     Raises:
-        ConfigError: more devices asked for than there are, or a batch that does not split evenly.
+        ConfigError: There are fewer devices than asked for, or a batch does not split evenly.
     """
     available = jax.devices() if available is None else available
     model = config.mesh.model
@@ -58,22 +58,22 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
         of = f"train.batch_size={train.batch_size}, train.chunk_size={train.chunk_size}"
-        sizes[f"the chunk of {chunk} sentences ({of}; with train.chunk_size=0 there are none)"] = chunk
+        sizes[f"the chunk of {chunk} sentences ({of}; 0 turns chunks off)"] = chunk
     if config.trains_generator_head:
         head = config.generator.head_batch_size
         sizes[f"generator.head_batch_size={head}"] = head
-    for told, size in sizes.items():
+    for name, size in sizes.items():
         if size % data:
-            raise ConfigError(f"{told} is not divisible by the {data} devices of the mesh's data axis")
+            raise ConfigError(f"{name} is not divisible by the {data} devices of the mesh's data axis")
     return _arranged(available, data, model)
 
 
 def _arranged(available: Sequence[jax.Device], data: int, model: int) -> Mesh:
-    """The mesh of the first devices: of one process in JAX's order, of several one process after the other.
+    """Return the mesh of the first devices: in JAX's order for one process, else one process after the other.
 
-    JAX's order is good for the connections of a slice, and tears processes apart on the data axis, of which each feeds
-    the rows of its own devices; nor has it one for hosts of several slices, as which those of GPUs appear. Process
-    after process, the model axis stays within a host where its size divides the devices there.
+    JAX's order suits the connections of a slice, but separates the devices of a process on the data axis, where each
+    process feeds the rows of its own devices. It also has no order for hosts of several slices, as GPU hosts appear.
+    With one process after the other, the model axis stays within a host if its size divides the devices of a host.
     """
     names, types = ("data", "model"), (AxisType.Auto,) * 2  # under Explicit axes the in-batch matrix is a type error
     if len({device.process_index for device in available}) == 1:
@@ -85,7 +85,7 @@ def _arranged(available: Sequence[jax.Device], data: int, model: int) -> Mesh:
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
-    """The configuration with every `auto` that depends on the devices decided, by those of the mesh."""
+    """Return the configuration with every `auto` that depends on the devices replaced by the choice for this mesh."""
     platform = mesh.devices.flat[0].platform
 
     def decided(value: str, auto: str) -> str:
@@ -101,13 +101,13 @@ def resolved(config: Config, mesh: Mesh) -> Config:
 
 
 def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False) -> Packing | None:
-    """How batches are laid out for the devices of a mesh; None where `train.packing` is off.
+    """Return how batches are packed for the devices of a mesh; None if `train.packing` is off.
 
     Args:
-        config: the run, with `auto` decided.
-        mesh: the devices.
-        chunks: parts of a batch that the networks take one after the other.
-        anchors: the networks take the anchors alone, too.
+        config: The configuration, with `auto` resolved.
+        mesh: The devices.
+        chunks: Chunks of a batch that the networks process one after the other.
+        anchors: The networks also process the anchors alone.
     """
     if config.train.packing != "on":
         return None
@@ -115,10 +115,10 @@ def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = F
 
 
 def shards_of(mesh: Mesh) -> Shards:
-    """The part of every batch that this process feeds: the rows of its devices, whatever else shares them.
+    """Return the part of every batch that this process feeds: the rows of its devices.
 
     Raises:
-        ConfigError: the mesh has no device of this process, or those it has are apart from one another.
+        ConfigError: The mesh has no device of this process, or its devices are not next to each other on the data axis.
     """
     on_data_axis = np.moveaxis(mesh.devices, mesh.axis_names.index("data"), 0)
     here = jax.process_index()
@@ -126,22 +126,22 @@ def shards_of(mesh: Mesh) -> Shards:
     if not local or local[-1] - local[0] + 1 != len(local):
         raise ConfigError(
             f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
-            f"{'has no device in the mesh' if not local else 'has devices that are apart on the data axis'}; "
-            "leave mesh.data at 0 and choose a mesh.model that divides the devices of a host, or the other way round"
+            f"{'has no device in the mesh' if not local else 'has devices that are not neighbours on the data axis'}. "
+            "Set mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
         )
     return Shards(range(local[0], local[-1] + 1), len(on_data_axis))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """Return the sharding with which every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
-    """The sharding of every array of a state, or of parameters alone, whose dicts have names of parameters as keys.
+    """Return the sharding of every array of a train state, or of a dict of parameters by name.
 
     Raises:
-        ValueError: no rule covers a name.
+        ValueError: No rule covers a name.
     """
 
     def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
@@ -154,16 +154,16 @@ def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
 
 
 def gathered(params: Params, mesh: Mesh) -> Params:
-    """Parameters as layers take them: whole, but for what the model axis splits; for use in a compiled function.
+    """Gather parameters from the data axis, as layers need them, inside a compiled function.
 
-    Of parameters that the data axis splits (`mesh.fully_sharded`) XLA would otherwise move the activations.
+    Without this, XLA would move activations instead of parameters that the data axis splits (`mesh.fully_sharded`).
     """
     whole = {name: _by_name(name, array.shape, mesh, over_data=False) for name, array in params.items()}
     return jax.lax.with_sharding_constraint(params, whole)
 
 
 def of_gradients(grads: Params, mesh: Mesh) -> dict[str, NamedSharding]:
-    """The sharding in which gradients are summed and applied, which is that of the optimizer's moments."""
+    """Return the sharding in which gradients are summed and applied: the optimizer moments have the same."""
     return {name: _by_name(name, array.shape, mesh, over_data=True) for name, array in grads.items()}
 
 
@@ -173,13 +173,13 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
         return wanted and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
 
     split = [axis if splits(axis, size) else None for axis, size in zip(_axes_of(name), shape, strict=True)]
-    while split and split[-1] is None:  # the form in which compiled functions give it back
+    while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))
 
 
-def shard_batch(views: Batch, mesh: Mesh) -> Batch:
-    """A global batch from the rows of this process, split over the data axis."""
+def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Return a global batch from the rows of this process, split over the data axis."""
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     shards = shards_of(mesh)
 
@@ -187,7 +187,7 @@ def shard_batch(views: Batch, mesh: Mesh) -> Batch:
         rows = len(local) * shards.total // len(shards.local)
         return jax.make_array_from_process_local_data(sharding, local, (rows, *local.shape[1:]))
 
-    return jax.tree.map(placed, views)
+    return jax.tree.map(placed, batch)
 
 
 def _axes_of(name: str) -> tuple[str | None, ...]:

@@ -1,7 +1,9 @@
-"""The train step: one function, compiled for each shape of batches."""
+"""The train step: inputs of the losses, weighted sum, gradients and update, compiled for each shape of batches."""
 
-from collections.abc import Callable
+import concurrent.futures
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
+from diffcse_jax.hosts import log_line
 from diffcse_jax.losses import Inputs, prepare, total_loss
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.losses.diffcse_variants import generated_second_views
@@ -21,18 +24,27 @@ from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, repl
 
 # (state, frozen parameters, batch) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
+Program = Any  # jax.stages.Compiled: (state, frozen parameters, batch) -> (state, metrics)
+
+
+def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
+    """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
+    # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
+    # their NumPy arrays.
+    shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
+    return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
 
 
 def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
-    """The state before the first step as `jax.ShapeDtypeStruct`, with the sharding that each array will have.
+    """Return the shapes, types and shardings of the state before the first step.
 
     Args:
-        params: initial parameters, or their shapes.
-        optimizer: makes its own part of the state.
-        config: says how the state is split.
-        mesh: the devices, which may be those of a topology that is only compiled for.
+        params: Initial parameters, or their shapes.
+        optimizer: Makes its own part of the state.
+        config: Decides how the state is split.
+        mesh: The devices. They may belong to a topology that is only compiled for.
     """
-    state = jax.eval_shape(partial(_initialise, optimizer), params)
+    state = jax.eval_shape(partial(_initialize, optimizer), params)
     return jax.tree.map(
         lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding),
         state,
@@ -40,38 +52,37 @@ def abstract_state(params: Params, optimizer: optax.GradientTransformation, conf
     )
 
 
-def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
-    """The state before the first step, placed on the mesh by the rules of `sharding`."""
-    # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
-    # their NumPy arrays.
-    like = abstract_state(params, optimizer, config, mesh)
-    shardings = jax.tree.map(lambda array: array.sharding, like)
-    return jax.jit(partial(_initialise, optimizer), out_shardings=shardings)(params)
-
-
-def _initialise(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
+def _initialize(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
     return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32))
 
 
 def make_train_step(
-    networks: Networks, config: Config, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
+    networks: Networks,
+    config: Config,
+    optimizer: optax.GradientTransformationExtraArgs,
+    mesh: Mesh,
 ) -> TrainStep:
-    """The step as a function that `jax.jit` compiles for each shape of batches; the old state's memory is reused.
+    """Return the train step, which `jax.jit` compiles for each shape of batches. It reuses the old state's memory.
 
-    Where the loss or the gradient's norm is no finite number, nothing of it is applied: all of the state stays, but for
-    the numbers of steps and of bad steps. The metrics of such a step are those numbers; `bad_gradient` counts, from 1
-    and in the order of their names, up to the first parameter whose gradient is not finite (0: all are).
+    If the loss or the gradient's norm is NaN or infinite, the step is skipped: the whole state stays, except for the
+    numbers of steps and of skipped steps. The metric `bad_gradient` is then the position of the first parameter with
+    such a gradient, counting from 1 in the order of names (0: all gradients are finite).
+
+    Args:
+        networks: The networks.
+        config: The configuration.
+        optimizer: From `make_optimizer`.
+        mesh: The devices.
     """
-    chunks = config.train.chunks
-    devices = mesh.shape["data"]
+    chunks, devices = config.train.chunks, mesh.shape["data"]
 
     def train_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         root = fold_in_name(jax.random.key(config.train.seed), "train step")
-        prepare_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
+        inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
-        batch = with_second_views(config, frozen_networks, batch, fold_in_name(prepare_key, "second views"))
-        inputs = prepare(config.losses, frozen_networks, batch, prepare_key, config.run_info)
+        batch = with_second_views(config, frozen_networks, batch, fold_in_name(inputs_key, "second views"))
+        inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
 
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
             trained = Computation(networks, gathered(params, mesh), chunks, devices)
@@ -89,7 +100,7 @@ def make_train_step(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
             params = optax.apply_updates(state.params, updates)
             params = jax.tree.map(partial(jnp.where, good), params, state.params)
-            # The moments are chosen where they are computed; this is about counters.
+            # The optimizer itself keeps the moments of a skipped step; this keeps its counters.
             opt_state = jax.tree.map(
                 lambda new, old: new if new.ndim else jnp.where(good, new, old), opt_state, state.opt_state
             )
@@ -101,7 +112,7 @@ def make_train_step(
         return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 
     if config.precision == "float32":
-        # Accelerators multiply float32 matrices in less precision unless told otherwise.
+        # Accelerators multiply float32 matrices in lower precision by default.
         train_step = jax.default_matmul_precision("highest")(train_step)
     return jax.jit(train_step, donate_argnums=0)
 
@@ -116,13 +127,13 @@ def with_second_views(config: Config, frozen: Computation, batch: Batch, key: PR
 def loss_of_batch(
     config: Config, trained: Computation, batch: Batch, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Compute the training loss of a batch, and its metrics.
+    """Return the training loss of a batch, and its metrics.
 
     Args:
-        config: The run.
+        config: The configuration.
         trained: The trained networks.
         batch: The batch.
-        inputs: What the losses have prepared.
+        inputs: What the losses prepared.
         key: A random key for dropout.
     """
     forward = SharedForward(
@@ -137,7 +148,64 @@ def loss_of_batch(
 
 
 def _first_bad(grads: Params) -> jax.Array:
-    """1 + the index, in the order of names, of the first array that is not finite; 0 where all are."""
-    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # which the whole norm adds up
+    """Return 1 + the index, in the order of names, of the first array that is not finite; 0 if all are finite."""
+    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]  # shared with the norm of all
     bad = ~jnp.isfinite(jnp.stack(squares))
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
+
+
+class Programs:
+    """Compiled train steps by the shape of a batch. They compile in a thread, the first one needed first.
+
+    Args:
+        step: From `make_train_step`.
+        state: A state of the run. Only its shapes and shardings are read.
+        frozen: The frozen parameters.
+        batches: One batch of each expected shape, on the mesh. Other shapes are compiled when they come.
+    """
+
+    def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Batch]):
+        self._step, self._frozen = step, frozen
+        self._like = _abstract((state, frozen))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
+        self._programs: dict[tuple[Hashable, ...], concurrent.futures.Future[Program]] = {}
+        for batch in batches:
+            self._start(batch)
+
+    def __enter__(self) -> "Programs":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Run a step. Wait for its program, with a message, if that is not compiled yet."""
+        shape = _shape_of(batch)
+        if shape not in self._programs:
+            self._start(batch)
+        program = self._programs[shape]
+        if not program.done():
+            number, count = list(self._programs).index(shape) + 1, len(self._programs)
+            which = f" ({number} of at most {count})" if count > 1 else ""
+            log_line(f"compiling the train step{which} for batches of {_format_shape(shape)}")
+        return program.result()(state, self._frozen, batch)
+
+    def _start(self, batch: Batch) -> None:
+        arguments = (*self._like, _abstract(batch))
+        self._programs[_shape_of(batch)] = self._thread.submit(lambda: self._step.lower(*arguments).compile())
+
+
+def _abstract(arrays: Any) -> Any:
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays)
+
+
+def _shape_of(batch: Batch) -> tuple[Hashable, ...]:
+    """Return the tasks, examples, views, length and packed tokens (0: not packed) of a batch."""
+    tokens = batch.layout.positions.size if batch.layout else 0
+    return (", ".join(batch.labels or ()), *batch.input_ids.shape, tokens)
+
+
+def _format_shape(shape: tuple[Hashable, ...]) -> str:
+    task, examples, views, length, tokens = shape
+    sizes = f"{examples} x {views} x {length}" + (f" tokens, {tokens:,} without padding" if tokens else " tokens")
+    return f"{task}, {sizes}" if task else sizes
