@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
+from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, heads_in
 from diffcse_jax.apps.finetune.outputs import write_heads, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
@@ -26,6 +27,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.dev import build_drift_check
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, find_run
 from diffcse_jax.losses.finetune import ENCODER, Finetune, head_of
 from diffcse_jax.models import hf, parameters
@@ -33,16 +35,14 @@ from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.run import export_with_curves, in_workdir
 from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
-from diffcse_jax.training.metrics import report
+from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
-from diffcse_jax.training.start import Start, recorded_pooler, with_own_pooler
-from diffcse_jax.training.train import carry_out
+from diffcse_jax.training.train import run_training
 
 _BLOCK, _SECONDS = 4096, 10.0  # embeddings are computed in blocks, and progress is logged at most this often
 _SAFE = "The checkpoints are complete."
@@ -63,7 +63,7 @@ class Tuning:
 
     config: Config
     mesh: Mesh
-    start: Start
+    start: StartingCheckpoint
     vocabulary: Vocabulary
     tasks: tuple[TaskData, ...]
     stores: dict[str, TokenStore]
@@ -129,7 +129,7 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     heads: Params = {}
     if tuning.options.stages == "heads_first":
         heads = train_heads(tuning, workdir / HEADS)
-        report("stage 2 of 2: training the encoder and the heads")
+        log_line("stage 2 of 2: training the encoder and the heads")
     return train_everything(tuning, workdir, heads), tuning.tasks
 
 
@@ -145,15 +145,15 @@ def prepare(config: Config) -> Tuning:
     start = open_start(config, mesh)
     asked = config.model.pooler
     config = with_own_pooler(config, start.recorded)
-    if about := start.about_pooler(asked, config):
-        report(about)
+    if about := start.describe_pooler(asked, config):
+        log_line(about)
     sizes = start.checkpoint.config
     networks.for_run(sizes, config)
     vocabulary = networks.vocabulary_of(config, start.tokenizer, sizes.vocab_size)
     networks.check_max_length(config, sizes, config.model.name_or_path)
     folder, on_bad_line = expand_path(config.finetune.data_dir), config.data.on_bad_line
     tasks = tuple(
-        read_task(name, task, folder, on_bad_line=on_bad_line, report=report)
+        read_task(name, task, folder, on_bad_line=on_bad_line, report=log_line)
         for name, task in config.finetune.tasks.items()
     )
     for data in tasks:
@@ -168,7 +168,7 @@ def prepare(config: Config) -> Tuning:
     return Tuning(config, mesh, start, vocabulary, tasks, stores)
 
 
-def open_start(config: Config, mesh: Mesh) -> Start:
+def open_start(config: Config, mesh: Mesh) -> StartingCheckpoint:
     """Load the encoder that `model.name_or_path` names: a run, a checkpoint, or a model folder.
 
     Raises:
@@ -178,12 +178,13 @@ def open_start(config: Config, mesh: Mesh) -> Start:
     path = expand_path(name)
     if not find_run(path):
         encoder = hf.read(name).on(*hardware)
-        return Start(name, encoder, load_tokenizer(encoder.folder), recorded_pooler(encoder, config.model.pooler))
+        recorded = recorded_pooler(encoder, config.model.pooler)
+        return StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
     saved = read_encoder(path)
     head = saved.pooler_head
     encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
     recorded = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
-    return Start(name, encoder.on(*hardware), load_tokenizer(saved.folder), recorded)
+    return StartingCheckpoint(name, encoder.on(*hardware), load_tokenizer(saved.folder), recorded)
 
 
 def train_heads(tuning: Tuning, workdir: Path) -> Params:
@@ -194,7 +195,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     """
     config, start = config_of_heads(tuning), tuning.start
     open_run(workdir, config, start.checkpoint, start.tokenizer, None)
-    report(f"stage 1 of 2: training the heads for {config.train.steps:,} steps on embeddings of the frozen encoder")
+    log_line(f"stage 1 of 2: training the heads for {config.train.steps:,} steps on embeddings of the frozen encoder")
     stored, frozen = frozen_vectors(tuning, workdir / "vectors")
     built = build(tuning, config)
     definitions = {name: each for name, each in built.networks.definitions.items() if name in _head_names(tuning)}
@@ -202,7 +203,7 @@ def train_heads(tuning: Tuning, workdir: Path) -> Params:
     built = networks.Built(Networks(tuning.vocabulary, definitions), heads, Params())
     model = partial(_model, tuning, frozen)
     verdict = _train(tuning, config, workdir, built, stored, model, heads_alone=True)
-    report(f"stage 1 of 2: {verdict.partition('; exported')[0]}")
+    log_line(f"stage 1 of 2: {verdict.partition(' Exported')[0]}")
     params, _ = read_parameters(workdir, None)
     return params
 
@@ -241,13 +242,13 @@ def _stored(folder: Path, data: TaskData, encode: Callable[[list[str]], np.ndarr
 
 def _encode_with_progress(sentences: list[str], encode: Callable[[list[str]], np.ndarray], name: str) -> np.ndarray:
     """Return embeddings, and log how many are done every few seconds."""
-    report(f"task {name}: embedding {len(sentences):,} sentences")
+    log_line(f"task {name}: embedding {len(sentences):,} sentences")
     blocks, logged = [], time.monotonic()
     for start in range(0, len(sentences), _BLOCK):
         blocks.append(encode(sentences[start : start + _BLOCK]))
         if time.monotonic() - logged >= _SECONDS:
             logged = time.monotonic()
-            report(f"task {name}: embedded {min(start + _BLOCK, len(sentences)):,} of {len(sentences):,} sentences")
+            log_line(f"task {name}: embedded {min(start + _BLOCK, len(sentences)):,} of {len(sentences):,} sentences")
     return np.concatenate(blocks)
 
 
@@ -368,11 +369,11 @@ def _train(
     source = mixture(tuning, config, stored, without_tokens=heads_alone)
     checks_drift = (config.eval.guard or config.eval.max_drop) and not heads_alone
     drift_check = build_drift_check(config.eval, lambda: start_encoder(tuning)) if checks_drift else None
-    return carry_out(
+    return run_training(
         config,
         workdir,
         mesh=tuning.mesh,
-        start=tuning.start,
+        base=tuning.start,
         built=built,
         optimizer=make_optimizer(config.optim, len(source), rests=True),
         source=source,
@@ -402,7 +403,7 @@ def _head_names(tuning: Tuning) -> set[str]:
     return {head_of(data.name) for data in tuning.tasks}
 
 
-def _store(data: TaskData, config: Config, start: Start) -> TokenStore:
+def _store(data: TaskData, config: Config, start: StartingCheckpoint) -> TokenStore:
     length, cache_dir, quiet = config.data.max_length, config.data.cache_dir, jax.process_index() > 0
     return build_or_open(data.train.corpus(data.task.texts), start.tokenizer, length, cache_dir, quiet=quiet)
 

@@ -22,7 +22,7 @@ from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import read_encoder
-from diffcse_jax.training.start import with_own_pooler
+from diffcse_jax.training.networks import with_own_pooler
 
 
 def main() -> None:
