@@ -202,6 +202,12 @@ def test_a_recorded_cut_is_made_by_every_reader(saved, tmp_path):
     assert SentenceEncoder.from_pretrained(tmp_path / "out").dimension == 6
 
 
+def test_hub_ids_stay_and_local_paths_go():
+    settings = {"_name_or_path": "org/name", "name_or_path": None, "tokenizer_file": "/home/ada/x", "vocab_size": 9}
+    assert export._without_paths(settings) == {"_name_or_path": "org/name", "vocab_size": 9}
+    assert export._without_paths({"_name_or_path": "/home/ada/x"}) == {}
+
+
 def test_without_torch_the_folder_is_read_back_by_jax_alone(saved, tmp_path, monkeypatch):
     saved()
     monkeypatch.setattr(export, "_installed", lambda module: False)

@@ -282,7 +282,8 @@ def _describe_checks(check: Mapping[str, Any]) -> list[str]:
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove local paths that libraries have recorded; hub ids stay."""
-    hub_ids = {key for key in _PATHS if key.endswith("name_or_path") and is_hub_id(str(settings.get(key, "/")))}
+    names = {key: settings.get(key) for key in _PATHS if key.endswith("name_or_path")}
+    hub_ids = {key for key, name in names.items() if isinstance(name, str) and is_hub_id(name)}
     return {key: value for key, value in settings.items() if key not in _PATHS - hub_ids}
 
 
