@@ -1,9 +1,9 @@
-"""Search through Python documentation, with an encoder before and after training.
+"""Search Python documentation with an encoder before and after training.
 
 python examples/search.py --before minilm --after runs/quickstart/export [--query "wait until a thread has finished"]
 
-The documents are docstrings of functions that `docstrings` (diffcse_jax/data/docstrings.py) holds out from training,
-without their first sentences. These are the queries, so it is known which document each of them should find.
+The documents are docstrings of functions that the data set `docstrings` holds out from training, without their first
+sentences. The first sentences are the queries, so the right document of each query is known.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from diffcse_jax.data.docstrings import docstring_pairs
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation.retrieval import retrieval_scores
 
-SHOWN = 4  # queries, evenly spaced among all: none is picked by its outcome
+SHOWN = 4  # queries, evenly spaced, so that none is chosen for its result
 TOP = 3
 WIDTH = 56
 
 
 def main() -> None:
-    """Prints how well both encoders find the documents, and the best hits of some queries."""
+    """Print how well both encoders find the documents, and the best hits of some queries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default="minilm", help="folder or hub id (default: minilm)")
     parser.add_argument("--after", default="runs/quickstart/export", help="folder or hub id of the trained encoder")
-    parser.add_argument("--query", action="append", help="shown instead of the held-out ones; may be given repeatedly")
+    parser.add_argument("--query", action="append", help="a query of your own; may be repeated")
     options = parser.parse_args()
     with reported_to_user():
         encoders = {
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def show(query: str, wanted: str, encoders: dict[str, SentenceEncoder]) -> None:
-    """Prints the best hits of a query; an arrow is at the document that it should find."""
+    """Print the best hits of a query; an arrow marks the right document."""
     print(f"\n{query}")
     print("   " + "   ".join(name.ljust(WIDTH) for name in encoders).rstrip())
     hits = [encoder.search([query], top_k=TOP)[0] for encoder in encoders.values()]
@@ -59,7 +59,7 @@ def show(query: str, wanted: str, encoders: dict[str, SentenceEncoder]) -> None:
 
 
 def print_columns(texts: Sequence[str]) -> None:
-    """Texts side by side, at most two lines each."""
+    """Print texts side by side, at most two lines each."""
     columns = [
         textwrap.wrap(text, WIDTH, max_lines=2, placeholder=" ...", subsequent_indent=" " * 8, drop_whitespace=True)
         for text in texts
