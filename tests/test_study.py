@@ -226,7 +226,7 @@ def test_shipped_studies_are_valid_and_their_commands_give_their_configurations(
 
 
 def test_the_example_of_the_documentation_is_valid(tmp_path):
-    page = (ROOT / "docs/studies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reproducing.md").read_text(encoding="utf-8")
     (tmp_path / "example.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     plan = make_plan(*read_study(str(tmp_path / "example.py")), [], tmp_path)
     assert [len(plan.rows[row]) for row in ("start (avg)", "DiffCSE", "SimCSE")] == [1, 3, 1]
