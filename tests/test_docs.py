@@ -78,7 +78,7 @@ def test_training_commands_are_valid():
     of_configs = [(file, arguments) for _, file, *arguments in found if file.startswith("configs/") or "." not in file]
     assert len(of_configs) > 5
     for file, arguments in of_configs:
-        base = base_config(Path(file).stem)
+        base = base_config(file.removeprefix("configs/").removesuffix(".py"))
         given = [each for each in arguments if re.match(r"--config\.(?!KEY=|train\.seed=|uniformity)", each)]
         values = base.to_dict()
         for key, value in read_overrides(given).items():
