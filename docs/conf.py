@@ -22,7 +22,7 @@ author = "the authors of diffcse_jax"
 project_copyright = "MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/records/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
 exclude_patterns = [".*", "build", "dist", "docs/_build", "runs"]  # not looked into
 
 highlight_language = "none"  # of blocks that name none
