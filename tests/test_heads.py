@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diffcse_jax.losses.diffcse import token_classifier
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector
 from diffcse_jax.models.parameters import Params
@@ -185,16 +184,3 @@ def test_masked_lm_logits_are_float32():
     logits = masked_lm_head(SIZES, params, tied=False, dtype=jnp.bfloat16)(rows.astype(jnp.bfloat16))
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, masked_lm_head(SIZES, params, tied=False)(rows), atol=0.01)
-
-
-def test_the_token_classifier_is_initialised_as_a_torch_linear_layer():
-    hidden = 768
-    config = dataclasses.replace(SIZES, hidden_size=hidden)
-    params = parameters.initial(partial(token_classifier, config), jax.random.key(0))
-    bound = hidden**-0.5
-    assert {name: array.shape for name, array in params.items()} == {"kernel": (hidden, 2), "bias": (2,)}
-    assert np.abs(params["bias"]).max() <= bound
-    assert np.abs(params["bias"]).min() > 0.0
-    assert 0.99 * bound < np.abs(params["kernel"]).max() <= bound
-    # A uniform variable's deviation, within four standard errors of an estimate from 1536 samples.
-    np.testing.assert_allclose(params["kernel"].std(), bound / np.sqrt(3.0), rtol=0.05)

@@ -122,10 +122,7 @@ class DataConfig:
         choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
     )
     augmentation_ratio: float = option(
-        0.1,
-        "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks",
-        low=0.0,
-        high=1.0,
+        0.1, "share of words that `crop` and `word_deletion` remove, or of tokens that `mlm` masks", low=0.0, high=1.0
     )
     synonyms_file: str = option(
         "", "file with a word and its synonyms on each line, separated by tabs; for data.augmentation='synonyms'"
@@ -175,16 +172,10 @@ class TrainConfig:
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(42, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1)
     log_every: int = option(
-        10,
-        "steps between two rows of metrics.jsonl; runs of up to 100 steps log every step",
-        low=1,
-        changes="nothing",
+        10, "steps between two rows of metrics.jsonl; runs of up to 100 steps log every step", low=1, changes="nothing"
     )
     max_bad_steps: int = option(
-        5,
-        "abort after more than this many skipped steps (NaN or infinite loss or gradient)",
-        low=0,
-        changes="nothing",
+        5, "abort after more than this many skipped steps (NaN or infinite loss or gradient)", low=0, changes="nothing"
     )
 
     @property

@@ -53,11 +53,7 @@ def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: 
 
 
 def total_loss(
-    losses: Mapping[str, Loss],
-    matryoshka: MatryoshkaOptions,
-    forward: SharedForward,
-    inputs: Inputs,
-    key: PRNGKeyArray,
+    losses: Mapping[str, Loss], matryoshka: MatryoshkaOptions, forward: SharedForward, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute the weighted sum of the losses of one batch.
 

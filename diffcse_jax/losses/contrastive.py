@@ -358,14 +358,8 @@ class DropoutContrast(Loss):
     )
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
     compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("simcse",)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "anchors", "dropout"})
+    papers = ("simcse",)
+    needs = frozenset({"vectors", "anchors", "dropout"})
 
     def check(self, run: RunInfo) -> None:
         if not run.has_dropout:
@@ -403,10 +397,7 @@ class EditedContrast(EditOptions, Loss):
     )
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
     compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("diffcse",)
+    papers = ("diffcse",)
 
     @property
     def needs(self) -> frozenset[str]:

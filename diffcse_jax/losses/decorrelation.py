@@ -25,10 +25,7 @@ class DimensionContrast(Loss):
         choices=("code", "paper"),
     )
     compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("simcsepp",)
+    papers = ("simcsepp",)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views

@@ -131,9 +131,7 @@ class Finetune(Loss):
     def data_description(self) -> str:
         return ", ".join(f"{name} ({PurePath(task.file).name}, labelled)" for name, task in self.tasks.items())
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "labels"})
+    needs = frozenset({"vectors", "labels"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return a head for each task."""

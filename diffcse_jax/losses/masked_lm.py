@@ -40,13 +40,8 @@ class AuxiliaryMaskedLM(Loss):
         "(SimCSE's code)",
     )
 
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("simcse",)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"mask_token"})
+    papers = ("simcse",)
+    needs = frozenset({"mask_token"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head: the checkpoint's own if it has one. Untied, its decoder starts as the word embeddings."""
@@ -114,13 +109,8 @@ class Reconstruction(Loss):
         choices=("pooled", "projected"),
     )
 
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("infocse",)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "mask_token", "generator"})
+    papers = ("infocse",)
+    needs = frozenset({"vectors", "mask_token", "generator"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head, which starts as the upper part of the generator.

@@ -26,10 +26,7 @@ class RankingConsistency(Loss):
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
     temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
     compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("rankcse",)
+    papers = ("rankcse",)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         z1, z2, *_ = forward.projected_views
@@ -90,10 +87,7 @@ class RankingDistillation(Loss):
         0.025, "temperature of the teachers' similarities (tau3 of RankCSE); for `listnet`", low=1e-6
     )
     compares_embeddings = True
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("rankcse",)
+    papers = ("rankcse",)
 
     def check(self, run: RunInfo) -> None:
         count = len(self.teachers)

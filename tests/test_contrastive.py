@@ -1,3 +1,5 @@
+"""Contrastive losses: InfoNCE and its variants, duplicates, dropout contrast and edited contrast."""
+
 import json
 import re
 
@@ -8,12 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tiny_networks import config_of, forward_of
+from tiny_networks import (
+    ENCODER,
+    NO_DROPOUT,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    forward_of,
+    random_batch,
+    shared_forward,
+    views_of,
+)
 
+from diffcse_jax.batch import Batch, TokenRows
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.contrastive import Duplicates, info_nce, separate_info_nce
+from diffcse_jax.losses import prepare
+from diffcse_jax.losses.contrastive import Duplicates, equal_texts, info_nce, near_duplicates, separate_info_nce, share
+from diffcse_jax.models.forward import Computation, Networks, fold_in_name, row_keys
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
+from diffcse_jax.training import networks
 
+KEY = jax.random.key(0)
 finite = arrays.arrays(np.float32, (5, 4), elements=st.floats(-10, 10, width=32))
 
 
@@ -50,12 +67,12 @@ def contrast_of(**options):
 
 
 @pytest.mark.parametrize(("name", "temperature"), [("infonce", 0.05), ("infonce_temp0.1", 0.1)])
-def test_info_nce_is_the_authors(reference, name, temperature):
+def test_info_nce_matches_the_authors_code(reference, name, temperature):
     assert_matches(reference, name, lambda z1, z2: info_nce(z1, z2, temperature=temperature).mean(), ("z1", "z2"))
 
 
 @pytest.mark.parametrize("logit", [0.0, 1.0])
-def test_hard_negatives_are_the_authors_with_alpha_the_exponential_of_their_logit(reference, logit):
+def test_hard_negatives_match_the_authors_code(reference, logit):
     def loss(z1, z2, z3):
         return info_nce(z1, z2, temperature=0.05, hard_negatives=[z3], hard_negative_weight=float(np.exp(logit))).mean()
 
@@ -71,7 +88,7 @@ def test_hard_negatives_are_the_authors_with_alpha_the_exponential_of_their_logi
         ("PAPER_eq3_offinfo_m0.9", "paper"),
     ],
 )
-def test_separate_info_nce_is_the_authors(reference, name, form):
+def test_separate_info_nce_matches_the_authors_code(reference, name, form):
     ratio = float(re.search(r"_m([\d.]+)", name)[1])
 
     def loss(z1, z2, z0):
@@ -80,7 +97,7 @@ def test_separate_info_nce_is_the_authors(reference, name, form):
     assert_matches(reference, name, loss, ("z1", "z2", "z0"))
 
 
-def test_negatives_from_the_mean_of_both_views_are_the_authors(reference):
+def test_mean_negatives_match_the_authors_code(reference):
     def loss(z1, z2):
         mean = (z1 + z2) / 2
         return separate_info_nce((z1, z2), (mean, mean), temperature=0.05, ratio=1.0, form="code").mean()
@@ -100,7 +117,7 @@ def test_info_nce_with_hard_negatives_is_equation_8(columns):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_what_is_left_out_leaves_the_denominator():
+def test_pairs_left_out_are_not_in_the_denominator():
     z1, z2, z3, z4 = random_vectors(4)
     left_out = np.random.default_rng(1).random((7, 21)) < 0.3
     left_out[np.arange(7), np.arange(7)] = False
@@ -122,7 +139,7 @@ def test_what_is_left_out_leaves_the_denominator():
 
 
 @pytest.mark.parametrize("columns", [2, 3])
-def test_both_directions_are_the_mean_of_rows_and_columns(columns):
+def test_symmetric_contrast_is_the_mean_of_both_directions(columns):
     views = random_vectors(columns)
     logits = np.exp(cosines(views[0], views[1]) / 0.2)
     left_out = np.random.default_rng(1).random((7, 7 * (columns - 1))) < 0.3
@@ -137,7 +154,7 @@ def test_both_directions_are_the_mean_of_rows_and_columns(columns):
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
-def test_text_with_hard_negatives_has_no_form_with_other_vectors():
+def test_hard_negatives_need_dropout_views():
     contrast_of().check_columns(4)
     contrast_of(negatives="mean").check_columns(2)
     for options in ({"positives": "noise"}, {"negatives": "off_dropout"}):
@@ -147,7 +164,7 @@ def test_text_with_hard_negatives_has_no_form_with_other_vectors():
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("form", ["code", "paper"])
-def test_separate_info_nce_is_equation_3_or_the_codes_reading_of_it(form, similarity):
+def test_separate_info_nce_is_equation_3_of_paper_or_code(form, similarity):
     z1, z2, n1, n2 = random_vectors(4)
     similarities = cosines if similarity == "cosine" else np.inner
     positive = np.diag(similarities(z1, z2)) / 0.2 * (0.8 if form == "code" else 1.0)
@@ -168,7 +185,7 @@ def test_info_nce_with_dot_products():
 
 
 @pytest.mark.parametrize(("positives", "negatives"), [("noise", "dropout"), ("dropout", "noise"), ("noise", "noise")])
-def test_noise_is_added_to_positives_or_negatives_alone(positives, negatives):
+def test_noise_is_added_only_where_asked(positives, negatives):
     views = random_vectors(2, rows=300, dim=20)
     contrast = contrast_of(positives=positives, negatives=negatives, noise_variance=0.3)
     pairs = contrast._pairs(forward_of(*views), jax.random.key(0))
@@ -180,20 +197,20 @@ def test_noise_is_added_to_positives_or_negatives_alone(positives, negatives):
 
 
 @pytest.mark.parametrize("kind", ["noise", "mean"])
-def test_no_noise_and_one_sample_are_the_views(kind):
+def test_zero_noise_or_one_sample_changes_nothing(kind):
     forward, key = forward_of(*random_vectors(2)), jax.random.key(0)
     plain, _ = contrast_of(temperature=0.2).loss(forward, None, key)
     loss, _ = contrast_of(temperature=0.2, positives=kind, noise_variance=0.0).loss(forward, None, key)
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
 
-def test_equal_vectors_cannot_be_told_apart():
+def test_equal_embeddings_give_log_of_the_batch_size():
     same = jnp.ones((8, 3))
     np.testing.assert_allclose(info_nce(same, same, temperature=0.05), np.log(8), rtol=1e-6)
 
 
 @given(finite, finite, st.floats(0.5, 100))
-def test_info_nce_ignores_lengths_and_is_finite_with_its_gradient(z1, z2, factor):
+def test_info_nce_ignores_norms_and_stays_finite(z1, z2, factor):
     losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
     grad = jax.grad(lambda z: info_nce(z, jnp.array(z2), temperature=0.05).sum())(jnp.array(z1))
     assert np.isfinite(losses).all()
@@ -203,7 +220,7 @@ def test_info_nce_ignores_lengths_and_is_finite_with_its_gradient(z1, z2, factor
         np.testing.assert_allclose(scaled, losses, rtol=1e-4, atol=1e-4)
 
 
-def test_order_of_the_batch_does_not_matter():
+def test_info_nce_does_not_depend_on_the_order_of_the_batch():
     z1, z2 = random_vectors(2)
     order = np.random.default_rng(1).permutation(7)
     losses = info_nce(jnp.array(z1), jnp.array(z2), temperature=0.05)
@@ -235,3 +252,161 @@ def test_uniformity_is_the_mean_over_pairs():
     first, second = np.triu_indices(7, k=1)
     expected = np.log(np.mean(np.exp(-2 * (2 - 2 * cosines(z, z)[first, second]))))
     np.testing.assert_allclose(uniformity(jnp.array(z)), expected, rtol=1e-5)
+
+
+BY_SIMILARITY = {"contrast": {"mask_duplicates": "similarity"}}
+
+
+def masked_pairs(views: int, size: int, is_duplicate) -> np.ndarray:
+    """The mask, pair by pair: `is_duplicate(i, j, view)` of anchor i and the text of example j in that view."""
+    mask = np.zeros((size, (views - 1) * size), bool)
+    for i in range(size):
+        for j in range(size):
+            for view in range(1, views):
+                own_positive = i == j and view == 1
+                mask[i, (view - 1) * size + j] = not own_positive and is_duplicate(i, j, view)
+    return mask
+
+
+@pytest.mark.parametrize("views", [2, 4])
+def test_equal_texts(views):
+    texts = np.random.default_rng(0).integers(1, 3, (9, views, 3)).astype(np.int32)  # of 8 possible ones
+
+    def is_duplicate(i, j, view):
+        same = lambda a, b: (a == b).all()  # noqa: E731
+        pair, candidates = texts[i, :2], texts[j, :2] if view == 1 else texts[j, view : view + 1]
+        return any(same(one, other) for one in pair for other in candidates)
+
+    expected = masked_pairs(views, 9, is_duplicate)
+    assert 0.1 < expected.mean() < 0.9
+    np.testing.assert_array_equal(equal_texts(jnp.array(texts)), expected)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.6])
+def test_near_duplicates_exceed_the_bound(threshold):
+    vectors = np.random.default_rng(0).normal(size=(9, 3, 4)).astype(np.float32)
+    vectors[:, 1] += vectors[:, 0]  # so that positives are similar to their anchors
+    normalised = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+    def is_duplicate(i, j, view):
+        bound = threshold or normalised[i, 0] @ normalised[i, 1]
+        return normalised[i, 0] @ normalised[j, view] > bound
+
+    expected = masked_pairs(3, 9, is_duplicate)
+    assert 0.02 < expected.mean() < 0.5
+    duplicates = near_duplicates(tuple(jnp.moveaxis(jnp.array(vectors), 1, 0)), threshold=threshold)
+    np.testing.assert_array_equal(duplicates, expected)
+    np.testing.assert_allclose(share(duplicates), expected.sum() / (9 * 17))
+
+
+def batch_with_equal_texts() -> Batch:
+    batch = random_batch(columns=2)
+    batch["input_ids"][3, 1] = batch["input_ids"][5, 0]
+    batch["attention_mask"][3, 1] = batch["attention_mask"][5, 0]
+    return jax.tree.map(jnp.asarray, views_of(batch))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_starting_checkpoint_finds_near_duplicates(symmetric):
+    config = config_of(SIMCSE, {"contrast": {"mask_duplicates": "similarity", "symmetric": symmetric}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    assert not any(name.startswith("start.") for name in built.params)
+    for name, array in ENCODER.transformer.items():
+        np.testing.assert_array_equal(built.frozen[f"start.transformer.{name}"], array)
+
+    batch, frozen = batch_with_equal_texts(), Computation(built.networks, built.frozen)
+    masks = prepare(config.losses, frozen, batch, jax.random.key(0), config.run_info)["contrast"]
+    encoder = Computation(built.networks, built.params).network("encoder")
+    z1, z2 = batch.by_view(encoder(batch.rows)["last_hidden_state"][:, 0])
+    for mask, views in ((masks.of_anchors, (z1, z2)), (masks.of_positives, (z2, z1))):
+        if mask is None:
+            assert not symmetric
+            continue
+        expected = np.array(near_duplicates(views, threshold=0.0))
+        expected[3, 5] = expected[5, 3] = True
+        np.testing.assert_array_equal(mask, expected)
+
+
+def test_the_backward_direction_has_its_own_bounds(monkeypatch):
+    """Three examples whose masks differ from the transpose: each direction has its own anchors."""
+    z1 = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    z2 = jnp.array([[0.9, 0.44], [0.2, 0.98], [0.1, 0.995]])
+    similarity = np.array(cosine_similarity(z1, z2))
+    config = config_of(SIMCSE, {"contrast": {"mask_duplicates": "similarity", "symmetric": True}})
+    frozen = Computation(Networks(VOCABULARY, {}), {})
+    monkeypatch.setattr(Computation, "network", lambda self, name: None)
+    monkeypatch.setattr(Computation, "map_chunks", lambda self, *_: jnp.stack([z1, z2], axis=1).reshape(6, 2))
+    batch = Batch(*jnp.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4))
+    masks = config.losses["contrast"].prepare(frozen, batch, jax.random.key(0), config.run_info)
+    own = np.diag(similarity)
+    np.testing.assert_array_equal(masks.of_anchors, (similarity > own[:, None]) & ~np.eye(3, dtype=bool))
+    np.testing.assert_array_equal(masks.of_positives, (own[:, None] < similarity.T) & ~np.eye(3, dtype=bool))
+    assert (np.asarray(masks.of_positives) != np.asarray(masks.of_anchors).T).any()
+
+
+def test_text_of_one_column_needs_a_threshold():
+    contrast = config_of(SIMCSE, BY_SIMILARITY).losses["contrast"]
+    contrast.check_columns(2)
+    with pytest.raises(ConfigError, match=r"nothing is more similar.*contrast\.duplicate_similarity, such as 0\.9"):
+        contrast.check_columns(1)
+    with_threshold = {"contrast": {"mask_duplicates": "similarity", "duplicate_similarity": 0.9}}
+    config_of(SIMCSE, with_threshold).losses["contrast"].check_columns(1)
+
+
+ON = {"dropout_contrast": {"weight": 1.0, "temperature": 0.2}}
+
+
+def test_dropout_contrast():
+    config = config_of(SIMCSE, ON)
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    trained = Computation(built.networks, built.params)
+    batch = random_batch(size=6, columns=2)
+    for values in batch.values():
+        values[4, 0] = values[1, 0]
+    views = jax.tree.map(jnp.asarray, views_of(batch))
+    forward = shared_forward(config, trained, views, KEY)
+
+    again = forward.projected(views.anchors, row_keys(fold_in_name(KEY, "anchors again"), 6), name="again")
+    anchors, _ = forward.projected_views
+    assert not np.allclose(again, anchors, atol=1e-2)
+    assert not np.allclose(again, forward.off_dropout, atol=1e-2)
+    equal = np.zeros((6, 6), bool)
+    equal[[1, 4], [4, 1]] = True
+    expected = info_nce(anchors, again, temperature=0.2, left_out=jnp.asarray(equal)).mean()
+    loss, _ = config.losses["dropout_contrast"].loss(forward, None, KEY)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_dropout_contrast_needs_dropout():
+    with pytest.raises(ConfigError, match=r"dropout_contrast .* model.hidden_dropout=\(0.1,\)"):
+        _ = config_of(SIMCSE, NO_DROPOUT, ON)
+
+
+@pytest.mark.parametrize("role", ["positive", "negative"])
+def test_edited_contrast(role):
+    options = {"weight": 1.0, "role": role, "edit": "delete", "delete_ratio": 0.4, "temperature": 0.2}
+    config = config_of(SIMCSE, NO_DROPOUT, {"edited_contrast": options, "train": {"recompute": "off"}})
+    built = networks.build(config, ENCODER, None, VOCABULARY)
+    objective = config.losses["edited_contrast"]
+
+    @jax.jit
+    def loss_and_vectors(params, views):
+        trained = Computation(built.networks, params)
+        edited = objective.prepare(Computation(built.networks, {}), views, KEY, config.run_info)
+        loss, _ = objective.loss(shared_forward(config, trained, views, KEY), edited, KEY)
+        encoder, projector = trained.network("encoder"), trained.network("projector")
+        positives = TokenRows(views.input_ids[:, 1], views.attention_mask[:, 1])
+        return (
+            loss,
+            edited,
+            [projector(encoder(rows)["last_hidden_state"][:, 0]) for rows in (views.anchors, positives, edited.rows)],
+        )
+
+    views = jax.tree.map(jnp.asarray, views_of(random_batch(size=4, columns=2)))
+    loss, edited, (z1, z2, z3) = loss_and_vectors(built.params, views)
+    assert edited.rows.attention_mask.sum() < views.anchors.attention_mask.sum()
+    if role == "positive":
+        expected = info_nce(z1, z3, temperature=0.2)
+    else:
+        expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
+    np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""InfoCSE's reconstruction: what its head is, and where its gradient goes."""
+"""Masked-LM losses: the cross-entropy, and InfoCSE's reconstruction."""
 
 import dataclasses
 import functools
@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
+from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import bind, definition
@@ -70,7 +72,7 @@ def test_the_encoder_learns_through_the_vector_alone(condition, reaches_projecto
 @pytest.mark.parametrize(
     ("options", "sizes", "message"),
     [
-        ({}, {"hidden_size": 8}, "vectors of size 16 among states of the generator of size 8"),
+        ({}, {"hidden_size": 8}, "embeddings of size 16, but the generator has hidden states of size 8"),
         ({"blocks": 3}, {}, "reconstruction.blocks=3, but the generator has 2 blocks"),
         ({"layer": 3}, {}, "reconstruction.layer=3, but the generator has 2 blocks"),
     ],
@@ -80,3 +82,11 @@ def test_generators_that_cannot_be(options, sizes, message):
     generator = dataclasses.replace(GENERATOR, config=dataclasses.replace(SIZES, **sizes))
     with pytest.raises(ConfigError, match=message):
         networks.build(config, ENCODER, generator, VOCABULARY)
+
+
+def test_masked_language_model_is_the_cross_entropy_of_the_original_token():
+    rng = np.random.default_rng(0)
+    logits, ids = rng.normal(0, 30, size=(2, 5, 11)).astype(np.float32), rng.integers(0, 11, size=(2, 5))
+    losses = masked_language_model(jnp.array(logits), jnp.array(ids))
+    expected = -np.take_along_axis(log_softmax(np.float64(logits), axis=-1), ids[..., None], -1)[..., 0]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
