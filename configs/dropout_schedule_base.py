@@ -2,11 +2,11 @@
 
 Command:  python train.py --config configs/dropout_schedule_base.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
-Expected: none published in this form; `diffcse_base`, with 0.1 everywhere, has STS average 78.49 (published).
+Expected: not published. `diffcse_base`, with 0.1 everywhere, has STS average 78.49 (published).
 
-The two views of a sentence differ by dropout alone: a schedule says in which blocks they part. The report's other masks
-are `mask1` to `mask12`. It gives one rate per block and has no published code; here hidden states and attention have it
-alike.
+The two views of a sentence differ only by dropout, so the schedule decides in which blocks they differ most. The other
+schedules are `mask1` to `mask12`. The report gives one rate per block and no code. Here the rate applies to hidden
+states and attention.
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ Command:  python train.py --config configs/simcsepp_large.py
 Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 Expected: STS average 79.30, STS-B test 80.37 (published), with `cls_before_pooler`.
 
-The learning rate is the paper's; all else is as for BERT-base.
+The learning rate is that of the paper. Everything else is as for BERT-base.
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ Command:  python train.py --config configs/supervised_simcse_base.py --config.da
 Data:     SNLI and MNLI as triples, a csv with columns sent0, sent1, hard_neg (SimCSE's `nli_for_simcse.csv`), 3 epochs.
 Expected: STS average 81.57, STS-B test 84.25 (published), with `cls`.
 
-Here the projector is kept for encoding: it is exported as Hugging Face's pooler.
+The projector is kept for encoding and exported as Hugging Face's pooler.
 """
 
 from ml_collections import ConfigDict

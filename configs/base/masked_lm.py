@@ -1,9 +1,10 @@
-"""Settings for a start that is a raw masked LM (BERT, RoBERTa, ...): its vectors say little until they are trained.
+"""Settings for a masked LM (BERT, RoBERTa, ...), whose sentence embeddings say little until they are trained.
 
 Command:  python train.py --config configs/base/masked_lm.py --config.data.train_file=sentences.txt
-Settings: those of unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that
-          is dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens.
-Files of the papers' runs have their own settings; this is a base for files of one's own (`shipped_config`).
+Settings: unsupervised SimCSE for BERT-base (Gao et al. 2021): position 0 through a dense + tanh projector that is
+          dropped after training, learning rate 3e-5, temperature 0.05, 64 sentences of 32 tokens.
+
+Use it as a base for your own configuration files (`shipped_config`). The papers' runs have their own settings.
 """
 
 from ml_collections import ConfigDict

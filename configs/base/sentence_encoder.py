@@ -1,10 +1,11 @@
-"""Settings for a start that is a sentence encoder already (it records its pooler): improve it, or leave it as it is.
+"""Settings for a sentence encoder that records its pooler: improve it, or leave it as it is.
 
 Command:  python train.py --config configs/base/sentence_encoder.py --config.data.train_file=sentences.txt
-Settings: the pooler that the checkpoint records, no projector (the vector that is trained is the one that is used),
-          learning rate 2e-5, temperature 0.05. General quality is shown at every evaluation, and if nothing beats the
-          start by more than chance, the start is exported.
-A base for files of one's own (`shipped_config`), such as configs/adapt.py.
+Settings: the recorded pooler, no projector (the trained embedding is the one that is used), learning rate 2e-5,
+          temperature 0.05. Each evaluation also scores general quality. If no checkpoint is significantly better, the
+          starting checkpoint is exported.
+
+Use it as a base for your own configuration files (`shipped_config`), as configs/adapt.py does.
 """
 
 from ml_collections import ConfigDict
