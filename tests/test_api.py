@@ -84,7 +84,8 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_gone_on_with(setting
     assert str(interrupted) == "Stopped at step 4. Everything is saved; run the same command again to resume."
     first = [event for event in stopping.events if not event.startswith("save")]
     assert first == [
-        "start 0 of 6", "evaluation 0", "step 1, loss", "step 2, loss", "step 3, loss", "evaluation 3", "step 4, loss", "end",
+        "start 0 of 6", "evaluation 0", "step 1, loss", "step 2, loss", "step 3, loss", "evaluation 3", "step 4, loss",
+        "end",
     ]  # fmt: skip
     assert [event for event in stopping.events if event.startswith("save")] == ["save 3", "save 4"]
 
@@ -104,7 +105,7 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_gone_on_with(setting
     assert "Exported " in trained.verdict
     assert trained.verdict in capsys.readouterr().out
     assert (trained.workdir / "export" / "model.safetensors").is_file()
-    with pytest.raises(ConfigError, match=r"for a new run another --workdir, such as '.*mine_42_\{seed\}'"):
+    with pytest.raises(ConfigError, match=r"new run, give another --workdir, such as '.*mine_42_\{seed\}'"):
         train(SENTENCES, settings, workdir=trained.workdir, overrides={"train.seed": 1})
 
 
