@@ -130,18 +130,25 @@ def test_the_examples_of_the_docs_are_valid(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "run", run)
     monkeypatch.setattr(api, "read_encoder", lambda folder: mock.Mock(dev={}, baseline=None))
     monkeypatch.setattr(api.SentenceEncoder, "from_saved", lambda saved: mock.Mock(spec=api.SentenceEncoder))
-    names = {"sentences": SENTENCES, "Config": Config, "threading": threading}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL):
+    names: dict = {"sentences": SENTENCES}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL):
         exec(block, names)
-    assert calls[0][1] == Path("runs/mine")
-    assert calls[1] == calls[2] == calls[3]
-    assert calls[1][1] == Path("runs/custom")
-    assert [folder for _, folder in calls[4:7]] == [Path(f"runs/adapt_{seed}") for seed in (1, 2, 3)]
-    assert stop.call_count == 1
-    names["thread"].start()
-    names["thread"].join()
-    names["stoppable"].stop()
-    assert (stop.call_count, len(calls)) == (2, 9)
+    assert [folder for _, folder in calls] == [Path("runs/mine"), Path("runs/adapt")]
+    assert calls[0][0].train.steps == 60
+    assert Config.from_dict(names["get_config"]().to_dict()).model.pooler == "own"
+
+    class Stop(Callback):
+        def on_start(self, training):
+            self.stop = training.stop
+
+        def on_step(self, step, metrics):
+            if metrics:
+                self.stop()
+
+    for seed in (1, 2):
+        train(SENTENCES, workdir="runs/{name}_{seed}", overrides={"train.seed": seed}, callbacks=[Stop()])
+    assert [folder for _, folder in calls[2:]] == [Path("runs/adapt_1"), Path("runs/adapt_2")]
+    assert stop.call_count == 2
 
 
 def test_importing_the_package_starts_nothing():

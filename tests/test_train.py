@@ -26,7 +26,7 @@ def test_help_explains_the_options_and_succeeds(program, monkeypatch, capsys):
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {program} --config NAME_OR_FILE")
-    assert "docs/configuration.md lists all keys" in text
+    assert "docs/reference.md lists all keys" in text
     assert "None" not in text
 
 

@@ -16,7 +16,7 @@ from diffcse_jax.errors import ConfigError, reported_to_user
 
 EPILOG = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
-docs/configuration.md lists all keys with their meaning, default and range.
+docs/reference.md lists all keys with their meaning, default and range.
 """
 
 
