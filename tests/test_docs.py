@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from diffcse_jax.cli import COMMANDS
 from diffcse_jax.config import SHIPPED, Config, configuration, known_keys, read_overrides
 from diffcse_jax.losses.base import Loss
 from diffcse_jax.losses.finetune import Task
@@ -97,7 +96,7 @@ def mentions() -> list[str]:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"diffcse {name}", allow_abbrev=False)
-    COMMANDS[name](parser)
+    importlib.import_module("diffcse_jax.cli").COMMANDS[name](parser)
     for option in ("--quiet", "--verbose"):
         parser.add_argument(option, action="store_true")
     return parser
