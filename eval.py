@@ -1,11 +1,8 @@
-"""Scores sentence encoders: `python eval.py --model runs/diffcse_base --tasks sts,transfer --data_dir DIR`.
-
-The same as `diffcse evaluate`; see diffcse_jax/commands/evaluate.py.
-"""
+"""Score encoders; short for `diffcse evaluate`: `python eval.py --model runs/diffcse_base --tasks sts,transfer`."""
 
 import sys
 
-from diffcse_jax.commands.evaluate import main
+from diffcse_jax.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

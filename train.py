@@ -1,9 +1,8 @@
-"""Trains sentence embeddings: `python train.py --config configs/diffcse_base.py [--workdir DIR] [--config.KEY=VALUE]`.
+"""Train an encoder; short for `diffcse train`: `python train.py --config configs/diffcse_base.py`."""
 
-The same as `diffcse train`; see diffcse_jax/commands/train.py.
-"""
+import sys
 
-from diffcse_jax.commands.train import main
+from diffcse_jax.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,15 +1,14 @@
-"""A sentence encoder adapted to one's own text; what is exported is better on held-out text, or the start itself.
+"""Adapt a sentence encoder to your own documents. If training does not help, the starting checkpoint is exported.
 
 Command:  python train.py --config configs/adapt.py --config.data.train_file=documents.txt
-Start:    MiniLM, 6 blocks of 384, as it is commonly used (mean pooling); any other with --config.model.name_or_path.
-Pairs:    title or first sentence, and the rest of the document; a tenth of the documents is held out, and retrieval on
-          them, from the first to the second, chooses. What other queries lose counts, too: where the halves of held-out
-          sentences find each other less often, by more than chance, the start is exported.
-Settings: those of configs/base/sentence_encoder.py; contrast alone, 20 steps of 256 pairs of 64 tokens, 64 pairs at a
-          time in memory. Two texts tell a pair apart, so there is no dropout (single sentences need it: 0.1). The
-          learning rate was chosen on MiniLM and queries that look like titles: for other queries a lower one is worth
-          a try, with another encoder that of the base, 2e-5.
-More:     docs/adapting.md
+Start:    MiniLM (6 blocks of 384) with mean pooling, or any other encoder with --config.model.name_or_path.
+Pairs:    the title or first sentence, and the rest of the document. A tenth of the documents is held out, and retrieval
+          of the rest by the title selects the checkpoint. The starting checkpoint is exported if the halves of held-out
+          sentences find each other significantly less often than before.
+Settings: as in configs/base/sentence_encoder.py, with contrast alone: 20 steps of 256 pairs of 64 tokens, in chunks of
+          64 pairs. There is no dropout, because the two texts of a pair differ (single sentences need 0.1). The
+          learning rate was chosen on MiniLM for queries that look like titles. Try a lower one for other queries. For
+          another encoder, start with 2e-5.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""MiniLM adapted to the English that every Python installation carries: no hub, no data, minutes on two CPU cores.
+"""Adapt MiniLM to the docstrings of the installed Python packages: no hub, no data, minutes on two CPU cores.
 
 Command:   make quickstart      (or: python train.py --config configs/quickstart.py)
 Text:      docstrings of the standard library, numpy, scipy, jax and other installed packages.
-Settings:  those of configs/adapt.py, with half of its batch, to be done sooner (docs/adapting.md): a docstring's
-           first sentence and its rest are a pair.
-Dev score: retrieval on held-out functions: from a docstring's first sentence find the rest of it.
+Settings:  as in configs/adapt.py, with half of its batch to save time. A docstring's first sentence and its rest are a
+           pair.
+Dev score: retrieval on held-out functions: given a docstring's first sentence, find its rest.
 """
 
 from ml_collections import ConfigDict

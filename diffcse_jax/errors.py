@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -67,6 +69,22 @@ def reported_to_user() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def ctrl_c_ends_process() -> Iterator[None]:
+    """Let Ctrl-C end the process at once inside the block, which imports packages.
+
+    Some packages swallow the exception of Ctrl-C while they are imported, or turn it into another one.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextlib.contextmanager

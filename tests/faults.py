@@ -111,7 +111,7 @@ class Trial:
 
 
 def train(world: World) -> int:
-    from diffcse_jax.commands import train
+    from diffcse_jax import api
     from diffcse_jax.config import Config, shipped_config
     from diffcse_jax.errors import reported_to_user
 
@@ -125,31 +125,30 @@ def train(world: World) -> int:
         }
     )  # fmt: skip
     with reported_to_user():
-        train.run(Config.from_dict(config.to_dict()), world.workdir)
+        api.run(Config.from_dict(config.to_dict()), world.workdir)
     return 0
 
 
 def evaluate(world: World) -> int:
-    from diffcse_jax.commands import evaluate
+    from diffcse_jax import cli
 
-    sys.argv = ["eval.py", "--model", str(world.export), "--tasks", "STSBenchmark"]
-    sys.argv += ["--data_dir", str(world.inputs / "senteval"), "--output", str(world.trial / "results.json")]
-    return evaluate.main()
+    arguments = ["--model", str(world.export), "--tasks", "STSBenchmark"]
+    arguments += ["--data_dir", str(world.inputs / "senteval"), "--output", str(world.trial / "results.json")]
+    return cli.main(["evaluate", *arguments])
 
 
 def export(world: World) -> int:
-    from diffcse_jax.commands import export
+    from diffcse_jax import cli
 
-    sys.argv = ["export", "--model", str(world.workdir), "--output", str(world.trial / "out")]
-    export.main()
-    return 0
+    return cli.main(["export", "--model", str(world.workdir), "--output", str(world.trial / "out")])
 
 
 def embed(world: World) -> int:
+    from diffcse_jax import cli
+
     arguments = ["--model", str(world.export), "--input", f"{world.inputs}/shards/*.txt"]
     arguments += ["--output", str(world.trial / "embedded"), "--rows_per_file", "20"]
-    sys.modules["diffcse_jax.commands.embed"].main(arguments)
-    return 0
+    return cli.main(["embed", *arguments])
 
 
 def load(world: World) -> int:
@@ -743,9 +742,7 @@ def main() -> int:
 def _import_everything() -> None:
     """Here, so that no worker has to."""
     import diffcse_jax.api
-    import diffcse_jax.commands.embed
-    import diffcse_jax.commands.evaluate
-    import diffcse_jax.commands.train
+    import diffcse_jax.apps.embed
     import diffcse_jax.evaluation.dev
     import diffcse_jax.evaluation.geometry
     import diffcse_jax.evaluation.runner

@@ -7,11 +7,10 @@ import urllib.parse
 from contextlib import contextmanager
 
 import pytest
-from html_pages import checked, in_browser
+from html_pages import checked
 
-from diffcse_jax.commands import demo as command
-from diffcse_jax.demo.page import LONGEST_QUERY, search_page
-from diffcse_jax.demo.server import Corpus, names_this_machine, open_server
+from diffcse_jax.apps import demo
+from diffcse_jax.apps.demo import LONGEST_QUERY, Corpus, names_this_machine, open_server
 from diffcse_jax.errors import CheckpointError, ConfigError, NoSentencesError
 
 SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
@@ -143,7 +142,11 @@ def test_hosts_of_others(header):
 def test_a_port_in_use_and_an_unknown_host():
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"port {port}: .*--port"):
         open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", port)
-    with pytest.raises(ConfigError, match="port 70000"):
+    with pytest.raises(ConfigError, match="--port 70000"):
+        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
+    with pytest.raises(ConfigError, match="--port -1"):
+        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", -1)
+    with pytest.raises(ConfigError, match="--port 70000"):
         open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
     with pytest.raises(ConfigError, match="--top_k 0"):
         Corpus("t", SENTENCES, {}, top_k=0)
@@ -151,33 +154,19 @@ def test_a_port_in_use_and_an_unknown_host():
         open_server(Corpus("t", SENTENCES, {}), "no such host", 0)
 
 
-def test_the_text_and_the_models_of_the_command(tmp_path):
+def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     file = tmp_path / "text.txt"
-    file.write_text("One.\nTwo.\nOne.\n")
-    assert command.read_sentences(str(file)) == ["One.", "Two."]
+    file.write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
+    assert demo.read_sentences(str(file)) == ["One.", "Two."]
+    assert "1 " in capsys.readouterr().err  # the line that is not UTF-8 is reported
     table = tmp_path / "table.csv"
     table.write_text("id,body\n7,First.\n8,Second.\n")
-    assert command.read_sentences(str(table), ("body",)) == ["First.", "Second."]
+    assert demo.read_sentences(str(table), ("body",)) == ["First.", "Second."]
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
+    assert "The first paragraph." in " ".join(demo.read_sentences(str(tmp_path / "documents")))
     file.write_text("\n")
     with pytest.raises(NoSentencesError):
-        command.read_sentences(str(file))
-    assert command.models_of("a", "b") == ["a", "b"]
-    with pytest.raises(ConfigError, match="--against a is the --model itself"):
-        command.models_of("a", "a")
-    assert command.address("::1", 80) == "http://[::1]:80/"
-    assert not command.warning_of("127.0.0.1")
-    assert "everybody" in command.warning_of("0.0.0.0")
-
-
-def test_in_a_browser_on_a_phone(tmp_path):
-    corpus = Corpus("text.txt", ["x" * 300, *SENTENCES], {"one": Searcher(), "two": Searcher(-1)})
-    text = search_page(corpus.name, corpus.size, corpus.examples, corpus.search("rain " + "y" * 200))
-    script = """
-    const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-    press("/");
-    document.body.dataset.focus = document.activeElement.id;
-    document.body.dataset.tooWide = document.documentElement.scrollWidth - window.innerWidth;
-    """
-    shown = in_browser(text, tmp_path, width=390, script=script)
-    (body,) = (attributes for tag, attributes in shown.tags if tag == "body")
-    assert (body["data-focus"], int(body["data-too-wide"]) <= 0) == ("q", True)
+        demo.read_sentences(str(file))
+    with pytest.raises(ConfigError, match="--against a is the same as --model"):
+        demo.serve("a", str(file), against="a", top_k=1, host="127.0.0.1", port=0)

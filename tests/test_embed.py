@@ -16,9 +16,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
-from diffcse_jax import SentenceEncoder
+from diffcse_jax import SentenceEncoder, cli
 from diffcse_jax.apps import embed as app
-from diffcse_jax.commands import embed, search
 from diffcse_jax.errors import DataError, InUseError
 from diffcse_jax.search.vector_store import find_store
 
@@ -72,11 +71,11 @@ def check(output: Path, shards: dict[str, list[str]], model: str) -> None:
 
 
 def test_every_sentence_is_embedded_once(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     check(tmp_path / "out", shards, model)
     assert "process 0 of 1: 45 sentences of 4 files embedded" in capsys.readouterr().err
     assert len(list((tmp_path / "out").glob("shard-1.txt.*.parquet"))) == 3
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     assert "process 0 of 1: 0 sentences" in capsys.readouterr().err
 
 
@@ -86,7 +85,7 @@ def test_processes_share_the_files(tmp_path, shards, model, monkeypatch):
     monkeypatch.setattr(app.hosts, "wait_for_all", lambda: done.append(len(read(tmp_path / "out"))))
     for index in range(3):
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
     assert done == [2, 3, 4]
     check(tmp_path / "out", shards, model)
 
@@ -95,7 +94,7 @@ def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model, capsys
     (tmp_path / "shards").mkdir()
     with gzip.open(tmp_path / "shards/shard-0.txt.gz", "wb") as file:
         file.write(b"one\n\n\xff\xfe\nfour\n")
-    embed.main(arguments(tmp_path, model, dtype="float16", truncate_dim="5"))
+    cli.main(["embed", *arguments(tmp_path, model, dtype="float16", truncate_dim="5")])
     assert "shard-0.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in capsys.readouterr().err
     (rows,) = read(tmp_path / "out").values()
     assert [(row["line"], row["sentence"]) for row in rows] == [(1, "one"), (4, "four")]
@@ -105,7 +104,7 @@ def test_lines_without_a_sentence_keep_the_numbers_right(tmp_path, model, capsys
 
 def test_a_folder_holds_nothing_but_its_files(tmp_path, shards, model):
     """Polars and Hugging Face's data sets take whatever is there; each file tells who wrote it."""
-    embed.main([*arguments(tmp_path, model), "--normalize"])
+    cli.main(["embed", *arguments(tmp_path, model), "--normalize"])
     out = tmp_path / "out"
     assert {path.suffix for path in out.iterdir()} == {".parquet"}
     assert pyarrow.dataset.dataset(out).count_rows() == 45
@@ -121,28 +120,28 @@ def test_named_columns_and_ids_are_kept(tmp_path, model, capsys):
     file = tmp_path / "shards/shard-0.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
     assert "name one or more of its 4 columns in --columns: key, title, body, n" in capsys.readouterr().err
     wanted = ["--columns", "title", "body", "--id_column", "key"]
-    embed.main([*arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted])
+    cli.main(["embed", *arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted])
     rows = pyarrow.dataset.dataset(tmp_path / "named").to_table().drop_columns("embedding").to_pylist()
     assert [tuple(row.values()) for row in rows] == [
         (1, "7", "title", "one"), (1, "7", "body", "two"), (2, "b", "title", "three"), (2, "b", "body", "four")
     ]  # fmt: skip
     with pytest.raises(SystemExit):
-        embed.main([*arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted[:2]])
+        cli.main(["embed", *arguments(tmp_path, model, output=f"{tmp_path}/named"), *wanted[:2]])
     assert "columns: ['title', 'body'] then, ['title'] now; id_column: 'key' then, '' now" in capsys.readouterr().err
 
 
 def test_other_settings_are_refused(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     assert json.loads((tmp_path / "out.state/settings.json").read_text())["pooler"] == "avg"
     with pytest.raises(SystemExit) as stopped:
-        embed.main(arguments(tmp_path, model, pooler="cls_before_pooler"))
+        cli.main(["embed", *arguments(tmp_path, model, pooler="cls_before_pooler")])
     assert stopped.value.code == 2
     assert "pooler avg there, cls_before_pooler here" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model, dtype="float16"))
+        cli.main(["embed", *arguments(tmp_path, model, dtype="float16")])
     assert "begun with other settings: dtype: 'float32' then, 'float16' now. Use the earlier" in capsys.readouterr().err
 
 
@@ -168,7 +167,7 @@ def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
     (tmp_path / "shards/shard-00.txt").write_bytes(b"\n\xff\n \n")
     (tmp_path / "shards/shard-000.jsonl").write_bytes(b"")
     for _ in range(2):
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
         assert {name: len(rows) for name, rows in read(tmp_path / "out").items()} == {
             "shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12
         }  # fmt: skip
@@ -179,34 +178,34 @@ def test_files_without_a_sentence_stop_nothing(tmp_path, shards, model, capsys):
 
 
 def test_an_edit_that_keeps_the_size_is_refused(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     file = tmp_path / "shards/shard-1.txt"
     text = file.read_text()
     file.write_text(text.replace("sentence 7", "sentence 8"))
     with pytest.raises(SystemExit) as stopped:
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
     assert stopped.value.code == 2
     assert "shard-1.txt is not the text that" in (err := capsys.readouterr().err)
     assert "its SHA-256 has changed. Give another --output, or remove" in err
     file.write_text(text)
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
 
 
 def test_a_model_that_was_trained_on_is_refused(tmp_path, shards, model, capsys):
     """The path says nothing about the weights: a run's best checkpoint changes."""
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     file = Path(model) / "model.safetensors"
     tensors = load_file(file)
     tensors["embeddings.LayerNorm.bias"] = tensors["embeddings.LayerNorm.bias"] + 1
     save_file(tensors, file)
     with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
     assert f"holds embeddings of {model}, but the encoder is {model}: their weights differ" in capsys.readouterr().err
 
 
 def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
-    embed.main(arguments(tmp_path, model))
-    embed.main(arguments(tmp_path, model, precision="bfloat16", output=str(tmp_path / "half")))
+    cli.main(["embed", *arguments(tmp_path, model)])
+    cli.main(["embed", *arguments(tmp_path, model, precision="bfloat16", output=str(tmp_path / "half"))])
     exact, half = (
         np.array([row["embedding"] for rows in read(tmp_path / name).values() for row in rows])
         for name in ("out", "half")
@@ -215,35 +214,35 @@ def test_computation_in_bfloat16_is_near_float32(tmp_path, shards, model):
 
 
 def test_vectors_that_were_removed_are_made_again(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     shutil.rmtree(tmp_path / "out")
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     next((tmp_path / "out").glob("shard-3*.parquet")).unlink()
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     check(tmp_path / "out", shards, model)
 
 
 def test_damaged_state_files_are_named(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     for name in ("settings.json", "inputs/shard-1.txt.json"):
         path = tmp_path / "out.state" / name
         path.write_text("{")
         with pytest.raises(SystemExit):
-            embed.main(arguments(tmp_path, model))
+            cli.main(["embed", *arguments(tmp_path, model)])
         assert f"{name} is not valid JSON" in (err := capsys.readouterr().err)
         assert "Remove that file and run the same command again" in err
         path.unlink()
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
         check(tmp_path / "out", shards, model)
 
 
 def test_settings_are_read_from_the_files_if_the_state_is_gone(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     shutil.rmtree(tmp_path / "out.state")
-    embed.main(arguments(tmp_path, model)[:-2])  # without --rows_per_file
+    cli.main(["embed", *arguments(tmp_path, model)[:-2]])  # without --rows_per_file
     check(tmp_path / "out", shards, model)
     with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model, rows_per_file="7"))
+        cli.main(["embed", *arguments(tmp_path, model, rows_per_file="7")])
     assert "rows_per_file: 10 then, 7 now" in capsys.readouterr().err
 
 
@@ -257,9 +256,9 @@ def test_a_full_disk_loses_nothing(tmp_path, shards, model, monkeypatch, capsys)
     with monkeypatch.context() as full_disk:
         full_disk.setattr(pq, "write_table", write_table)
         with pytest.raises(SystemExit):
-            embed.main(arguments(tmp_path, model))
+            cli.main(["embed", *arguments(tmp_path, model)])
     assert "No space left on device. Complete Parquet files are kept. Please make room" in capsys.readouterr().err
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     assert "process 0 of 1: 12 sentences of 4 files embedded" in capsys.readouterr().err
     check(tmp_path / "out", shards, model)
 
@@ -291,7 +290,7 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, model, 
 def test_sizes_below_one_are_refused(option, tmp_path, shards, capsys):
     """Files of no rows would pass for a finished input."""
     with pytest.raises(SystemExit) as stopped:
-        embed.main(arguments(tmp_path, "no model is read", **{option: "0"}))
+        cli.main(["embed", *arguments(tmp_path, "no model is read", **{option: "0"})])
     assert stopped.value.code == 2
     assert f"--{option}: expected at least 1, got 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -304,7 +303,7 @@ def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
     (tmp_path / "shards").mkdir()
     for name, sentences in shards.items():
         (tmp_path / "shards" / name).write_text("\n".join(sentences) + "\n")
-    command = [sys.executable, "-m", "diffcse_jax.commands.embed", *arguments(tmp_path, model, rows_per_file="20")]
+    command = [sys.executable, "-m", "diffcse_jax.cli", "embed", *arguments(tmp_path, model, rows_per_file="20")]
     environment = os.environ | {"XLA_FLAGS": "", "JAX_NUM_PROCESSES": "2"}
     first, second = (
         subprocess.Popen(command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.DEVNULL)
@@ -323,9 +322,9 @@ def test_a_killed_process_is_made_good_by_a_restart(tmp_path, model):
 
 
 def test_the_same_model_under_another_path_resumes(tmp_path, shards, model, capsys):
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     (tmp_path / "link").symlink_to(model)
-    embed.main(arguments(tmp_path, str(tmp_path / "link")))
+    cli.main(["embed", *arguments(tmp_path, str(tmp_path / "link"))])
     err = capsys.readouterr().err
     assert f"resuming {tmp_path}/out: 4 of 4 inputs are complete, 7 Parquet files exist" in err
     assert "process 0 of 1: 0 sentences" in err
@@ -343,17 +342,17 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
     with monkeypatch.context() as patched:
         patched.setattr(SentenceEncoder, "encode", interrupted)
         with pytest.raises(SystemExit) as stopped:
-            embed.main(arguments(tmp_path, model))
+            cli.main(["embed", *arguments(tmp_path, model)])
     assert stopped.value.code == 130
     message = "interrupted after 17 sentences; complete Parquet files are kept. To resume, run diffcse embed --model"
     assert message in capsys.readouterr().err
     assert find_store(str(tmp_path / "out")).unfinished == ("shard-1.txt", "shard-2.txt", "shard-3.txt")
-    search.main(["--input", f"{tmp_path}/out", "--pooler", "avg", "a query"])
+    cli.main(["search", "--input", f"{tmp_path}/out", "--pooler", "avg", "a query"])
     assert f"warning: {tmp_path}/out is incomplete: `diffcse embed` has not finished 3" in capsys.readouterr().err
     encoder = SentenceEncoder.from_pretrained(model, pooler="avg")
     with pytest.warns(UserWarning, match="is incomplete"):
         encoder.load_index(tmp_path / "out")
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     assert find_store(str(tmp_path / "out")).unfinished == ()
     next((tmp_path / "out").glob("shard-3.txt.000001.parquet")).unlink()
     with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):
@@ -366,11 +365,11 @@ def test_a_failure_leaves_no_empty_folder(tmp_path, shards, model, monkeypatch):
 
     monkeypatch.setattr(SentenceEncoder, "encode", fail)
     with pytest.raises(SystemExit):
-        embed.main(arguments(tmp_path, model))
+        cli.main(["embed", *arguments(tmp_path, model)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "shards"]
 
 
 def test_a_total_is_shown(tmp_path, shards, model, monkeypatch, capsys):
     monkeypatch.setattr("diffcse_jax.hosts.SECONDS_BETWEEN_LINES", 0)
-    embed.main(arguments(tmp_path, model))
+    cli.main(["embed", *arguments(tmp_path, model)])
     assert "embedding: 45 of 45 sentences" in capsys.readouterr().err

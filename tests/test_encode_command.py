@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from diffcse_jax import cli
 from diffcse_jax.apps.embed import FORMATS
 from diffcse_jax.apps.search import LINES_PER_HIT
-from diffcse_jax.commands import embed, encode, search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import Progress
@@ -52,8 +52,7 @@ def load(monkeypatch):
             raise CheckpointError("missing: no such model")
         return HashEncoder(name)
 
-    for module in (embed, encode, search):
-        monkeypatch.setattr(module, "load_encoder", load_encoder)
+    monkeypatch.setattr(cli, "_load_encoder", load_encoder)
 
 
 @pytest.fixture
@@ -71,16 +70,16 @@ def objects(capsys) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def error_of(capsys, main, *arguments: str) -> str:
+def error_of(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as stopped:
-        main([*arguments])
+        cli.main([*arguments])
     assert stopped.value.code == 2
     return capsys.readouterr().err
 
 
 def test_lines_of_standard_input_become_lines_of_json(monkeypatch, capsys):
     stdin(monkeypatch, "the cat sleeps\n\n caf\u00e9 \n".encode() + b"\xff\n")
-    encode.main(["--model", "hash"])
+    cli.main(["encode", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
     assert [(row["line"], row["sentence"]) for row in rows] == [(1, "the cat sleeps"), (3, "caf\u00e9")]
@@ -92,7 +91,7 @@ def test_lines_of_standard_input_become_lines_of_json(monkeypatch, capsys):
 def test_the_suffix_says_what_is_written(tmp_path, text, capsys):
     expected = HashEncoder().encode(LINES, normalize=True)
     for suffix in FORMATS:
-        encode.main(["--model", "hash", "--input", text, "--normalize", "--output", f"{tmp_path}/out{suffix}"])
+        cli.main(["encode", "--model", "hash", "--input", text, "--normalize", "--output", f"{tmp_path}/out{suffix}"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
     store = find_store(f"{tmp_path}/out.parquet")
     assert store.record() == HashEncoder().record()
@@ -103,14 +102,14 @@ def test_the_suffix_says_what_is_written(tmp_path, text, capsys):
     assert [row["sentence"] for row in rows] == LINES
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.npy", "out.parquet", "text.txt"]
     assert "--output x.csv: the suffix chooses the format. Use one of: .jsonl, .npy, .parquet" in error_of(
-        capsys, encode.main, "--model", "hash", "--input", text, "--output", "x.csv"
+        capsys, "encode", "--model", "hash", "--input", text, "--output", "x.csv"
     )
 
 
 def test_rows_of_an_array_are_those_of_the_lines(tmp_path, monkeypatch, capsys):
     file = tmp_path / "gap.txt"
     file.write_text("one\n\nthree\n")
-    message = error_of(capsys, encode.main, "--model", "hash", "--input", str(file), "--output", f"{tmp_path}/out.npy")
+    message = error_of(capsys, "encode", "--model", "hash", "--input", str(file), "--output", f"{tmp_path}/out.npy")
     assert "gap.txt, line 2: empty" in message
     assert [path.name for path in tmp_path.iterdir()] == ["gap.txt"]
 
@@ -119,13 +118,13 @@ def test_columns_ids_and_files_are_told(tmp_path, text, capsys):
     table = tmp_path / "table.csv"
     table.write_text("doi,title,abstract\nx1,a,b\nx2,c,d\n")
     arguments = ["--model", "hash", "--columns", "abstract", "title", "--id_column", "doi"]
-    encode.main(["--input", str(table), *arguments])
+    cli.main(["encode", "--input", str(table), *arguments])
     rows = [" ".join(map(str, [*row.values()][:-1])) for row in objects(capsys)]
     assert rows == ["2 x1 abstract b", "2 x1 title a", "3 x2 abstract d", "3 x2 title c"]
-    encode.main(["--input", text, text, "--model", "hash"])
+    cli.main(["encode", "--input", text, text, "--model", "hash"])
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
     assert "no column 'none' (--columns). It has: doi, title, abstract" in error_of(
-        capsys, encode.main, "--input", str(table), "--model", "hash", "--columns", "none"
+        capsys, "encode", "--input", str(table), "--model", "hash", "--columns", "none"
     )
 
 
@@ -138,7 +137,7 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
         (shards / f"{file}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     if name.endswith("GZ"):
         (shards / name[1:]).write_bytes(gzip.compress(json.dumps([*objects_of["a"], *objects_of["b"]]).encode()))
-    encode.main(["--input", f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
+    cli.main(["encode", "--input", f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
     found = [(row["line"], row["id"], row["sentence"]) for row in rows]
@@ -148,11 +147,11 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
 
 def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text, monkeypatch, capsys):
     model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors.parquet"), str(tmp_path / "index")
-    encode.main(["--input", text, *model, "--output", vectors])
+    cli.main(["encode", "--input", text, *model, "--output", vectors])
     encoder, queries = HashEncoder(), ["a dog runs", "caf\u00e9"]
     similar = encoder.encode(queries, normalize=True) @ encoder.encode(LINES, normalize=True).T
     for arguments in (["--input", text, *model, "--output", index], ["--input", vectors], ["--input", index]):
-        search.main([*arguments, *queries, "--top_k", "3", "--json"])
+        cli.main(["search", *arguments, *queries, "--top_k", "3", "--json"])
         found = objects(capsys)
         assert [hits["query"] for hits in found] == queries
         assert [hit["line"] for hit in found[0]["hits"]][:2] == [2, 4]  # equally similar, in the order of the text
@@ -160,14 +159,14 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
             np.testing.assert_allclose([hit["score"] for hit in hits["hits"]], np.sort(row)[:-4:-1], atol=1e-6)
             assert [row[hit["line"] - 1] for hit in hits["hits"]] == pytest.approx(np.sort(row)[:-4:-1])
     stdin(monkeypatch, b"a dog runs\n")
-    search.main(["--input", index, "--threshold", "0.99", "--json"])
+    cli.main(["search", "--input", index, "--threshold", "0.99", "--json"])
     ((hits),) = objects(capsys)
     assert [hit["line"] for hit in hits["hits"]] == [2, 4]
-    message = error_of(capsys, search.main, "--input", index, "--model", "other", "x")
+    message = error_of(capsys, "search", "--input", index, "--model", "other", "x")
     assert "index holds embeddings of hash, but the encoder is other: their weights differ" in message
-    message = error_of(capsys, search.main, "--input", vectors, "--model", "missing", "x")
+    message = error_of(capsys, "search", "--input", vectors, "--model", "missing", "x")
     assert "vectors.parquet holds embeddings of hash (avg, 8 dimensions), and missing cannot be loaded" in message
-    assert "Name the encoder with --model" in error_of(capsys, search.main, "--input", text, "x")
+    assert "Name the encoder with --model" in error_of(capsys, "search", "--input", text, "x")
     assert pq.read_metadata(vectors).num_rows == 4
 
 
@@ -175,7 +174,7 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     monkeypatch.setenv("COLUMNS", "60")
     file = tmp_path / "long.txt"
     file.write_text("word " * 60 + "\n\x1b[31mred\x1b[0m text\n")
-    search.main(["--input", str(file), "--model", "hash", "what"])
+    cli.main(["search", "--input", str(file), "--model", "hash", "what"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "what"
     assert max(map(len, lines)) <= 60
@@ -183,7 +182,7 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     assert any(line.endswith("word ...") for line in lines)
     assert any(line.endswith("[31mred [0m text") for line in lines)
     assert "\x1b" not in "".join(lines)
-    search.main(["--input", str(file), "--model", "hash", "what", "--threshold", "2"])
+    cli.main(["search", "--input", str(file), "--model", "hash", "what", "--threshold", "2"])
     assert "nothing with a similarity of 2 or more" in capsys.readouterr().out
 
 
@@ -193,7 +192,7 @@ def test_without_a_terminal_a_line_tells_now_and_then(monkeypatch, capsys):
         assert capsys.readouterr().err == ""
         monkeypatch.setattr("diffcse_jax.hosts.SECONDS_BETWEEN_LINES", 0)
         progress.update(500)
-    assert re.fullmatch(r"encoding: 1,500 of 2,000 sentences, [\d,]+ a second\n", capsys.readouterr().err)
+    assert re.fullmatch(r"encoding: 1,500 of 2,000 sentences, [\d,]+ per second\n", capsys.readouterr().err)
 
 
 def test_chunks_end_after_rows_or_characters():
@@ -212,7 +211,7 @@ def test_chunks_end_after_rows_or_characters():
     ],
 )
 def test_queries_that_cannot_be_searched_are_refused(arguments, message, text, capsys):
-    assert message in error_of(capsys, search.main, "--input", text, "--model", "hash", *arguments)
+    assert message in error_of(capsys, "search", "--input", text, "--model", "hash", *arguments)
 
 
 def test_a_folder_of_documents_is_searched_and_embedded(tmp_path, capsys):
@@ -220,8 +219,8 @@ def test_a_folder_of_documents_is_searched_and_embedded(tmp_path, capsys):
     folder.mkdir()
     (folder / "cats.md").write_text("# Cats\n\nThe cat sleeps all day on the warm roof.\n")
     (folder / "dogs.html").write_text("<h1>Dogs</h1><p>A dog runs through the park every morning.</p>")
-    search.main(["--input", str(folder), "--model", "hash", "--json", "x"])
+    cli.main(["search", "--input", str(folder), "--model", "hash", "--json", "x"])
     assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}
-    embed.main(["--input", str(folder), "--model", "hash", "--output", str(tmp_path / "vectors")])
-    search.main(["--input", str(tmp_path / "vectors"), "--json", "x"])
+    cli.main(["embed", "--input", str(folder), "--model", "hash", "--output", str(tmp_path / "vectors")])
+    cli.main(["search", "--input", str(tmp_path / "vectors"), "--json", "x"])
     assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}

@@ -42,7 +42,7 @@ def run(tmp_path, minilm_dir, senteval, monkeypatch, capsys):
         argv = ["eval.py", *models, "--data_dir", str(senteval), "--output", str(output), *arguments]
         monkeypatch.setattr(sys, "argv", argv)
         try:
-            code = command.main()
+            code = command.main(["evaluate", *argv[1:]])
         except SystemExit as exit_:
             code = exit_.code
         return code, json.loads(output.read_text()) if output.exists() else None, capsys.readouterr()

@@ -377,7 +377,7 @@ def test_reading_back_draws_no_progress_bar(saved, tmp_path, capfd):
 
 
 def test_the_command_refuses_a_folder_that_is_not_a_run(tmp_path):
-    command = [sys.executable, "-m", "diffcse_jax", "export", "--model", tmp_path, "--output", tmp_path / "out"]
+    command = [sys.executable, "-m", "diffcse_jax.cli", "export", "--model", tmp_path, "--output", tmp_path / "out"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "is not the folder of a run" in finished.stderr

@@ -23,7 +23,6 @@ from diffcse_jax.apps.finetune import TaskModel, outputs
 from diffcse_jax.apps.finetune.model import TaskEvaluation
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
 from diffcse_jax.apps.finetune.train import config_of_heads, finetune, mixture, prepare, rows_of_batch
-from diffcse_jax.commands.finetune import long_name
 from diffcse_jax.config import Config, OptimConfig
 from diffcse_jax.data.batches import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
@@ -260,11 +259,6 @@ def test_the_documented_configuration_is_valid():
         "same_issue": True,
         "urgency": False,
     }
-
-
-def test_the_short_name_of_the_start():
-    assert long_name("--config.init=runs/a=b") == "--config.model.name_or_path=runs/a=b"
-    assert long_name("--config.initial=1") == "--config.initial=1"
 
 
 def settings(folder: Path, tokenizer_from: Path) -> dict:

@@ -33,7 +33,7 @@ COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the proce
 TRAIN = """
 from diffcse_jax import hosts
 hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 15, 10
-from diffcse_jax.commands.train import main
+from diffcse_jax.cli import main
 main()
 """
 # A process that meets the others, and computes with them until one is lost.

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from diffcse_jax.commands import export
+from diffcse_jax import cli
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.export import hub
 
@@ -133,10 +132,8 @@ def test_invalid_names_are_refused(fake, name):
 
 def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
     def refused(*arguments: str) -> str:
-        command = ["export", "--model", str(tmp_path), "--push_to_hub", *arguments]
-        monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit) as ended:
-            export.main()
+            cli.main(["export", "--model", str(tmp_path), "--push_to_hub", *arguments])
         assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line

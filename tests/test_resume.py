@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 from tiny_run import environment, overrides, run_settings
 
-from diffcse_jax.commands import train
+from diffcse_jax import api
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import DiskError, UserError
 from diffcse_jax.run_folder.records import MetricsWriter, read_metrics
@@ -61,7 +61,7 @@ def go_on(settings: dict[str, Any]) -> Callable[..., None]:
         config = shipped_config("diffcse_minilm")
         config.update_from_flattened_dict(settings)
         config.update(groups)
-        train.run(Config.from_dict(config.to_dict()), workdir)
+        api.run(Config.from_dict(config.to_dict()), workdir)
 
     return go_on
 

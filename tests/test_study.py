@@ -22,9 +22,9 @@ from test_sts import write_stsb
 from tiny_model import write_tiny_model
 from tiny_run import environment, overrides, run_settings
 
+from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, runs, score, settings_of, table
 from diffcse_jax.apps.study.plan import SHIPPED_STUDIES, Plan, differences, make_plan, read_study
-from diffcse_jax.commands import study as command
 from diffcse_jax.config import Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError, DiskError, InUseError
 from diffcse_jax.io import lock
@@ -62,9 +62,8 @@ def study(tmp_path, monkeypatch, capsys):
             (tmp_path / "mine.py").write_text(text)
             config = str(tmp_path / "mine.py")
         workdir = ["--workdir", str(tmp_path / "runs")]
-        monkeypatch.setattr(sys, "argv", ["study", "--config", config, *workdir, *arguments])
         try:
-            code = command.main()
+            code = cli.main(["study", "--config", config, *workdir, *arguments])
         except SystemExit as stopped:
             code = stopped.code
         return code, capsys.readouterr()
@@ -777,7 +776,7 @@ def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, min
     evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
     settings = run_settings(tmp_path, minilm_dir, train={"steps": 2}, eval=evaluation)
     workdir = tmp_path / "study=1"
-    call = [sys.executable, "-m", "diffcse_jax", "study", "--config", str(tmp_path / "tiny.py")]
+    call = [sys.executable, "-m", "diffcse_jax.cli", "study", "--config", str(tmp_path / "tiny.py")]
     call += ["--workdir", str(workdir), *overrides(settings)]
     variables = environment(tmp_path / "compiled")
 

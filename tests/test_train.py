@@ -1,13 +1,10 @@
 """What happens before training: the command line, checks in their order, and the size of batches."""
 
-import sys
-
 import pytest
 from tiny_networks import config_of
 
 from diffcse_jax import hosts
-from diffcse_jax.commands import train as command
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import DataError
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.train import train, with_fitting_batch
@@ -16,43 +13,6 @@ from diffcse_jax.training.train import train, with_fitting_batch
 @pytest.fixture(autouse=True)
 def normal_verbosity(monkeypatch):
     monkeypatch.setattr(hosts, "_verbosity", "normal")
-
-
-@pytest.mark.parametrize("program", ["train.py", "diffcse train"])
-def test_help_explains_the_options_and_succeeds(program, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [program, "--help"])
-    with pytest.raises(SystemExit) as exit_:
-        command.main()
-    assert exit_.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: {program} --config NAME_OR_FILE")
-    assert "docs/reference.md lists all keys" in text
-    assert "None" not in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--config is missing"),
-        (["--config", "adpat"], "adpat.*adapt"),
-        (["--config", "adapt", "--config.train.step=3"], r"train\.steps"),
-        (["--config", "adapt", "--config.train.steps=abc"], r"train\.steps"),
-        (["--config", "adapt", "more"], "more"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_named(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        command.parse(arguments, None)
-
-
-def test_a_command_line_becomes_a_configuration():
-    arguments = ["--config=adapt", "--workdir", "runs/x", "--config.train.steps", "3", "--quiet"]
-    arguments += ["--config.model.hidden_dropout=(0.1,)", "--config.distributed=True", "--config.data.train_file=7"]
-    name, config, workdir = command.parse(arguments, None)
-    assert (name, workdir, config.train.steps, config.distributed) == ("adapt", "runs/x", 3, True)
-    assert config.model.hidden_dropout == (0.1,)
-    assert config.data.train_file == "7"
-    assert hosts.hides_progress() is True
 
 
 @pytest.mark.parametrize(

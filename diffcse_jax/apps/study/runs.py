@@ -374,7 +374,7 @@ def train_and_score(plan: Plan, commands: Commands) -> Work:
         python, folder, name = [sys.executable, "-m"], str(run.folder), f"[{run.label}] "
         if run.start or not is_trained(run):  # a fine-tuning writes predictions after the export
             settings = [*plan.command_settings(run), "--workdir", folder]
-            train = [*python, "diffcse_jax", "finetune" if run.start else "train", *settings]
+            train = [*python, "diffcse_jax.cli", "finetune" if run.start else "train", *settings]
             commands.call(train, run.folder / LOG, environment, held, name)
         score = [*python, "diffcse_jax.apps.study.score", folder, *run.tasks]
         commands.call(score, run.folder / LOG, environment, held, name)

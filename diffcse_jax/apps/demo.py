@@ -1,0 +1,277 @@
+"""The search page: searches a text in the browser, with one model or two side by side.
+
+The server is the standard library's, for one person on one machine. It answers `GET /` only, reads no file, and sends
+pages that load nothing. A request must name this machine in its Host header, so that pages of other sites cannot read
+answers through a name of their own (DNS rebinding).
+"""
+
+import dataclasses
+import http
+import ipaddress
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from diffcse_jax.apps import render
+from diffcse_jax.data.sources import open_text
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, NoSentencesError, UserError
+from diffcse_jax.hosts import keep_compiled
+
+LONGEST_QUERY = 1000  # characters
+EXAMPLES = 3
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # in addition to the page's own policy
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+PATIENCE = 20  # seconds that a browser may take to send its request
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """An encoder with an index."""
+
+    def search(self, queries: str, top_k: int = 5) -> Any:
+        """Return pairs of text and cosine similarity, best first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The results of a search.
+
+    Attributes:
+        query: The query.
+        hits: Texts with cosine similarities, best first, by the name of the model.
+        milliseconds: The time that the search took.
+    """
+
+    query: str
+    hits: Mapping[str, Sequence[tuple[str, float]]]
+    milliseconds: float
+
+    def other_places(self, model: str, text: str) -> dict[str, int | None]:
+        """Return the place of a text in the hits of each other model, counted from 1; None if it is not there."""
+        found = {name: [hit for hit, _ in hits] for name, hits in self.hits.items() if name != model}
+        return {name: texts.index(text) + 1 if text in texts else None for name, texts in found.items()}
+
+
+class Corpus:
+    """A text with the models that search it. One thread searches at a time.
+
+    Args:
+        name: Name of the text.
+        sentences: The texts to search.
+        models: Encoders by name; each has an index of `sentences` before the first search.
+        top_k: Number of hits of a search.
+
+    Raises:
+        ConfigError: `top_k` is below 1.
+    """
+
+    def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Searcher], top_k: int = 10):
+        if top_k < 1:
+            raise ConfigError(f"--top_k {top_k}: a search returns at least one text. Use 1 or more")
+        self.name, self.size = name, len(sentences)
+        shown = min(EXAMPLES, self.size)
+        self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
+        self._models, self._top_k, self._lock = models, top_k, threading.Lock()
+
+    def search(self, query: str) -> Answer:
+        """Search with each model."""
+        with self._lock:
+            start = time.perf_counter()
+            hits = {
+                name: [(text, score) for text, score, *_ in model.search(query, top_k=self._top_k)]
+                for name, model in self._models.items()
+            }
+            return Answer(query, hits, 1000 * (time.perf_counter() - start))
+
+
+def serve(
+    model: str, text: str, *, against: str = "", columns: Sequence[str] = (), top_k: int, host: str, port: int
+) -> None:
+    """Encode a text and serve its search page until Ctrl-C.
+
+    Args:
+        model: The model to search with.
+        text: What `--input` names.
+        against: A second model, or an empty string.
+        columns: The columns of a table to read.
+        top_k: Number of hits of a search.
+        host: Address or name to listen at.
+        port: Port to listen at; 0 takes any free one.
+
+    Raises:
+        UserError: The text, a model or the address cannot be used.
+    """
+    if against == model:
+        raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
+    keep_compiled()
+    sentences = read_sentences(text, columns)
+    corpus_name = Path(text).name
+    models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
+    corpus = Corpus(corpus_name, sentences, models, top_k)
+    with open_server(corpus, host, port) as server:  # before the slow part: the port may be in use
+        for name, encoder in models.items():
+            print(f"encoding {len(sentences):,} texts with {name}", file=sys.stderr)
+            encoder.build_index(sentences, show_progress=True)
+        corpus.search(corpus_name)  # compiles what short queries need
+        shown_host = f"[{host}]" if ":" in host else host
+        print(f"search at http://{shown_host}:{server.server_address[1]}/ (stop with Ctrl-C)", flush=True)
+        if not _is_loopback(host):
+            print(f"warning: with --host {host} everyone who reaches this machine can search", file=sys.stderr)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+
+
+def read_sentences(text: str, columns: Sequence[str] = ()) -> list[str]:
+    """Read the distinct texts of what `--input` names, in their order.
+
+    Raises:
+        DataError: The text cannot be read or is empty.
+    """
+    corpus = open_text(text, "--input", columns=tuple(columns))
+    sentences = list(dict.fromkeys(row[0] for row in corpus))
+    if skipped := corpus.skipped_summary():
+        print(f"{corpus.name}: {skipped}", file=sys.stderr)
+    if not sentences:
+        raise NoSentencesError(f"--input {text} contains no text")
+    return sentences
+
+
+def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
+    """Open a listening server; `serve_forever` answers requests.
+
+    Args:
+        corpus: What is searched.
+        host: Address or name to listen at.
+        port: Port to listen at; 0 takes any free one.
+
+    Raises:
+        ConfigError: The server cannot listen there.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: a port is a number from 0 (any free port) to 65535")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
+    handler = type("Handler", (_Handler,), {"corpus": corpus, "host": host})
+    server = type("Server", (_Server,), {"address_family": family})
+    try:
+        return server((host, port), handler)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {reason}. Choose another --port, or 0 for any"
+        ) from error
+
+
+def names_this_machine(header: str, host: str) -> bool:
+    """Tell whether a Host header is an IP address or a name of this machine, with any port.
+
+    The name of another site is neither, so a page of that site cannot make a browser send such a header.
+    """
+    try:
+        named = urllib.parse.urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(named)
+    except ValueError:
+        return named in {"localhost", host.lower(), socket.gethostname().lower()}
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore browsers that close the connection before their answer."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    corpus: Corpus
+    host: str
+    timeout = PATIENCE
+    server_version, sys_version = "diffcse", ""
+
+    def do_GET(self) -> None:
+        status, content = self._answer()
+        body = content.encode()
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments: Any) -> None:
+        """Log nothing: queries are private."""
+
+    def _answer(self) -> tuple[http.HTTPStatus, str]:
+        """Return the status and the page."""
+        if not names_this_machine(self.headers.get("Host", ""), self.host):
+            return http.HTTPStatus.MISDIRECTED_REQUEST, self._page(problem="Open this page by its own address.")
+        address = urllib.parse.urlsplit(self.path)
+        if address.path != "/":
+            return http.HTTPStatus.NOT_FOUND, self._page(problem="There is no such page. Search here instead.")
+        try:
+            fields = urllib.parse.parse_qs(address.query, max_num_fields=10, errors="replace")
+        except ValueError:
+            return http.HTTPStatus.BAD_REQUEST, self._page(problem="The address has too many parts.")
+        query = fields.get("q", [""])[0].strip()
+        if len(query) > LONGEST_QUERY:
+            problem = f"A query may have {LONGEST_QUERY:,} characters; this one has {len(query):,}."
+            return http.HTTPStatus.BAD_REQUEST, self._page(problem=problem)
+        try:
+            return http.HTTPStatus.OK, self._page(self.corpus.search(query) if query else None)
+        except UserError as error:
+            return http.HTTPStatus.INTERNAL_SERVER_ERROR, self._page(problem=str(error))
+
+    def _page(self, answer: Answer | None = None, problem: str = "") -> str:
+        return search_page(self.corpus, answer, problem)
+
+
+def search_page(corpus: Corpus, answer: Answer | None = None, problem: str = "") -> str:
+    """Return the page with its search box and, after a search, the hits of each model.
+
+    Args:
+        corpus: What is searched.
+        answer: The results; None before a search.
+        problem: Why there is no answer, in words.
+    """
+    return render(
+        "demo.html.j2",
+        corpus=corpus.name,
+        size=corpus.size,
+        examples=corpus.examples,
+        query=answer.query if answer else "",
+        answer=answer,
+        problem=problem,
+        longest_query=LONGEST_QUERY,
+    )

@@ -1,0 +1,288 @@
+"""Compares encoders on a sample of text: similarities, singular values and searches, before and after training."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float, Float32
+
+from diffcse_jax.apps.report.charts import BASELINE, Chart, Line, colour_of
+from diffcse_jax.apps.report.runs import EXPORT, Run
+from diffcse_jax.config import Config
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.evaluation.dev import CorrelationMetric, RetrievalMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
+from diffcse_jax.evaluation.retrieval import retrieval_scores
+from diffcse_jax.evaluation.tasks import is_local
+from diffcse_jax.io import expand_path
+from diffcse_jax.models.pooling import normalize
+
+MOST_PAIRS = 200
+RELATED_FRACTION = 0.2  # of rated pairs: the pairs rated highest belong together
+RATING_GROUPS = 5
+LEAST_SINGULAR_VALUE = 1e-6  # smaller ones are not drawn
+GRID = np.linspace(-1, 1, 201)  # of densities
+LEAST_DENSITY = 1e-3
+SEARCHES, HITS = 4, 3
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Pairs of texts, or single texts.
+
+    Attributes:
+        about: What they are, in words.
+        first: The queries of the pairs, or all texts.
+        second: The other texts of the pairs; empty for single texts.
+        gold: Human ratings of the pairs; None if every pair belongs together.
+    """
+
+    about: str
+    first: Sequence[str]
+    second: Sequence[str] = ()
+    gold: Sequence[float] | None = None
+
+    @property
+    def related(self) -> list[int]:
+        """Positions of the pairs that belong together."""
+        if self.gold is None:
+            return list(range(len(self.second)))
+        bound = float(np.quantile(self.gold, 1 - RELATED_FRACTION))
+        return [index for index, rating in enumerate(self.gold) if rating >= bound]
+
+    @property
+    def texts(self) -> list[str]:
+        return list(dict.fromkeys([*self.first, *self.second]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """An encoder's embeddings of the sample.
+
+    Attributes:
+        label: Its name.
+        colour: Its colour in charts.
+        embeddings: Normalised embeddings by text.
+        raw: The embeddings as the encoder returns them.
+    """
+
+    label: str
+    colour: str
+    embeddings: Mapping[str, np.ndarray]
+    raw: Float32[np.ndarray, "texts dim"]
+
+    def of(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
+        return np.stack([self.embeddings[text] for text in texts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Encoders on a sample of text.
+
+    Attributes:
+        sample: The text.
+        models: The starting checkpoints and the runs' models.
+        problems: Why other models are missing.
+    """
+
+    sample: Sample
+    models: Sequence[Model]
+    problems: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A query, the text that belongs to it (empty if unknown), and the best hits by model."""
+
+    query: str
+    wanted: str
+    hits: Mapping[str, Sequence[tuple[str, float]]]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Encode a sample of the first run's dev text with each starting checkpoint and each run's model."""
+    return encode_sample(encoders_of(runs), sample_of(runs[0].config))
+
+
+def sample_of(config: Config) -> Sample:
+    """Return a sample of a run's dev text, or general sentences if that text is not on this machine."""
+    try:
+        return _dev_sample(config)
+    except UserError as error:
+        reason = str(error).splitlines()[0]
+    sentences = general_sentences()
+    return Sample(f"{len(sentences)} general English sentences, because the dev text is missing ({reason})", sentences)
+
+
+def encoders_of(runs: Sequence[Run]) -> dict[str, tuple[str, Callable[[], SentenceEncoder]]]:
+    """Return the colour and a loader of each encoder by label: the distinct starting checkpoints, then the runs."""
+    starts = {(run.config.model.name_or_path, run.baseline.pooler if run.baseline else None): run for run in runs}
+    last = {name: name.rstrip("/").rpartition("/")[2] for name, _ in starts}
+    uses = collections.Counter(last.values())
+    found: dict[str, tuple[str, Callable[[], SentenceEncoder]]] = {}
+    for name, pooler in starts:
+        shown = last[name] if uses[last[name]] == 1 else name
+        label = f"{shown}{f' ({pooler})' if pooler else ''} before training"
+        found[label] = BASELINE, partial(SentenceEncoder.from_pretrained, name, pooler=pooler)
+    return found | {run.label: (colour_of(index), partial(_model_of, run)) for index, run in enumerate(runs)}
+
+
+def encode_sample(encoders: Mapping[str, tuple[str, Callable[[], SentenceEncoder]]], sample: Sample) -> Comparison:
+    """Load one encoder after another and encode the sample; note those that cannot be loaded."""
+    models, problems = [], []
+    for label, (colour, load) in encoders.items():
+        try:
+            raw = np.asarray(load().encode(sample.texts), np.float32)
+        except UserError as error:
+            problems.append(f"{label}: {str(error).splitlines()[0]}")
+            continue
+        rows = np.asarray(normalize(raw))
+        models.append(Model(label, colour, dict(zip(sample.texts, rows, strict=True)), raw))
+    return Comparison(sample, models, problems)
+
+
+def measures(model: Model, sample: Sample) -> dict[str, float]:
+    """Return alignment, uniformity and retrieval or correlation scores on the sample."""
+    found = {"uniformity": uniformity(model.of(sample.texts))}
+    if related := sample.related:
+        first, second = (model.of([texts[index] for index in related]) for texts in (sample.first, sample.second))
+        found = {"alignment": float(np.square(first - second).sum(axis=1).mean())} | found
+        if sample.gold is None:
+            scores = retrieval_scores(first, second)
+            found |= {"recall@1, %": scores["recall@1"], "mean reciprocal rank, %": scores["mrr"]}
+    if sample.gold is not None:
+        similarities = (model.of(sample.first) * model.of(sample.second)).sum(axis=1)
+        found |= {"Spearman with ratings, %": 100 * float(scipy.stats.spearmanr(similarities, sample.gold).statistic)}
+    return found
+
+
+def embedding_charts(comparison: Comparison) -> list[Chart]:
+    """Return charts of similarities and of singular values."""
+    models, sample = comparison.models, comparison.sample
+    if not models:
+        return []
+    charts = {model.label: _density_lines(similarities(model, sample)) for model in models}
+    title = "similarities, {}"
+    if not sample.second:  # one kind of pairs: all models in one chart
+        charts = {"": [Line(model.label, charts[model.label][0].points, model.colour) for model in models]}
+        title = "similarities of all pairs"
+    drawn = [x for lines in charts.values() for line in lines for x, y in line.points if y > LEAST_DENSITY]
+    low, high = min(drawn), max(drawn)
+    return [
+        *(
+            Chart(
+                title.format(label),
+                "cosine similarity",
+                [dataclasses.replace(line, points=[p for p in line.points if low <= p[0] <= high]) for line in lines],
+                "density",
+                log=False,
+            )
+            for label, lines in charts.items()
+        ),
+        _spectrum(models),
+    ]
+
+
+def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " pairs"]]:
+    """Return cosine similarities by kind of pair: by rating, related and unrelated, or all pairs."""
+    if not sample.second:
+        embeddings = model.of(sample.first)
+        return {"all pairs": (embeddings @ embeddings.T)[np.triu_indices(len(embeddings), k=1)]}
+    crossed = model.of(sample.first) @ model.of(sample.second).T
+    own = np.diagonal(crossed)
+    if sample.gold is None:
+        return {"other pairs": crossed[~np.eye(len(crossed), dtype=bool)], "pairs that belong together": own}
+    gold = np.asarray(sample.gold)
+    width = (gold.max() - gold.min()) / RATING_GROUPS or 1.0
+    group = np.minimum(((gold - gold.min()) / width).astype(int), RATING_GROUPS - 1)
+    bounds = [(gold.min() + index * width, gold.min() + (index + 1) * width) for index in range(RATING_GROUPS)]
+    groups = {f"rated {low:.3g} to {high:.3g}": own[group == index] for index, (low, high) in enumerate(bounds)}
+    return {name: values for name, values in groups.items() if len(values)}
+
+
+def density(values: Float[np.ndarray, " values"]) -> list[tuple[float, float]]:
+    """Return a Gaussian kernel density on a grid (Scott's rule); a peak if all values are equal."""
+    values = np.clip(values.astype(np.float64), -1, 1)  # rounding can lift a cosine above 1
+    deviation = values.std(ddof=1) if len(values) > 1 else 0.0
+    width = max(deviation * len(values) ** -0.2, 0.01)
+    counts, edges = np.histogram(values, bins=2000, range=(-1.0, 1.0))
+    centres, seen = (edges[:-1] + edges[1:])[counts > 0] / 2, counts[counts > 0]
+    kernels = scipy.stats.norm.pdf(GRID[:, None], centres[None, :], width)
+    return list(zip(GRID.tolist(), (kernels @ (seen / max(len(values), 1))).tolist(), strict=True))
+
+
+def searches(comparison: Comparison) -> list[Search]:
+    """Return queries, chosen by their position in the sample, and what each model finds for them."""
+    sample, found = comparison.sample, []
+    for position in evenly_spaced(sample.related or list(range(len(sample.first))), SEARCHES):
+        query = sample.first[position]
+        texts = [text for text in dict.fromkeys(sample.second or sample.first) if text != query]
+        wanted = sample.second[position] if sample.second else ""
+        hits = {
+            model.label: best_hits(model.of(texts) @ model.embeddings[query], texts, HITS)
+            for model in comparison.models
+        }
+        found.append(Search(query, wanted, hits))
+    return found
+
+
+def evenly_spaced(items: Sequence[_Item], count: int) -> list[_Item]:
+    """Return at most `count` of the items at even distances, including the first."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def _model_of(run: Run) -> SentenceEncoder:
+    export = run.workdir / EXPORT
+    return SentenceEncoder.from_pretrained(export if export.is_dir() else run.workdir)
+
+
+def _dev_sample(config: Config) -> Sample:
+    if config.needs("labels"):
+        raise DataError("the dev metric is that of labelled tasks")
+    if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
+        raise DataError("neither eval.data_dir nor $DIFFCSE_DATA_DIR names SentEval's data")
+    metric = build_dev_evaluation(config, lambda: _training_sentences(config)).chosen
+    if isinstance(metric, CorrelationMetric):
+        rated = [
+            row
+            for pairs in metric.counted.values()
+            for row in zip(pairs.first, pairs.second, pairs.gold.tolist(), strict=True)
+        ]
+        first, second, gold = (list(column) for column in zip(*evenly_spaced(rated, MOST_PAIRS), strict=True))
+        return Sample(f"{len(first)} of the {len(rated):,} rated pairs of the dev metric", first, second, gold)
+    assert isinstance(metric, RetrievalMetric)
+    pairs = list(zip(metric.queries, metric.targets, strict=True))
+    first, second = (list(column) for column in zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True))
+    return Sample(f"{len(first)} of the {len(pairs):,} pairs of the dev metric", first, second)
+
+
+def _training_sentences(config: Config) -> Iterator[str]:
+    name = config.data.train_file
+    if name != "docstrings" and not Path(expand_path(name)).exists():  # a report downloads nothing
+        raise DataError(f"{name} does not exist here")
+    return (row[0] for row in open_corpus(config.data))
+
+
+def _density_lines(groups: Mapping[str, Float[np.ndarray, " pairs"]]) -> list[Line]:
+    return [Line(name, density(group), colour_of(index)) for index, (name, group) in enumerate(groups.items())]
+
+
+def _spectrum(models: Sequence[Model]) -> Chart:
+    lines = []
+    for model in models:
+        values = enumerate(singular_values(model.raw), 1)
+        points = [(float(index), float(value)) for index, value in values if value >= LEAST_SINGULAR_VALUE]
+        if points:
+            lines.append(Line(model.label, points, model.colour))
+    note = "A line that falls late uses many directions; one that falls early uses few."
+    return Chart("singular values of the embeddings", "index", lines, "relative to the largest", note=note, log=True)

@@ -1,1 +1,0 @@
-"""The commands `diffcse train`, `diffcse evaluate` and `diffcse study`."""

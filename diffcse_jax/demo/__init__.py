@@ -1,1 +1,0 @@
-"""The search page: a text, one encoder or two, and a browser."""
