@@ -11,7 +11,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-fast fuzz faults lint types docs tpu coverage constraints
+.PHONY: help setup quickstart test test-fast fuzz faults lint types docs reference tpu coverage constraints
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +45,9 @@ types: $(VENV)/dev.stamp ## check static types of the package
 
 docs: $(VENV)/dev.stamp ## build the documentation into docs/_build; a broken link is an error
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . docs/_build
+
+reference: $(VENV)/dev.stamp ## rewrite the table of configuration keys in docs/reference.md
+	$(BIN)/python docs/reference.py --write
 
 tpu: $(VENV)/dev.stamp ## compile a small train step by the TPU's own compiler, on any machine (installs libtpu, 0.5 GB)
 	$(INSTALL) -e '.[compile]'

@@ -4,7 +4,7 @@ from diffcse_jax import train
 
 encoder, history = train(sentences, "adapt", workdir="runs/mine", overrides={"train.steps": 60})
 
-See docs/api.md.
+See docs/training.md.
 """
 
 import dataclasses

@@ -47,26 +47,22 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 FOLDERS = [path.relative_to(HERE.parent) for pattern in ("[a-z]*/", "[a-z]*/*/") for path in HERE.parent.glob(pattern)]
 nitpick_ignore = [("myst", f"{start}{folder}{end}") for start in ("", "../") for folder in FOLDERS for end in ("", "/")]
 
-GENERATED = {
-    "docs/configuration": ("<!-- keys -->", reference.configuration_keys),
-    "docs/python": ("<!-- names -->", reference.python_names),
-}
+# Python names on the page of reference, made from docstrings when pages are built.
+PAGE, MARKER = "docs/reference", "<!-- names -->"
 
 
 def setup(app: Sphinx) -> None:
-    """Connects what is generated."""
+    """Connect what is generated."""
     app.connect("source-read", fill)
-    app.connect("env-get-outdated", lambda *_: list(GENERATED))  # they are made of the package, not of their files
+    app.connect("env-get-outdated", lambda *_: [PAGE])  # made from the package, not only from its file
     app.connect("autodoc-process-signature", short_signature)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Puts generated text in the place of a page's marker."""
-    if docname in GENERATED:
-        marker, generated = GENERATED[docname]
-        before, _, after = source[0].partition(marker)
-        source[0] = before + generated() + after
+    """Replace the marker of the page of reference."""
+    if docname == PAGE:
+        source[0] = source[0].replace(MARKER, reference.python_directives())
 
 
 def short_signature(

@@ -1,6 +1,6 @@
-"""Draws the figures of these pages as SVG files: `python docs/figures.py`.
+"""Draw the figures of these pages as SVG files: `python docs/figures.py`.
 
-Each is an SVG on a white card, so that it reads the same on light and on dark pages.
+Figures have a white background, so that they look the same on light and dark pages.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Draws all of them."""
+    """Draw all figures."""
     FOLDER.mkdir(exist_ok=True)
     with plt.rc_context(SETTINGS):
         for draw in FIGURES:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def contrast() -> Figure:
-    """Two views of each sentence; what is positive and what negative in three forms of the contrast."""
+    """Draw two views of each sentence, and the positives and negatives of three forms of the contrast."""
     figure, axes = canvas(9.6, 2.9)
     box(axes, 0.0, 1.35, 1.15, 0.6, "sentence $i$", GREY)
     for y, view in ((2.0, 1), (0.7, 2)):
@@ -68,14 +68,12 @@ def contrast() -> Figure:
     pairs(axes, 7.25, 0.85, cell * 0.88, hard)
     axes.text(7.25 + size * cell * 0.88, 2.55, "supervised SimCSE", ha="center", weight="bold")
     axes.text(7.25 + size * cell * 0.88, 2.27, "positives | hard negatives", ha="center", fontsize=9)
-    axes.text(
-        6.9, 0.35, "a row is a softmax: the positive (+) against all the others of its row", ha="center", fontsize=9
-    )
+    axes.text(6.9, 0.35, "each row is a softmax: the positive (+) against the rest of the row", ha="center", fontsize=9)
     return figure
 
 
 def difference() -> Figure:
-    """DiffCSE: the sentence vector is asked which tokens of an edited sentence were replaced."""
+    """Draw DiffCSE: the discriminator reads the sentence embedding and predicts which tokens were replaced."""
     figure, axes = canvas(10.3, 4.1)
     original = ["[CLS]", "the", "river", "flows", "past", "the", "old", "town", "[SEP]"]
     masked = [*original[:2], "[MASK]", *original[3:6], "[MASK]", *original[7:]]
@@ -90,7 +88,7 @@ def difference() -> Figure:
             box(axes, left + column * width, y, width - 0.08, 0.4, token, changed)
     box(axes, left, 0.8, width - 0.08, 0.4, "h", GREEN)
     box(axes, left + width, 0.8, 8 * width - 0.08, 0.4, "discriminator: was this token replaced?", BLUE)
-    axes.text(left - 0.15, 1.0, "sentence vector at position 0", ha="right", va="center")
+    axes.text(left - 0.15, 1.0, "embedding at position 0", ha="right", va="center")
     axes.text(left - 0.15, 0.4, "label", ha="right", va="center")
     for column, label in enumerate(labels):
         axes.text(left + (column + 0.45) * width, 0.4, label, ha="center", va="center", weight="bold")
@@ -105,7 +103,7 @@ def difference() -> Figure:
 
 
 def edits() -> Figure:
-    """Edits of a sentence, and the label of each token."""
+    """Draw edits of a sentence, and the label of each token."""
     figure, axes = canvas(9.4, 2.9)
     left, width = 1.1, 0.9
     rows = (
@@ -125,7 +123,7 @@ def edits() -> Figure:
 
 
 def dimensions() -> Figure:
-    """Contrast of rows and of columns, and the correlations that the latter is about."""
+    """Draw the contrast of rows and of columns, and the correlations of columns."""
     generator = np.random.default_rng(0)
     rows, size = 200, 10
     mixed = generator.normal(size=(rows, size)) @ (np.eye(size) + 0.32 * generator.normal(size=(size, size)))
@@ -137,10 +135,10 @@ def dimensions() -> Figure:
         left.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2.5, clip_on=False))
     left.text(-0.9, 4.0, "contrast", color="#b35900", ha="right", va="center", weight="bold")
     left.text(6.0, 14.3, "dcl, barlow_twins", color="#0969da", ha="center", va="center", weight="bold")
-    left.set(title="the vectors of a batch,\na sentence a row", xticks=[], yticks=[])
+    left.set(title="the embeddings of a batch,\none sentence per row", xticks=[], yticks=[])
     for axes, matrix, title in (
-        (middle, z1.T @ z2 / rows, "columns of view 1\nwith those of view 2"),
-        (right, np.eye(size), "asked for: each column\nlike its own alone"),
+        (middle, z1.T @ z2 / rows, "correlations of columns:\nview 1 with view 2"),
+        (right, np.eye(size), "target: each column correlates\nonly with itself"),
     ):
         image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
         axes.set(title=title, xticks=[], yticks=[])
@@ -152,12 +150,12 @@ def dimensions() -> Figure:
 
 
 def ranking() -> Figure:
-    """Lists of similarities: a teacher's, and those of both views."""
+    """Draw similarities to the other sentences, by a teacher and by both views."""
     names = ["a", "b", "c", "d", "e"]
     lists = {
-        "teacher (or the start), frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
-        "view 1 with the batch": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
-        "view 2 with the batch": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
+        "teacher or starting checkpoint, frozen": ([0.82, 0.35, 0.61, 0.12, 0.48], ORANGE),
+        "view 1": ([0.74, 0.52, 0.47, 0.20, 0.31], BLUE),
+        "view 2": ([0.70, 0.44, 0.58, 0.16, 0.36], GREEN),
     }
     figure, axes = plt.subplots(1, 3, figsize=(9.4, 2.8), sharey=True)
     for panel, (title, (values, color)) in zip(axes, lists.items(), strict=True):
@@ -169,20 +167,20 @@ def ranking() -> Figure:
         panel.title.set_fontsize(11)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("similarity to sentence $i$")
-    note = "distillation, anchor: the encoder's list as the frozen one's; consistency: both views' lists alike"
+    note = "distillation, anchor: views should match the frozen model. consistency: views should match each other"
     figure.supxlabel("other sentences of the batch\n" + note, fontsize=10)
     figure.tight_layout()
     return figure
 
 
 def reconstruction() -> Figure:
-    """Two masked LMs beside the contrast: in the encoder itself, and above frozen states and the sentence vector."""
+    """Draw two masked LMs: in the encoder, and on frozen states and the sentence embedding."""
     figure, axes = canvas(9.4, 3.0)
-    axes.text(0.0, 2.75, "mlm (SimCSE): the encoder keeps knowing words", weight="bold")
+    axes.text(0.0, 2.75, "mlm (SimCSE): the encoder also predicts masked words", weight="bold")
     chain(
         axes, 2.0, [("masked\nsentence", GREY), ("encoder", BLUE), ("masked-LM\nhead", BLUE), ("masked\ntokens", RED)]
     )
-    axes.text(0.0, 1.45, "reconstruction (InfoCSE): the sentence vector helps to recover them", weight="bold")
+    axes.text(0.0, 1.45, "reconstruction (InfoCSE): the sentence embedding helps to predict them", weight="bold")
     chain(
         axes,
         0.1,
@@ -194,14 +192,14 @@ def reconstruction() -> Figure:
             ("masked\ntokens", RED),
         ],
     )
-    box(axes, 3.3, 0.87, 1.6, 0.36, "sentence vector h", GREEN)
+    box(axes, 3.3, 0.87, 1.6, 0.36, "embedding h", GREEN)
     bent(axes, [(4.1, 0.87), (4.1, 0.68)])
     axes.text(5.0, 1.05, "at position 0", fontsize=10, va="center")
     return figure
 
 
 def dropout_schedules() -> Figure:
-    """The twelve masks of the report on adjusting dropout."""
+    """Draw the twelve masks of the report on adjusting dropout."""
     rates = np.array([scheduled_rates(name, (0.1,), MASKED_BLOCKS) for name in DROPOUT_MASKS])
     figure, axes = plt.subplots(figsize=(6.6, 3.6))
     axes.imshow(rates, cmap="Blues", vmin=0.0, vmax=0.7)
@@ -214,7 +212,7 @@ def dropout_schedules() -> Figure:
 
 
 def temperature() -> Figure:
-    """How much more a near negative counts than a far one."""
+    """Draw how much more a near negative counts than a far one."""
     figure, axes = plt.subplots(figsize=(6.6, 3.0))
     cosines = np.linspace(0.0, 0.8, 100)
     ends = ((0.02, 0.21, "#cf222e"), (0.05, 0.53, "#0969da"), (0.1, 0.8, "#1a7f37"), (1.0, 0.8, "#57606a"))
@@ -232,7 +230,7 @@ def temperature() -> Figure:
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure whose coordinates are inches."""
+    """Return an empty figure with coordinates in inches."""
     figure = plt.figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.1, width + 0.1), ylim=(0, height))
@@ -241,7 +239,7 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, color: str) -> None:
-    """A box with rounded corners and a text in it."""
+    """Draw a box with rounded corners and a text."""
     shape = FancyBboxPatch(
         (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.07", facecolor=color, edgecolor=FAINT
     )
@@ -250,19 +248,19 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, 
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """A straight arrow."""
+    """Draw a straight arrow."""
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#57606a", "shrinkA": 0, "shrinkB": 0})
 
 
 def bent(axes: Axes, points: list[tuple[float, float]]) -> None:
-    """A line through points that ends in an arrow."""
+    """Draw a line through points that ends in an arrow."""
     xs, ys = zip(*points[:-1], strict=True)
     axes.plot(xs, ys, color="#57606a", linewidth=1)
     arrow(axes, points[-2], points[-1])
 
 
 def pairs(axes: Axes, x: float, y: float, cell: float, rows: list[list[tuple[str, str]]]) -> None:
-    """A matrix of pairs: a sign and a colour each, the first row on top."""
+    """Draw a matrix of signs and colours, with the first row on top."""
     for number, row in enumerate(rows):
         for column, (sign, color) in enumerate(row):
             corner = (x + column * cell, y + (len(rows) - 1 - number) * cell)
@@ -271,7 +269,7 @@ def pairs(axes: Axes, x: float, y: float, cell: float, rows: list[list[tuple[str
 
 
 def chain(axes: Axes, y: float, boxes: list[tuple[str, str]]) -> None:
-    """Boxes from left to right with arrows between."""
+    """Draw boxes from left to right with arrows between them."""
     for number, (text, color) in enumerate(boxes):
         box(axes, 1.85 * number, y, 1.45, 0.56, text, color)
         if number:

@@ -1,30 +1,37 @@
-"""Reference text in Markdown that is made of the package itself, so that it cannot be out of date.
+"""The tables of configuration keys in docs/reference.md, made from the configuration itself.
 
-python docs/reference.py        prints the configuration's keys
+python docs/reference.py            prints them
+python docs/reference.py --write    rewrites them in docs/reference.md (`make reference`)
 """
 
+import argparse
 import dataclasses
 import inspect
+import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import diffcse_jax
 from diffcse_jax.config import Config, known_keys
 from diffcse_jax.losses.base import Loss
+from diffcse_jax.losses.finetune import Task
 
+PAGE = Path(__file__).with_name("reference.md")
+BEGIN, END = "<!-- keys: written by docs/reference.py -->", "<!-- end of keys -->"
 LOSSES = ("contrastive", "diffcse", "diffcse_variants", "decorrelation", "ranking", "masked_lm", "finetune")
 TITLES = {
-    "model": "the encoder, its sentence vector and its dropout",
-    "generator": "the frozen masked LM that fills masked tokens",
-    "data": "text, pairs and what is held out",
-    "train": "batches, steps and the seed",
-    "optim": "AdamW and its learning rate",
-    "matryoshka": "vectors whose beginnings are vectors",
-    "eval": "dev metric, selection and guard",
-    "mesh": "devices",
+    "model": "The encoder, its sentence embedding and its dropout.",
+    "generator": "The frozen masked LM that replaces masked tokens.",
+    "data": "Text, pairs and held-out documents.",
+    "train": "Batches, steps and the seed.",
+    "optim": "AdamW and its learning rate.",
+    "matryoshka": "Embeddings that can be shortened.",
+    "eval": "Dev metrics, the selected model and the drift check.",
+    "mesh": "Devices.",
 }
-# Modules and names of theirs that are meant to be used from other code, beside those of the package itself.
-MODULES = {
+# Modules, and the names in them that other code may use. No names: the whole module.
+MODULES: dict[str, dict[str, Sequence[str]]] = {
     "Losses": {
         "diffcse_jax.losses.base": ("Loss", "Network", "Checkpoints", "RunInfo"),
         **{f"diffcse_jax.losses.{name}": () for name in LOSSES},
@@ -35,81 +42,121 @@ MODULES = {
         "diffcse_jax.models.pooling": (),
     },
     "Export": {"diffcse_jax.export": ("export",)},
-    "Studies": {"diffcse_jax.apps.study": ("Study", "settings_of")},
+    "Studies and fine-tuning": {
+        "diffcse_jax.apps.study": ("Study", "settings_of"),
+        "diffcse_jax.apps.finetune": ("TaskModel",),
+    },
     "Errors": {"diffcse_jax.errors": ()},
 }
 
 
-def configuration_keys() -> str:
-    """Every key under the heading of its group: type, default, accepted values and documentation."""
+def keys_table() -> str:
+    """Return all configuration keys as Markdown, with a table for each group."""
     lines: list[str] = []
     group = None
     for key, field in known_keys().items():
         found = key.rpartition(".")[0]
         if found != group:
             group = found
-            lines += [f"## {heading(group)}", ""]
-        lines += [f"```{{confval}} {key}", facts(field), "", sentence(field.metadata["doc"]), "```", ""]
-    return "\n".join(lines)
+            lines += ["", *_heading(group)]
+        lines.append(_row(key, field))
+    lines += ["", "### `finetune.tasks.NAME`", "", "A labelled task. See [fine-tuning](finetuning.md).", "", *_HEADER]
+    lines += [_row(f"finetune.tasks.NAME.{field.name}", field) for field in dataclasses.fields(Task)]
+    return "\n".join([*lines[1:], ""])
 
 
-def heading(group: str) -> str:
-    """The heading of a group of keys: its name and what it is about."""
+_HEADER = ("| key | default | accepts | meaning |", "|---|---|---|---|")
+
+
+def _heading(group: str) -> list[str]:
     if not group:
-        return "Without a group"
-    if isinstance(loss := getattr(Config(), group, None), Loss):
-        first, *_ = (inspect.getdoc(loss) or "").splitlines()
-        return f"`{group}`: {first[:1].lower()}{first[1:].partition('. ')[0].rstrip('.')}"
-    return f"`{group}`: {TITLES[group]}" if group in TITLES else f"`{group}`"
+        return ["### No group", "", *_HEADER]
+    loss = getattr(Config(), group, None)
+    if isinstance(loss, Loss):
+        about = " ".join((inspect.getdoc(loss) or "").partition("\n\n")[0].split())
+        about = f"{_escaped(about)} See [losses](losses.md)."
+    else:
+        about = TITLES[group]
+    return [f"### `{group}`", "", about, "", *_HEADER]
 
 
-def type_name(kind: typing.Any) -> str:
-    """A key's type as users write it: `tuple of float`."""
-    item = typing.get_args(kind)
-    return f"tuple of {item[0].__name__}" if item else kind.__name__
+def _row(key: str, field: dataclasses.Field) -> str:
+    default = f"`{field.default!r}`" if field.default != "" else "`''`"
+    meaning = _sentence(field.metadata["doc"])
+    if field.metadata["changes"] != "training":
+        meaning += " *May change on resume.*"
+    return f"| `{key}` | {_escaped(default)} | {_escaped(accepted(field))} | {meaning} |"
 
 
-def facts(field: dataclasses.Field) -> str:
-    """A key's type, default and, where they are fewer than those of its type, the values that it accepts."""
+def accepted(field: dataclasses.Field) -> str:
+    """Return the type of a key, or its choices, and its range."""
     choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))
-    found = f"{type_name(field.type)}, default `{field.default!r}`"
+    item = typing.get_args(field.type)
+    kind = f"tuple of {item[0].__name__}" if item else field.type.__name__  # type: ignore[union-attr]
     if choices:
-        found += "; one of " + ", ".join(f"`{choice or repr(choice)}`" for choice in choices)
-    bounds = [f"{word} {bound}" for word, bound in (("from", low), ("to", high)) if bound is not None]
-    return f"*{'; '.join([found, *([' '.join(bounds)] if bounds else [])])}*"
+        names = ", ".join(f"`{choice}`" for choice in choices if choice)
+        return f"tuple of {names}" if item else names
+    bounds = [f"{word} {bound:g}" for word, bound in (("from", low), ("to", high)) if bound is not None]
+    return " ".join([kind, *bounds])
 
 
-def sentence(text: str) -> str:
-    """With a capital letter and a full stop, and with nothing that Markdown reads as markup but its backquotes."""
+def _sentence(text: str) -> str:
     text = text[:1].upper() + text[1:] if not text.startswith("`") else text
-    return text.replace("*", r"\*").replace("[", r"\[") + ("" if text.endswith(".") else ".")
+    return _escaped(text) + ("" if text.endswith(".") else ".")
 
 
-def python_names() -> str:
-    """The public names of the package, then those of modules, as directives of autodoc."""
+def _escaped(text: str) -> str:
+    """Escape what Markdown would read as markup outside of backquotes, and `|` everywhere."""
+    parts = re.split(r"(`[^`]*`)", text.replace("|", r"\|"))
+    return "".join(
+        part if index % 2 else part.replace("*", r"\*").replace("[", r"\[").replace("<", r"\<")
+        for index, part in enumerate(parts)
+    )
+
+
+def python_directives() -> str:
+    """Return Sphinx directives for all public names and modules."""
     whole = {module for modules in MODULES.values() for module, names in modules.items() if not names}
-    names = getattr(diffcse_jax, "__all__", ["SentenceEncoder"])
-    lines = ["## The package", ""]
-    lines += directives("diffcse_jax", [name for name in names if getattr(diffcse_jax, name).__module__ not in whole])
+    lines = ["### The package", ""]
+    own = [name for name in diffcse_jax.__all__ if getattr(diffcse_jax, name).__module__ not in whole]
+    lines += _directives("diffcse_jax", own)
     for title, modules in MODULES.items():
-        lines += [f"## {title}", ""]
+        lines += [f"### {title}", ""]
         for module, names in modules.items():
-            lines += directives(module, names)
+            lines += _directives(module, names)
     return "\n".join(lines)
 
 
-def directives(module: str, names: typing.Sequence[str]) -> Iterator[str]:
-    """The directives for some names of a module, or, if there are none, for the whole of it, with a heading."""
+def _directives(module: str, names: Sequence[str]) -> Iterator[str]:
     if not names:
-        yield f"### `{module}`\n"
+        yield f"#### `{module}`\n"
     yield "```{eval-rst}"
-    if not names:  # options are keys of the configuration, which has a page of its own
-        yield f".. automodule:: {module}\n   :members:\n   :exclude-members: Options, objective\n"
+    if not names:
+        yield f".. automodule:: {module}\n   :members:\n"
     for name in names:
-        kind = "class" if name[0].isupper() else "function"  # told without importing what is slow or optional
+        kind = "class" if name[0].isupper() else "function"
         yield f".. auto{kind}:: {module}.{name}" + ("\n   :members:\n" if kind == "class" else "\n")
     yield "```\n"
 
 
+def rewritten(text: str) -> str:
+    """Return the text of the page with its tables made anew."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"docs/reference.md has no line {BEGIN}"
+    assert end, f"docs/reference.md has no line {END}"
+    return f"{before}{begin}\n\n{keys_table()}\n{end}{after}"
+
+
+def main() -> None:
+    """Print or rewrite the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="rewrite docs/reference.md")
+    if parser.parse_args().write:
+        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(keys_table())
+
+
 if __name__ == "__main__":
-    print(configuration_keys())
+    main()

@@ -1,7 +1,7 @@
-"""What the pages say holds: a description for every key, no name that does not exist, commands that are valid."""
+"""The pages are right: links, keys and commands exist, and the table of keys is that of the configuration."""
 
 import dataclasses
-import functools
+import importlib
 import re
 import runpy
 import shlex
@@ -10,95 +10,169 @@ from pathlib import Path
 import pytest
 
 from diffcse_jax.cli import build_parser
-from diffcse_jax.config import Config, known_keys, read_overrides, shipped_config
+from diffcse_jax.config import SHIPPED, Config, configuration, known_keys, read_overrides
 from diffcse_jax.losses.base import Loss
+from diffcse_jax.losses.finetune import Task
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 REFERENCE = runpy.run_path(str(ROOT / "docs/reference.py"))
 KEYS = known_keys()
-LOSSES = [field.name for field in dataclasses.fields(Config) if isinstance(getattr(Config(), field.name), Loss)]
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
+LONGEST = 150  # lines of a page
+MAY_BE_LONGER = ("docs/reference.md", "docs/records/")
 
 
-def described() -> dict[str, list[str]]:
-    """The lines of each key in the reference, by key: facts and description."""
-    text = REFERENCE["configuration_keys"]()
-    blocks = re.findall(r"^```\{confval\} (\S+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return {key: [line for line in block.splitlines() if line] for key, block in blocks}
+# Keys
 
 
-def test_every_key_has_type_default_values_and_description():
-    reference = described()
-    assert list(reference) == list(KEYS)
-    for key, field in KEYS.items():
-        facts, description = reference[key]
-        assert f", default `{field.default!r}`" in facts
-        assert all(f"`{choice}`" in facts for choice in field.metadata["choices"] if choice)
+def test_the_table_of_keys_is_that_of_the_configuration():
+    assert REFERENCE["rewritten"](TEXTS["docs/reference.md"]) == TEXTS["docs/reference.md"], "run `make reference`"
+
+
+def test_every_key_is_in_the_table_with_its_default_values_and_range():
+    rows = dict(re.findall(r"^\| `([a-z_A-Z.0-9]+)` \| (.*) \|$", REFERENCE["keys_table"](), re.MULTILINE))
+    tasks = {f"finetune.tasks.NAME.{field.name}": field for field in dataclasses.fields(Task)}
+    assert list(rows) == [*KEYS, *tasks]
+    for key, field in (KEYS | tasks).items():
+        default, accepted, _ = rows[key].split(" | ", 2)
+        assert default == f"`{field.default!r}`"
+        assert all(f"`{choice}`" in accepted for choice in field.metadata["choices"] if choice)
         for word, bound in (("from", field.metadata["low"]), ("to", field.metadata["high"])):
-            told = re.search(rf"\b{word} ([\d.e-]+)", facts)
-            assert (told and told[1]) == (None if bound is None else str(bound))
-        assert description.replace("\\", "")[1:].startswith(field.metadata["doc"][1:])
+            found = re.search(rf"\b{word} ([\d.e+-]+)", accepted)
+            assert (found and float(found[1])) == (None if bound is None else pytest.approx(float(bound), rel=1e-5))
+        assert ("May change on resume" in rows[key]) == (field.metadata["changes"] != "training")
 
 
 def keys_named_in(text: str) -> set[str]:
-    """The keys on a page: overrides, and what stands in backquotes with the name of a group before its dot."""
+    """Return the keys on a page: overrides, and names in backquotes that begin with a group."""
     overrides = set(re.findall(r"--config\.([a-z][\w.]*\w)", text))
     quoted = re.findall(r"`([a-z_]+)\.([a-z_]+)(?:[= ][^`]*)?`", text)
-    files = {"py", "json", "safetensors"}
+    files = {"py", "json", "safetensors", "md"}
     return overrides | {f"{group}.{name}" for group, name in quoted if group in GROUPS and name not in files}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TEXTS)
 def test_keys_that_a_page_names_exist(page):
-    others = {"extending": {"uniformity.weight"}, "finetuning": {"init"}}  # of the example; short for another key
-    assert keys_named_in(page.read_text(encoding="utf-8")) - KEYS.keys() == others.get(page.stem, set())
+    others = {
+        "docs/extending.md": {"uniformity.weight"},  # of the example
+        "docs/finetuning.md": {"init", "finetune.tasks"},
+        "docs/reference.md": {"init"},
+    }
+    assert keys_named_in(TEXTS[page]) - KEYS.keys() <= others.get(page, set())
 
 
 def test_pages_name_keys():
-    """The patterns find some, so that the test above is about something."""
-    assert len(set().union(*(keys_named_in(page.read_text(encoding="utf-8")) for page in PAGES))) > 60
+    assert len(set().union(*map(keys_named_in, TEXTS.values()))) > 60
 
 
-def commands(script: str, name: str) -> list[str]:
-    """The arguments of a command in the blocks of all pages, each once."""
-    pages = (page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES)
-    blocks = "".join(
-        block for page in pages for block in re.findall(r"^```(?:bash)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    )
-    return list(dict.fromkeys(re.findall(rf"(?:python {re.escape(script)}|diffcse {name}) (.*)", blocks)))
+def test_every_loss_is_explained():
+    losses = [field.name for field in dataclasses.fields(Config) if isinstance(getattr(Config(), field.name), Loss)]
+    explained = TEXTS["docs/losses.md"] + TEXTS["docs/finetuning.md"]
+    assert [name for name in losses if f"`{name}" not in explained] == []
 
 
-base_config = functools.cache(shipped_config)
+# Commands
 
 
-def test_training_commands_are_valid():
-    found = [shlex.split(command, comments=True) for command in commands("train.py", "train")]
-    of_configs = [(file, arguments) for _, file, *arguments in found if file.startswith("configs/") or "." not in file]
-    assert len(of_configs) > 5
-    for file, arguments in of_configs:
-        base = base_config(file.removeprefix("configs/").removesuffix(".py"))
-        given = [each for each in arguments if re.match(r"--config\.(?!KEY=|train\.seed=|uniformity)", each)]
-        values = base.to_dict()
-        for key, value in read_overrides(given).items():
-            group, _, name = key.rpartition(".")
-            (values[group] if group else values)[name] = value
-        Config.from_dict(values)
+def commands() -> list[str]:
+    """Return the commands `diffcse ...` in the blocks of all pages."""
+    found: list[str] = []
+    for text in TEXTS.values():
+        for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [
+                line[line.index("diffcse ") :] for line in lines if re.match(r"([A-Z_]+=\S+ )*diffcse [a-z]", line)
+            ]
+    return list(dict.fromkeys(found))
 
 
-def test_evaluation_commands_are_valid():
-    found = commands("eval.py", "evaluate")
-    assert len(found) > 5
-    for command in found:
-        build_parser()[0].parse_args(["evaluate", *shlex.split(command, comments=True)])
+def mentions() -> list[str]:
+    """Return the commands with options in backquotes; their values may be left out."""
+    found = (re.findall(r"`(diffcse [a-z]+ --[^`]*)`", text) for text in TEXTS.values())
+    return list(dict.fromkeys(" ".join(each.split()) for page in found for each in page))
 
 
-def test_every_objective_is_explained():
-    explained = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.stem in ("losses", "finetuning"))
-    assert [name for name in LOSSES if f"`{name}`" not in explained] == []
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_valid(command):
+    _, name, *arguments = shlex.split(command, comments=True)
+    if arguments == ["--help"]:
+        return
+    options, rest = build_parser()[0].parse_known_args([name, *arguments])
+    if name not in ("train", "finetune", "study"):
+        assert rest == []
+        return
+    rest = [argument.replace("--config.init=", "--config.model.name_or_path=") for argument in rest]
+    by_flag = {flag: [each for each in rest if each.startswith(f"--{flag}.")] for flag in ("config", "finetune")}
+    assert sorted([*by_flag["config"], *by_flag["finetune"]]) == sorted(rest)
+    given = [each for each in by_flag["config"] if not each.startswith("--config.KEY=")]
+    values = read_overrides(given, "config")
+    read_overrides(by_flag["finetune"], "finetune")
+    if options.config.endswith(".py") or options.config == "NAME":
+        return
+    if name == "study":
+        assert (SHIPPED / "studies" / f"{options.config}.py").is_file()
+    else:
+        configuration(options.config, values)
 
 
-def test_every_name_of_the_python_reference_is_found():
-    directives = re.findall(r"\.\. auto(\w+):: (\S+)", REFERENCE["python_names"]())
+@pytest.mark.parametrize("command", mentions())
+def test_options_that_a_page_mentions_exist(command):
+    _, name, *arguments = command.split()
+    (known,) = (action.choices[name].format_help() for action in build_parser()[0]._actions if action.choices)
+    for option in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        assert option.startswith(("--config.", "--finetune.")) or re.search(rf"{option}\b", known), option
+
+
+def test_pages_have_commands():
+    assert {"train", "finetune", "study", "evaluate", "search", "demo", "report", "export"} <= {
+        command.split()[1] for command in commands()
+    }
+
+
+def test_no_page_names_an_earlier_way_to_start_a_command():
+    earlier = re.compile(r"python -m diffcse_jax|python train\.py|python eval\.py|--corpus\b|configs/\w+\.py --")
+    found = [page for page, text in TEXTS.items() if earlier.search(text)]
+    # README, CONTRIBUTING and these pages say that the two files are short for commands.
+    assert set(found) <= {"README.md", "CONTRIBUTING.md", "docs/reference.md", "docs/evaluation.md"}
+
+
+# Names, links and length
+
+
+def test_every_name_of_the_python_reference_exists():
+    directives = re.findall(r"\.\. auto(\w+):: (\S+)", REFERENCE["python_directives"]())
     assert ("class", "diffcse_jax.SentenceEncoder") in directives
-    assert ("class", "diffcse_jax.losses.base.Loss") in directives
+    for name in re.findall(r"^\| `(diffcse_jax\S*)`", TEXTS["docs/reference.md"], re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(module), attribute), name
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a Git host gives to the headings of a page."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / file).resolve() if file else ROOT / page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if not page.startswith(MAY_BE_LONGER)])
+def test_pages_are_short(page):
+    assert len(TEXTS[page].splitlines()) <= LONGEST

@@ -174,7 +174,7 @@ def test_prefixes_of_vectors_add_their_losses():
 
 
 def test_prefixes_are_shorter_than_vectors():
-    with pytest.raises(ConfigError, match=r"matryoshka\.sizes=\(8, 16\): the vectors of .* have 16 numbers"):
+    with pytest.raises(ConfigError, match=r"matryoshka\.sizes=\(8, 16\): the embedding size of .* is 16"):
         networks.build(
             config_of(SIMCSE, {"matryoshka": {"sizes": (8, 16)}, "model": {"projector": "none"}}),
             ENCODER, None, VOCABULARY,

@@ -75,9 +75,8 @@ class DataConfig:
         "wiki1m",
         "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
         "as `shards/*.txt.gz`, for all such files of one kind in the order of their names; a folder of ArrayRecord "
-        "shards; for documents also markdown; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (English "
-        "of the installed Python packages). The delimiter of a table (comma, semicolon, tab, vertical bar) is "
-        "detected, and the first row is shown as it is read",
+        "shards; for documents also markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or "
+        "`docstrings` (English of the installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),

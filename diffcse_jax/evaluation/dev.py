@@ -332,7 +332,7 @@ def _chosen_and_also(config: Config, training_sentences: Callable[[], Iterable[s
         kept = " With eval.keep_start the starting checkpoint is exported." if options.keep_start else ""
         _notice(
             f"{caveat}.{kept} To train on single sentences use --config.data.pairs=dropout and some dropout, see "
-            "docs/adaptation.md"
+            "docs/adapting.md"
         )
     return chosen, others
 
