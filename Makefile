@@ -39,6 +39,7 @@ faults: $(VENV)/dev.stamp ## inject COUNT=200 faults into small runs (needs `cc`
 lint: $(VENV)/dev.stamp ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 types: $(VENV)/dev.stamp ## check static types of the package
 	$(BIN)/mypy

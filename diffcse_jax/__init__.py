@@ -1,4 +1,4 @@
-"""DiffCSE, SimCSE and SimCSE++ sentence embeddings in JAX and Flax NNX."""
+"""Train and adapt sentence embeddings with DiffCSE, SimCSE and SimCSE++ in JAX."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from diffcse_jax.errors import Interrupted, UserError
     from diffcse_jax.training.callbacks import Callback, WandB
 
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it found no PyTorch is no news here
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is not needed here
 
 __version__ = "0.1.0"
 __all__ = ["Callback", "Config", "Interrupted", "SentenceEncoder", "Trained", "UserError", "WandB", "train"]
@@ -29,7 +29,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a member when it is first asked for, so that reading a configuration does not start JAX."""
+    """Import a member at its first use, so that importing the package is fast and does not start JAX."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

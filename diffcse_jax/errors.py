@@ -1,4 +1,4 @@
-"""Errors written for the person at the keyboard."""
+"""Errors that tell users what happened and what to do."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ _NOT_THE_USERS = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the l
 
 
 class UserError(Exception):
-    """Something the user can fix: the message names the file, line, key or value, and what to do."""
+    """An error that the user can fix. The message names the file, line, key or value, and the fix."""
 
     exit_code = 2
 
@@ -27,23 +27,23 @@ class DataError(UserError):
 
 
 class NoSentencesError(DataError):
-    """A file of text without a single sentence."""
+    """A text file that contains no sentence."""
 
 
 class CheckpointError(UserError):
-    """A pretrained checkpoint, workdir or export that cannot be read or written."""
+    """A pretrained checkpoint, run folder or export that cannot be read or written."""
 
 
 class InUseError(CheckpointError):
-    """A folder that another process works in."""
+    """A folder that another process is using."""
 
 
 class DiskError(CheckpointError):
-    """A file or folder that cannot be written: no room, no permission, a device that fails."""
+    """A file or folder that cannot be written, because of space, permissions or a failing device."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Work was asked to stop, and what it had done is saved.
+    """Work that was asked to stop and has saved what it had done.
 
     As `KeyboardInterrupt` it passes `except Exception`, so that a loop over several runs ends, too.
     """
@@ -53,7 +53,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
-    """Prints a `UserError` or `Interrupted` raised inside the block without a traceback and exits with its code.
+    """Print a `UserError` or `Interrupted` from the block without a traceback, and exit with its code.
 
     Warnings for the user are printed without a place in the code, each once.
     """

@@ -22,7 +22,7 @@ MLM = {
 
 
 def by_ratio(name: str, augmentation: str) -> dict[str, dict]:
-    """The rows of an augmentation that removes 10, 20 and 30 % of the words."""
+    """Return rows for an augmentation that removes 10, 20 and 30 % of the words."""
     return {
         f"{name} {percent}%": {"data.augmentation": augmentation, "data.augmentation_ratio": percent / 100}
         for percent in (10, 20, 30)

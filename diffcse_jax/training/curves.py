@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from diffcse_jax.config import Config
+from diffcse_jax.errors import require_extra
 from diffcse_jax.run_folder.records import read_baseline, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 UNIFORMITY = "dev/uniformity"  # negative, while the other scores go up to 100
 LOG_SCALE_FROM = 20  # a loss that shrinks by this factor is drawn on a logarithmic axis
@@ -27,6 +30,9 @@ def draw_curves(workdir: Path, config: Config) -> Path:
 
     Returns:
         The path of the picture.
+
+    Raises:
+        UserError: matplotlib is not installed.
     """
     figure = curves(workdir, config)
     path = workdir / "report" / "curves.png"
@@ -35,7 +41,7 @@ def draw_curves(workdir: Path, config: Config) -> Path:
     return path
 
 
-def curves(workdir: Path, config: Config) -> Figure:
+def curves(workdir: Path, config: Config) -> "Figure":
     """Return the figure that `draw_curves` saves: panels for losses, the metric that chooses and other scores."""
     rows = read_metrics(workdir)
     baseline = read_baseline(workdir)
@@ -48,7 +54,7 @@ def curves(workdir: Path, config: Config) -> Figure:
     panels |= {"other dev scores": others, "uniformity of the embeddings": [UNIFORMITY]}
     drawn = {title: _points(rows, names) for title, names in panels.items()}
     drawn = {title: lines for title, lines in drawn.items() if lines} or {"loss": {}}
-    figure = Figure(figsize=(4.6 * len(drawn), 4.2), layout="constrained")
+    figure = require_extra("matplotlib.figure", "report").Figure(figsize=(4.6 * len(drawn), 4.2), layout="constrained")
     for axes, (title, lines) in zip(np.ravel(figure.subplots(1, len(drawn))), drawn.items(), strict=True):
         _draw_panel(axes, rows, title, lines)
     return figure
@@ -60,7 +66,7 @@ def _points(rows: Rows, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: points for name, points in found.items() if len(points)}
 
 
-def _draw_panel(axes: Axes, rows: Rows, title: str, lines: dict[str, np.ndarray]) -> None:
+def _draw_panel(axes: "Axes", rows: Rows, title: str, lines: dict[str, np.ndarray]) -> None:
     for name, points in lines.items():
         steps, values = points.T
         label = name.removeprefix("dev/")
@@ -75,7 +81,9 @@ def _draw_panel(axes: Axes, rows: Rows, title: str, lines: dict[str, np.ndarray]
             axes.axhline(start[-1], color=line.get_color(), linestyle="--", linewidth=1, label=before)
     scores = "score" in title or "chooses" in title
     axes.set(title=title, xlabel="step", ylabel="score, up to 100" if scores else title.partition(" ")[0])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    axes.xaxis.set_major_locator(
+        require_extra("matplotlib.ticker", "report").MaxNLocator(integer=True, nbins=6, min_n_ticks=1)
+    )
     values = np.concatenate([points[:, 1] for points in lines.values()]) if lines else np.zeros(0)
     if title == "loss" and len(values) and values.min() > 0 and values.max() > LOG_SCALE_FROM * values.min():
         axes.set_yscale("log")
