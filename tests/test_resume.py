@@ -112,7 +112,7 @@ def test_another_text_is_refused_in_the_same_workdir(
     kept = path.read_text()
     path.write_text("".join(f"Another sentence, number {i} of them.\n" for i in range(60)))
     try:
-        with pytest.raises(UserError, match="is not the one that the run in"):
+        with pytest.raises(UserError, match="has changed since the run in"):
             go_on(uninterrupted)
     finally:
         path.write_text(kept)
