@@ -199,5 +199,5 @@ def test_augmented_batches(tmp_path):
 
 def test_text_with_two_columns_is_not_augmented(tmp_path):
     config = Config.from_dict({"data": {"augmentation": "crop"}})
-    with pytest.raises(ConfigError, match=r"data\.augmentation='crop' makes second views .* the text has 2 columns"):
-        train._examples(config, store_of(tmp_path, ("sentence", "positive")), SIZES)
+    with pytest.raises(ConfigError, match=r"data\.augmentation='crop'.*2 columns"):
+        train._open_examples(config, store_of(tmp_path, ("sentence", "positive")), SIZES)
