@@ -266,7 +266,7 @@ NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}
     ("values", "message"),
     [
         ({}, ""),
-        (NO_DROPOUT, "there is none; set model.hidden_dropout=(0.1,)"),
+        (NO_DROPOUT, "it is off. Set model.hidden_dropout=(0.1,)"),
         ({"model.dropout_masks": "shared"}, "model.dropout_masks='shared' makes it the same"),
         ({**NO_DROPOUT, "model.hidden_dropout": (0.0, 0.0, 0.0)}, ""),  # the embedding layer keeps the checkpoint's
         ({**NO_DROPOUT, "data.augmentation": "crop"}, ""),
