@@ -256,7 +256,7 @@ def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatc
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("diffcse_jax.api.train_in_folder", lambda *_: os.kill(os.getpid(), number))
     monkeypatch.setattr("diffcse_jax.hosts.keep_compiled", lambda: None)
-    with pytest.raises(Interrupted, match=r"what .* holds is whole: the same command goes on") as stopped:
+    with pytest.raises(Interrupted, match=r"Stopped\. .* is intact; run the same command again") as stopped:
         run(config_of(SIMCSE), tmp_path)
     assert stopped.value.exit_code == 130
     assert signal.getsignal(signal.SIGTERM) == before
