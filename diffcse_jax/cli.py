@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     parser, runs = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments, argparse.Namespace(arguments=arguments))
     if rest and options.command not in ("train", "finetune", "study"):  # these take keys of the configuration
         parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.command} --help")
     with reported_to_user(), _quiet_if_pipe_closed():
@@ -334,7 +334,7 @@ def embed(parser: argparse.ArgumentParser) -> Run:
             columns=options.columns,
             id_column=options.id_column,
             process=process_of(options.distributed),
-            command=shlex.join(["diffcse", *sys.argv[1:]]),
+            command=shlex.join(["diffcse", *options.arguments]),
         )
 
     return run
@@ -473,7 +473,9 @@ def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple
 
 def _options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the command's own options by name."""
-    return {name: value for name, value in vars(options).items() if name not in ("command", "quiet", "verbose")}
+    return {
+        name: value for name, value in vars(options).items() if name not in ("arguments", "command", "quiet", "verbose")
+    }
 
 
 def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") -> None:

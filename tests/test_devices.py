@@ -239,7 +239,7 @@ def test_a_process_feeds_the_rows_of_its_devices(processes, expected):
     assert shards_of(mesh_of(processes)) == expected
 
 
-@pytest.mark.parametrize(("processes", "message"), [([[1]], "no device"), ([[0], [1], [0]], "apart")])
+@pytest.mark.parametrize(("processes", "message"), [([[1]], "no device"), ([[0], [1], [0]], "not neighbours")])
 def test_a_mesh_whose_rows_a_process_cannot_feed_is_refused(processes, message):
     with pytest.raises(ConfigError, match=message):
         shards_of(mesh_of(processes))
