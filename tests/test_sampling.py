@@ -205,24 +205,24 @@ def test_examples_need_one_column_and_documents(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"difference": {"sentence": "next"}}, r"difference\.weight > 0 needs documents: .*data\.documents='blank"),
+        ({"difference": {"sentence": "next"}}, r"difference\.weight > 0 needs documents\. .*data\.documents='blank"),
         (
             {"data": {"pairs": "lead", "documents": "none"}},
-            r"data\.pairs='lead' needs documents: .*data\.documents='bl",
+            r"data\.pairs='lead' needs documents\. .*data\.documents='bl",
         ),
-        ({"data": {"held_out": 0.1}}, r"data\.held_out=0\.1 is a share of the documents.*use data\.pairs='dropout'"),
+        ({"data": {"held_out": 0.1}}, r"data\.held_out=0\.1 is a share of the documents.*Use data\.pairs='dropout'"),
         ({"eval": {"metric": "lead_retrieval"}}, r"eval\.metric='lead_retrieval' needs held-out documents"),
         (
             {"difference": {"sentence": "both"}, "data": {"pairs": "crops"}},
-            r"data\.pairs='crops' makes another span the positive, while difference\.weight > 0",
+            r"data\.pairs='crops' makes another span the positive, but difference\.weight > 0",
         ),
         (
             {"difference": {"sentence": "both"}, "data": {"pairs": "neighbours", "documents": "blank_lines"}},
-            r"data\.pairs='neighbours' makes the next sentence the positive, while difference\.weight > 0",
+            r"data\.pairs='neighbours' makes the next sentence the positive, but difference\.weight > 0",
         ),
         (
             {"data": {"pairs": "neighbours", "documents": "blank_lines", "augmentation": "crop"}},
-            r"data\.augmentation='crop' makes second views of single sentences.*data\.pairs='neighbours'",
+            r"data\.augmentation='crop' changes the second view of single sentences.*data\.pairs='neighbours'",
         ),
         ({"data": {"augmentation": "synonyms"}}, r"data\.augmentation='synonyms' needs data\.synonyms_file"),
     ],
