@@ -53,7 +53,7 @@ def test_a_configuration_with_code_is_passed_over(folder, backend):
 def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):
     name_code(folder)
     edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=CLASSES)
-    with pytest.raises(CheckpointError, match=r"code of the folder's own, which is never run here") as raised:
+    with pytest.raises(CheckpointError, match=r"needs code from the folder, which is never executed here") as raised:
         load_tokenizer(folder)
     assert "trust_remote_code" not in str(raised.value)
     assert not ran(folder)
@@ -61,7 +61,7 @@ def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):
 
 def test_a_pipe_in_a_model_folder_is_not_waited_for(folder):
     os.mkfifo(folder / "added_tokens.json")
-    with pytest.raises(CheckpointError, match=r"holds added_tokens\.json, which is a pipe or a device"):
+    with pytest.raises(CheckpointError, match=r"contains added_tokens\.json, which is a pipe or a device"):
         load_tokenizer(folder)
 
 

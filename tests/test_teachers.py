@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_stored_vectors import write_part
-from tiny_model import MAX_LENGTH, write_tiny_model
+from tiny_model import write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast
 
@@ -56,14 +56,12 @@ def test_a_teacher_gives_the_vectors_of_its_sentence_encoder(folders, minilm_dir
 
 
 def test_a_teacher_that_records_no_pooler_needs_one(folders, minilm_dir):
-    with pytest.raises(CheckpointError, match=r"distillation\.poolers: .*bare does not record its pooler; choose one"):
+    with pytest.raises(CheckpointError, match=r"distillation\.poolers: .*bare does not record its pooler. Choose one"):
         loaded(minilm_dir, folders / "bare")
 
 
 def test_a_teacher_with_few_positions_is_refused(folders, minilm_dir):
-    with pytest.raises(
-        ConfigError, match=rf"data\.max_length=64 is more than the {MAX_LENGTH} positions of .*recorded"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.max_length=64 is more than"):
         loaded(minilm_dir, folders / "recorded", max_length=64)
 
 
@@ -90,7 +88,7 @@ def test_a_run_does_not_go_on_with_other_teachers(folders, minilm_dir, tmp_path)
     start()
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     start()
-    with pytest.warns(UserWarning, match="trained for the pooler"), pytest.raises(ConfigError) as refused:
+    with pytest.warns(UserWarning, match="trained with the pooler"), pytest.raises(ConfigError) as refused:
         start(poolers=("avg",))  # the digest is of all that determines the vectors
     assert "distillation.teachers=(" in str(refused.value)
     assert "have changed since the run" in str(refused.value)
@@ -108,7 +106,7 @@ def test_a_folder_of_vectors_is_a_teacher_of_this_content(tmp_path, minilm_dir):
 
     one, other = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     assert digests(one) == digests(one) != digests(other)
-    with pytest.raises(ConfigError, match=r"distillation\.poolers: .*store holds vectors, which need none"):
+    with pytest.raises(ConfigError, match=r"distillation\.poolers: .*store holds embeddings, which have no pooler"):
         loaded(minilm_dir, store, poolers=("avg",))
     augmented = {"distillation": {"weight": 1.0, "teachers": (str(store),)}, "data": {"augmentation": "crop"}}
     with pytest.raises(ConfigError, match=r"data\.augmentation='crop' changes second views"):
