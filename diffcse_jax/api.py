@@ -7,12 +7,12 @@ encoder, history = train(sentences, "adapt", workdir="runs/mine", overrides={"tr
 See docs/training.md.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -109,15 +109,14 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
     texts = iter(as_texts(given))
     first = list(itertools.islice(texts, 1))
     texts = itertools.chain(first, texts)
-    is_rows = bool(first) and not isinstance(first[0], str | Mapping)
-    if not is_rows or config.data.pairs == "columns":
+    if not first or isinstance(first[0], str | Mapping) or config.data.pairs == "columns":
         return {"data.train_file": write_sentences(texts)}
     settings: dict[str, Any] = {"data.pairs": "columns", "data.held_out": 0.0}
     if config.data.held_out:
         train_file, pairs_file = write_held_out(texts, config.data.held_out)
         settings |= {"data.train_file": train_file, "eval.metric": "pairs_retrieval", "eval.pairs_file": pairs_file}
     else:
-        settings |= {"data.train_file": write_sentences(texts)}
+        settings["data.train_file"] = write_sentences(texts)
     changed = ", ".join(f"{key}={value!r}" for key, value in settings.items() if not isinstance(value, Path))
     log_line(f"notice: rows with several texts are used as pairs ({changed})")
     return settings
@@ -138,30 +137,23 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
         UserError: As `train`.
         Interrupted: As `train`.
     """
-    return in_workdir(config, workdir, partial(_train_and_export, callbacks=callbacks))
+    with in_workdir(config, workdir):
+        verdict = train_in_folder(config, workdir, callbacks)
+
+        def finish() -> None:
+            export_with_curves(config, workdir)
+            print(verdict)
+
+        hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
+        return verdict
 
 
-def _train_and_export(config: Config, workdir: Path, callbacks: Sequence[Callback]) -> str:
-    verdict = train_in_folder(config, workdir, callbacks)
-
-    def finish() -> None:
-        export_with_curves(config, workdir)
-        print(verdict)
-
-    hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
-    return verdict
-
-
-def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str]) -> str:
-    """Join the other processes, if there are any, and lock the run folder while `work` runs in it.
-
-    Args:
-        config: The configuration.
-        workdir: The run folder.
-        work: Does the work and returns its result as text.
+@contextlib.contextmanager
+def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
+    """Join the other processes, if there are any, and hold the lock of the run folder in the block.
 
     Raises:
-        UserError: The processes cannot be joined, another process works in the folder, or `work` failed.
+        UserError: The processes cannot be joined, or another process works in the folder.
         Interrupted: As `train`.
     """
     if config.distributed:
@@ -171,7 +163,7 @@ def in_workdir(config: Config, workdir: Path, work: Callable[[Config, Path], str
     hosts.keep_compiled()
     try:
         with hosts.terminated_like_interrupted(), held(workdir):
-            return work(config, workdir)
+            yield
     except Interrupted:
         raise
     except KeyboardInterrupt:

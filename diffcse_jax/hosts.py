@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal
 
@@ -94,10 +94,6 @@ class Progress:
             rate = self._done / (now - self._begun)
             log_line(f"{self._what}: {self._done:,}{of} {self._unit}, {rate:,.0f} per second")
 
-    def note(self, message: str) -> None:
-        """Print a line above the bar."""
-        log_line(message)
-
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
@@ -137,24 +133,40 @@ def join() -> None:
     if jax.distributed.is_initialized():
         return
     index, count = process_from_environment() or (None, None)
+    # JAX's call cannot be interrupted, and its own end of waiting prints a stack trace.
+    timer = threading.Timer(INITIALIZATION_SECONDS, _end_alone, (index, count))
+    timer.daemon = True
+    timer.start()
     try:
-        with _end_after_waiting(index, count):
-            jax.distributed.initialize(
-                num_processes=count,
-                process_id=index,
-                initialization_timeout=2 * INITIALIZATION_SECONDS,  # ours comes first, with a readable message
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-            )
+        jax.distributed.initialize(
+            num_processes=count,
+            process_id=index,
+            initialization_timeout=2 * INITIALIZATION_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the other processes were not found: {str(error).strip().splitlines()[0]} JAX knows them on TPU pods, "
             "GKE, Slurm and Open MPI; elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
-    state = _distributed_state()
-    if state.num_processes > 1:
-        Watch(state.process_id, state.num_processes, patience=HEARTBEAT_SECONDS / 2, end=HEARTBEAT_SECONDS).start()
+    finally:
+        timer.cancel()
+    if jax.process_count() > 1:
+        Watch().start()
+
+
+def _end_alone(index: int | None, count: int | None) -> None:
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
+    who = "this process" if index is None else f"process {index} of {count}"
+    print(
+        f"error: after {INITIALIZATION_SECONDS} s {who} has not met the others at {address}. Check that all "
+        "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(ConfigError.exit_code)
 
 
 def _distributed_state() -> Any:
@@ -167,30 +179,6 @@ def _distributed_state() -> Any:
     from jax._src.distributed import global_state
 
     return global_state
-
-
-@contextlib.contextmanager
-def _end_after_waiting(index: int | None, count: int | None) -> Iterator[None]:
-    """End this process with a message if the block takes too long. JAX's call cannot be interrupted."""
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
-    who = "this process" if index is None else f"process {index} of {count}"
-
-    def end() -> None:
-        print(
-            f"error: after {INITIALIZATION_SECONDS} s {who} has not met the others at {address}. Check that all "
-            "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS.",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(ConfigError.exit_code)
-
-    timer = threading.Timer(INITIALIZATION_SECONDS, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def require_alone() -> None:
@@ -265,34 +253,26 @@ def wait_for_all() -> None:
 
 
 class Watch:
-    """Tell the other processes that this one is alive, and print a warning that names processes which hang.
-
-    Args:
-        index: This process.
-        count: The number of processes.
-        patience: Seconds of silence after which a process is named.
-        end: Seconds of silence after which JAX ends the other processes (for the message).
-    """
+    """Tell the other processes that this one is alive, and print a warning that names processes which hang."""
 
     FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
 
-    def __init__(self, index: int, count: int, *, patience: float, end: float):
-        self._index, self._count, self._patience, self._end = index, count, patience, end
-        self._host = socket.gethostname()
-        self._stopped = threading.Event()
-        self._heard = {other: ("", time.monotonic()) for other in range(count)}  # last sign of life, and when it came
+    def __init__(self) -> None:
+        self._count, self._patience = jax.process_count(), HEARTBEAT_SECONDS / 2
+        self._heard = {other: ("", time.monotonic()) for other in range(self._count)}  # sign of life, and when it came
         self._answered = time.monotonic()  # when the first process last answered
-        self._named: set[int] = set()
+        self._named = {jax.process_index()}  # processes that need no warning
+        self._stopped = threading.Event()
+        # Two threads, because the store does not answer while the first process hangs.
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
 
     def start(self) -> None:
         """Watch until the interpreter ends."""
         for thread in self._threads:
             thread.start()
-        atexit.register(self.stop)  # runs before JAX closes the store, which registered earlier
+        atexit.register(self._stop)  # runs before JAX closes the store, which registered earlier
 
-    def stop(self) -> None:
-        """End both threads, unless the first process keeps one of them waiting."""
+    def _stop(self) -> None:
         self._stopped.set()
         for thread in self._threads:
             thread.join(timeout=1)
@@ -300,39 +280,35 @@ class Watch:
     def _speak(self) -> None:
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
-                client = _distributed_state().client
-                client.key_value_set(f"{self.FOLDER}/{self._index}", f"{self._host} {number}", allow_overwrite=True)
-                self._hear(dict(client.key_value_dir_get(self.FOLDER)), time.monotonic())
+                client, sign = _distributed_state().client, f"{socket.gethostname()} {number}"
+                client.key_value_set(f"{self.FOLDER}/{jax.process_index()}", sign, allow_overwrite=True)
+                signs = dict(client.key_value_dir_get(self.FOLDER))
+                self._answered = time.monotonic()
+                for key, sign in signs.items():
+                    other = int(key.rpartition("/")[2])
+                    if sign != self._heard[other][0]:
+                        self._heard[other] = (sign, self._answered)
+                        self._named -= {other} - {jax.process_index()}
             if self._stopped.wait(self._patience / 5):
                 return
 
-    def _hear(self, signs: Mapping[str, str], now: float) -> None:
-        self._answered = now
-        for key, sign in signs.items():
-            other = int(key.rpartition("/")[2])
-            if sign != self._heard[other][0]:
-                self._heard[other] = (sign, now)
-                self._named.discard(other)
-
     def _listen(self) -> None:
         while not self._stopped.wait(self._patience / 5):
-            for line in self.silent(time.monotonic()):
-                print(line, file=sys.stderr, flush=True)  # from every process: the first one may be silent
-
-    def silent(self, now: float) -> list[str]:
-        """Return a warning for each process that has become silent since the last call."""
-        since = {other: when for other, (_, when) in self._heard.items()}
-        if now - self._answered > self._patience:  # without the first process, no other can be heard
-            since = {0: self._answered}
-        silent = [other for other in since if now - since[other] > self._patience]
-        new = [other for other in silent if other not in (self._index, *self._named)]
-        self._named.update(new)
-        return [
-            f"warning: process {other} of {self._count}, on host {self._heard[other][0].partition(' ')[0] or 'unknown'}"
-            f", has been silent for {now - since[other]:.0f} s. It hangs or cannot be reached. After {self._end:.0f} s "
-            "the other processes end. Everything saved is intact; run the same command again to resume."
-            for other in new
-        ]
+            now = time.monotonic()
+            silent = {other: now - when for other, (_, when) in self._heard.items()}
+            if now - self._answered > self._patience:  # without the first process, no other can be heard
+                silent = {0: now - self._answered}
+            for other, seconds in silent.items():
+                if seconds > self._patience and other not in self._named:
+                    self._named.add(other)
+                    host = self._heard[other][0].partition(" ")[0] or "unknown"
+                    print(  # from every process: the first one may be silent
+                        f"warning: process {other} of {self._count}, on host {host}, has been silent for {seconds:.0f} "
+                        f"s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other processes end. "
+                        "Everything saved is intact; run the same command again to resume.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
 
 # Stop signals
@@ -369,39 +345,32 @@ def terminated_like_interrupted() -> Iterator[None]:
     """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed.
 
     Python drops exceptions raised during garbage collection, where JAX has a callback. Such an interruption is sent
-    again.
+    again, as SIGTERM: a shell may have set SIGINT to be ignored.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual, timers = sys.unraisablehook, []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled([signal.SIGTERM], interrupt), _dropped_interruptions_sent_again():
-        yield
-
-
-@contextlib.contextmanager
-def _dropped_interruptions_sent_again() -> Iterator[None]:
-    """Send dropped interruptions again, as SIGTERM: a shell may have set SIGINT to be ignored."""
-    main, usual = threading.main_thread(), sys.unraisablehook
-    if threading.current_thread() is not main or main.ident is None:
-        yield
-        return
-    timers: list[threading.Timer] = []
-
-    def hook(unraisable: "sys.UnraisableHookArgs", /) -> None:
+    def send_again(unraisable: "sys.UnraisableHookArgs", /) -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            timers.append(threading.Timer(PAUSE, signal.pthread_kill, (main.ident, signal.SIGTERM)))
+            target = threading.main_thread().ident, signal.SIGTERM
+            timers.append(threading.Timer(PAUSE, signal.pthread_kill, target))
             timers[-1].start()
         else:
             usual(unraisable)
 
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
-        for timer in timers:
-            timer.cancel()
+    with _handled([signal.SIGTERM], interrupt):
+        sys.unraisablehook = send_again
+        try:
+            yield
+        finally:
+            sys.unraisablehook = usual
+            for timer in timers:
+                timer.cancel()
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the proce
 TRAIN = """
 from diffcse_jax import hosts
 hosts.HEARTBEAT_SECONDS, hosts.SHUTDOWN_SECONDS = 15, 10
+import sys
 from diffcse_jax.cli import main
-main()
+main(["train", *sys.argv[1:]])
 """
 # A process that meets the others, and computes with them until one is lost.
 MEET = """

@@ -8,22 +8,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import ENCODER, config_of
+from tiny_networks import ENCODER, VOCABULARY, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.batches import BatchSource, Shards
+from diffcse_jax.data.batches import Batches, BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import UserError
+from diffcse_jax.models.forward import Networks
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.networks import Built, StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.train import _sentences_of_step
+
+BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
 
 
 @pytest.fixture
@@ -31,10 +36,7 @@ def events(monkeypatch) -> list[str]:
     """The events, in order. Runs are as short as can be, and log as long ones do."""
     events = []
     monkeypatch.setattr(loop_module, "SHORT_RUN", 0)
-    monkeypatch.setattr(loop_module, "show_baseline", lambda run, state, tell: events.append(f"evaluated {state.step}"))
-    monkeypatch.setattr(
-        loop_module, "_model", lambda run, state: events.append(f"evaluated {state.step}") or int(state.step)
-    )
+    monkeypatch.setattr(loop_module, "show_baseline", lambda *_: events.append("evaluated 0"))
     write = MetricsWriter.write
     monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
     return events
@@ -46,21 +48,42 @@ def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **
     def train_step(state, batch):
         events.append(f"step {state.step + 1}")
         loss = jnp.float32(losses[int(state.step)])
-        state = state._replace(step=state.step + 1, bad_steps=state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32))
+        step, bad_steps = state.step + 1, state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32)
+        state = state._replace(step=step, params={"step": step}, bad_steps=bad_steps)
         metrics = {"loss": loss, "loss_contrast": loss, "grad_norm": jnp.float32(grad_norm)}
         return state, metrics | {"bad_steps": state.bad_steps, "bad_gradient": jnp.int32(0)}
 
-    config = config_of({"train": {"steps": len(losses), **train}, "eval": {"every": 0} | (options or {})})
+    evaluated = {"every": 0} | (options or {})
+    config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
     checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
     checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
     evaluation = mock.Mock(metric="score", drift_metric="guard")
-    evaluation.measure.side_effect = lambda step: Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
+
+    def measure(step):
+        events.append(f"evaluated {step}")
+        return Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
+
+    evaluation.measure.side_effect = measure
     sentences_of = lambda step: [f"sentence of {step}"]  # noqa: E731
-    baseline = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
     begun = StartingCheckpoint("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
-    run = Run(config, tmp_path, len(losses), evaluation, checkpoints, begun, baseline, sentences_of)
-    state = TrainState(jnp.int32(0), {}, (), jnp.int32(0))
-    loop(run, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
+    source = mock.MagicMock(spec=Batches)
+    source.__len__.return_value = len(losses)
+    built = Built(Networks(VOCABULARY, {}), {}, {})
+    run = Run(
+        config,
+        tmp_path,
+        make_mesh(config),
+        begun,
+        built,
+        make_optimizer(config.optim, len(losses)),
+        source,
+        "text",
+        evaluation,
+        sentences_of,
+        model=lambda params: int(params["step"]),
+    )
+    state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
+    loop(run, BASELINE, checkpoints, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
     return run
 
 
@@ -112,7 +135,8 @@ def test_training_ends_early_and_stays_ended(options, last, saved, events, tmp_p
     run = start(events, tmp_path, [1.0] * 6, scores, {"every": 1, **options})
     assert " ".join(event for event in events if event.startswith("saved")) == saved
     assert events[-1] == saved.rpartition(" saved ")[2].join(("saved ", ""))
-    assert [run.ends_at(step) for step in range(last + 1)] == [False] * last + [True]  # as a resumed run sees it
+    as_a_resumed_run_sees_it = [run.ends_at(step, BASELINE) for step in range(last + 1)]
+    assert as_a_resumed_run_sees_it == [False] * last + [True]
 
 
 @pytest.mark.parametrize(("log_every", "seen_at"), [(2, 4), (10, 5)])

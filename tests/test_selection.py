@@ -23,6 +23,7 @@ from diffcse_jax.run_folder.records import (
 )
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
+from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, interpolations, select
 
@@ -83,7 +84,8 @@ def chosen(tmp_path, monkeypatch):
                     jnp.int32(step), parameters.prefixed(params, "encoder"), {"count": jnp.int32(0)}, jnp.int32(0)
                 )
                 checkpoints.save(state, {}, MEASURED[step])
-        verdict = select(tmp_path, config, Evaluation(), start, BASELINE).verdict
+        run = mock.Mock(spec=Run, config=config, workdir=tmp_path, evaluation=Evaluation(), base=start)
+        verdict = select(run, BASELINE).verdict
         assert read_selection(tmp_path).verdict == verdict
         return read_encoder(tmp_path), verdict
 

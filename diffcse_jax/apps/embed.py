@@ -24,7 +24,7 @@ from jaxtyping import Float32
 from diffcse_jax import hosts
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
-from diffcse_jax.hosts import Progress
+from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
 from diffcse_jax.search.records import TEXT, Record, Records, in_chunks, read_all, read_records, table_of
 from diffcse_jax.search.vector_store import (
@@ -321,7 +321,7 @@ class _Job:
             except NoSentencesError as error:  # lines without text
                 note = str(error)
         if note:
-            progress.note(note)
+            log_line(note)
         write_json(path, {"sha256": digest, "parts": parts})
 
     def _write_part(self, name: str, chunk: Sequence[Record], progress: Progress) -> None:

@@ -6,10 +6,11 @@ All callbacks are called on the first process only, in the thread that trains.
 import abc
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +86,22 @@ class Callback:
 class CallbackList(Callback):
     """Several callbacks as one, called in order."""
 
-    def __init__(self, callbacks: Iterable[Callback]):
-        self._callbacks = tuple(callbacks)
+    def __init__(self, callbacks: Sequence[Callback]):
+        def call(method: str, *arguments: Any) -> None:
+            for each in callbacks:
+                getattr(each, method)(*arguments)
 
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        for each in self._callbacks:
-            each.on_step(step, metrics)
-
-    def on_evaluation_start(self, step: int) -> None:
-        for each in self._callbacks:
-            each.on_evaluation_start(step)
-
-    def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        for each in self._callbacks:
-            each.on_evaluation(step, scores)
-
-    def on_save(self, step: int, checkpoint: Path) -> None:
-        for each in self._callbacks:
-            each.on_save(step, checkpoint)
+        for method in ("on_step", "on_evaluation_start", "on_evaluation", "on_save"):
+            setattr(self, method, functools.partial(call, method))
 
 
 @contextlib.contextmanager
-def started(callbacks: Iterable[Callback], training: Training) -> Iterator[Callback]:
+def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callback]:
     """Start the callbacks, yield them as one, and end them. On other processes than the first they do nothing."""
     if jax.process_index():
         yield Callback()
         return
     with contextlib.ExitStack() as ends:
-        callbacks = tuple(callbacks)
         for each in callbacks:
             each.on_start(training)
             ends.callback(each.on_end)
@@ -123,8 +112,7 @@ class Rows(Callback, abc.ABC):
     """Base class of callbacks that write rows of named numbers: metrics, `dev/NAME`, and at step 0 `start/NAME`."""
 
     @abc.abstractmethod
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one row."""
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def on_start(self, training: Training) -> None:
         self._start_scores = training.start_scores
@@ -134,9 +122,8 @@ class Rows(Callback, abc.ABC):
             self.write(step, metrics)
 
     def on_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        start = self._start_scores if step == 0 else {}
-        dev = {f"dev/{name}": score for name, score in scores.items()}
-        self.write(step, {f"start/{name}": score for name, score in start.items()} | dev)
+        start = {f"start/{name}": score for name, score in self._start_scores.items()} if step == 0 else {}
+        self.write(step, start | {f"dev/{name}": score for name, score in scores.items()})
 
 
 class MetricsFile(Rows):
@@ -204,9 +191,8 @@ class WandB(Rows):
         super().on_start(training)
         record = training.workdir / "wandb.json"
         known = json.loads(record.read_text()) if training.step and record.is_file() else {}
-        self._run = self._init(
-            dir=str(training.workdir), name=training.workdir.name, config=flat(training.config.to_dict()), **known
-        )
+        config = flat(training.config.to_dict())
+        self._run = self._init(dir=str(training.workdir), name=training.workdir.name, config=config, **known)
         record.write_text(json.dumps({"id": self._run.id, "resume": "allow"}))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

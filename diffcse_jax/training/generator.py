@@ -67,7 +67,11 @@ def own_generator(
         return dataclasses.replace(encoder, mlm_head=head)
     log_line(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
-    _require_finite(head, config)
+    if bad := next((name for name, array in head.items() if not np.isfinite(array).all()), None):
+        raise ConfigError(
+            f"training the generator's masked-LM head diverged ({bad} is NaN or infinite). Nothing was saved. Lower "
+            f"generator.head_learning_rate={config.generator.head_learning_rate:g}."
+        )
     log_line(f"generator: masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
         with disk_errors(folder, safe="The text and the encoder's weights are whole."):
@@ -75,15 +79,6 @@ def own_generator(
             write_tensors(weights, head)
             write_json(record, scores | {"sha256": sha256([weights])})  # last: if it is there, the head is complete
     return dataclasses.replace(encoder, mlm_head=head)
-
-
-def _require_finite(head: Params, config: Config) -> None:
-    bad = next((name for name, array in head.items() if not np.isfinite(array).all()), None)
-    if bad:
-        raise ConfigError(
-            f"training the generator's masked-LM head diverged ({bad} is NaN or infinite). Nothing was saved. Lower "
-            f"generator.head_learning_rate={config.generator.head_learning_rate:g}."
-        )
 
 
 def train_head(
@@ -106,21 +101,16 @@ def train_head(
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, anchors=True),
     )
-    batches = make_batches(source)
+    batches = (shard_batch(batch, mesh) for batch in make_batches(source))
     head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
     frozen = jax.device_put(parameters.prefixed(encoder.transformer, "transformer"), replicated(mesh))
     with tqdm.trange(options.head_steps, desc="masked-LM head", disable=hides_progress(), unit=" steps") as progress:
         for index in progress:
-            head, opt_state, value = training.step(
-                head, opt_state, frozen, shard_batch(next(batches), mesh), np.int32(index)
-            )
+            head, opt_state, value = training.step(head, opt_state, frozen, next(batches), np.int32(index))
             if index % 20 == 0:
                 progress.set_postfix(loss=f"{float(value):.2f}")
-    loss = jax.jit(training.loss)
-    held_out = [
-        loss(head, frozen, shard_batch(views, mesh), jax.random.fold_in(fold_in_name(root, "held out"), index))
-        for index, views in enumerate(batches)
-    ]
+    loss, key = jax.jit(training.loss), fold_in_name(root, "held out")
+    held_out = [loss(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
     scores = {
         "accuracy": 100 * float(accuracy),
@@ -145,14 +135,7 @@ class HeadTraining(NamedTuple):
 
 
 def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:
-    """Return the functions that train a masked-LM head on a frozen encoder.
-
-    Args:
-        config: Has the keys `generator.head_*`.
-        sizes: The encoder's sizes.
-        vocabulary: The tokenizer's vocabulary.
-        mesh: The devices.
-    """
+    """Return the functions that train a masked-LM head on a frozen encoder of these sizes."""
     options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
     build_head = partial(MaskedLMHead, sizes)
     modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}

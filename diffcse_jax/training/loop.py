@@ -5,22 +5,24 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import grain
 import jax
 import numpy as np
+import optax
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from diffcse_jax import hosts
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, EvalConfig
+from diffcse_jax.data.batches import Batches
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
-from diffcse_jax.hosts import StopRequest, log_line, stop_requested
+from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models import parameters
@@ -36,7 +38,7 @@ from diffcse_jax.training.callbacks import (
     format_scores,
     started,
 )
-from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import learning_rate_schedule
 
 SHORT_RUN = 100  # runs of at most this many steps log each of them, whatever train.log_every
@@ -87,72 +89,72 @@ class Evaluation(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything about a run that the loop needs, except for the train state.
+    """Everything that training needs, except for what changes while it trains.
 
     Attributes:
         config: The configuration.
-        workdir: The run folder.
-        total_steps: Number of steps of the whole run.
-        evaluation: The dev evaluation.
-        checkpoints: Writes checkpoints.
+        workdir: The run folder, which exists.
+        mesh: The devices.
         base: The starting checkpoint.
-        baseline: Its dev scores.
+        built: The networks and their initial arrays.
+        optimizer: Updates the trained parameters.
+        source: All batches.
+        text: Identifies the text that the batches are made of.
+        evaluation: The dev evaluation.
         sentences: Returns the sentences of a step's batch, as JSON values.
         callbacks: The user's callbacks.
-        model: Makes what is evaluated from the parameters. None: the sentence encoder.
+        model: Makes what is evaluated from the trained parameters; from the initial ones it makes the baseline. None:
+            the sentence encoder; the baseline is then the starting checkpoint as its users use it.
     """
 
     config: Config
     workdir: Path
-    total_steps: int
-    evaluation: Evaluation
-    checkpoints: Checkpoints
+    mesh: Mesh
     base: StartingCheckpoint
-    baseline: Record
-    sentences: Callable[[int], Sequence[Any]] = lambda step: ()
+    built: Built
+    optimizer: optax.GradientTransformationExtraArgs
+    source: Batches
+    text: str
+    evaluation: Evaluation
+    sentences: Callable[[int], Sequence[Any]]
     callbacks: Sequence[Callback] = ()
     model: Callable[[Params], Any] | None = None
 
-    def logs_at(self, step: int) -> bool:
-        """Return whether a row of metrics is written after this step."""
-        every = self.config.train.log_every if self.total_steps > SHORT_RUN else 1
-        return step in (1, self.total_steps) or step % every == 0
+    def measure(self, params: Params) -> Measured:
+        """Return the dev evaluation of what training has made of the parameters."""
+        if self.model:
+            return self.evaluation.measure(self.model(params))
+        encoder = SentenceEncoder(  # all encoders of the same sizes share one compiled function
+            self.base.checkpoint.config,
+            parameters.subset(params, "encoder"),
+            self.base.tokenizer,
+            pooler=self.config.encoding_pooler,
+            pooler_head=parameters.subset(params, "projector"),
+        )
+        return self.evaluation.measure(encoder)
 
-    def evaluates_at(self, step: int) -> bool:
-        """Return whether the encoder is evaluated and saved after this step."""
-        every = self.config.eval.every
-        return step == self.total_steps or (every > 0 and step % every == 0)
-
-    def may_be_best(self, measured: Measured) -> bool:
-        """Return whether the encoder kept enough general quality to be selected."""
-        options, drift = self.config.eval, self.evaluation.drift_metric
-        return bool(options.interpolate) or keeps_quality(options, drift, self.baseline.dev, measured.scores)
-
-    def ends_at(self, step: int) -> bool:
+    def ends_at(self, step: int, baseline: Record) -> bool:
         """Return whether training is over after this step. The first process decides for all, and says why."""
-        if step == self.total_steps:
-            return True
-        options = self.config.eval
-        if not options.patience and not options.max_drop:
-            return False
+        options, total_steps = self.config.eval, len(self.source)
+        if step == total_steps or not (options.patience or options.max_drop):
+            return step == total_steps
 
         def decide() -> str:
             metric = self.evaluation.metric
             rows = [row for row in read_metrics(self.workdir) if 0 < row["step"] <= step and f"dev/{metric}" in row]
-            evaluations = [
-                {name.removeprefix("dev/"): value for name, value in row.items() if name.startswith("dev/")}
-                for row in rows
-            ]
-            return reason_to_stop(options, metric, self.evaluation.drift_metric, self.baseline.dev, evaluations)
+            evaluations = [{name.removeprefix("dev/"): value for name, value in row.items()} for row in rows]
+            return reason_to_stop(options, metric, self.evaluation.drift_metric, baseline.dev, evaluations)
 
         reason = hosts.decided_by_first(decide)
         if reason:
-            log_line(f"Training ends at step {step} of {self.total_steps}: {reason}.")
+            log_line(f"Training ends at step {step} of {total_steps}: {reason}.")
         return bool(reason)
 
 
 def loop(
     run: Run,
+    baseline: Record,
+    checkpoints: Checkpoints,
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
     state: TrainState,
     batches: grain.DatasetIterator,
@@ -162,46 +164,57 @@ def loop(
     At most two steps are in flight: while the device computes one, the next one is prepared and queued. More would
     not be faster, and a request to stop would have to wait for all of them.
 
+    Args:
+        run: The run.
+        baseline: The dev scores of the starting checkpoint.
+        checkpoints: Writes checkpoints.
+        train_step: Returns the next state and the metrics of a step.
+        state: The state to start or resume from.
+        batches: The batches from there on.
+
     Raises:
         UserError: Too many steps had a NaN or infinite loss or gradient.
         Interrupted: A signal or a callback asked to stop. Everything is saved.
     """
-    step = int(state.step)
-    with stop_requested() as stop, _all_callbacks(run, step, stop) as observer:
+    config, step, total_steps = run.config, int(state.step), len(run.source)
+    log_every = config.train.log_every if total_steps > SHORT_RUN else 1
+    with (
+        stop_requested() as stop,
+        # The rows come first, because `Run.ends_at` reads them.
+        started(
+            (MetricsFile(), TensorBoard(), Progress(), *run.callbacks),
+            Training(config, run.workdir, step, total_steps, baseline.dev, stop.make),
+        ) as observer,
+    ):
         if step == 0:
-            show_baseline(run, state, observer)
-        throughput = Throughput(step, run.config.train.batch_size)
-        bad_steps = BadSteps(
-            run.workdir,
-            limit=run.config.train.max_bad_steps,
-            already=int(state.bad_steps),
-            parameters=list(state.params),
-            sentences=run.sentences,
-        )
-        logger, writer = MetricLogger(run, throughput, observer, bad_steps), CheckpointWriter(run, observer)
+            show_baseline(run, baseline, state, observer)
+        logger = MetricLogger(run, observer, state, checkpoints)
+        writer = CheckpointWriter(run.workdir / CHECKPOINTS, checkpoints, observer)
         previous: Metrics = {}
-        while step < run.total_steps:
+        while step < total_steps:
             state, metrics = train_step(state, next(batches))
             step += 1
             jax.block_until_ready(previous)
             previous = metrics
-            bad_steps.remember(step, metrics)
             logger.flush()  # the previous step's row, now that the device has this step to work on
             writer.flush()
-            logs, evaluates = run.logs_at(step), run.evaluates_at(step)
-            stops = _any_host_stops(stop, asks=logs) and step < run.total_steps
-            if logs:
-                logger.add(step, metrics)
-            else:
-                observer.on_step(step, {})
+            logs = step in (1, total_steps) or step % log_every == 0
+            evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
+            # Hosts ask one another at logged steps, so that all stop together.
+            stops = step < total_steps and (stop.made if jax.process_count() == 1 else logs and _any_process(stop.made))
+            logger.add(step, metrics, logs=logs)
             if evaluates or stops:
                 logger.flush()
                 logger.check(step, metrics)
             if evaluates:
-                with throughput.paused():
-                    measured = evaluate(run, state, observer)
-                    writer.start(state, batches, measured, eligible=run.may_be_best(measured))
-                if run.ends_at(step):
+                begun = time.perf_counter()
+                measured = evaluate(run, baseline, state, observer)
+                eligible = bool(config.eval.interpolate) or keeps_quality(
+                    config.eval, run.evaluation.drift_metric, baseline.dev, measured.scores
+                )
+                writer.start(state, batches, measured, eligible=eligible)
+                logger.leave_out(time.perf_counter() - begun)
+                if run.ends_at(step, baseline):
                     break
             if stops:
                 if not evaluates:
@@ -211,55 +224,33 @@ def loop(
         writer.finish()
 
 
-def _all_callbacks(run: Run, step: int, stop: StopRequest) -> AbstractContextManager[Callback]:
-    """Return the run's own callbacks and the user's. The rows come first, because `Run.ends_at` reads them."""
-    training = Training(run.config, run.workdir, step, run.total_steps, run.baseline.dev, stop.make)
-    return started((MetricsFile(), TensorBoard(), Progress(), *run.callbacks), training)
-
-
-def _any_host_stops(stop: StopRequest, *, asks: bool) -> bool:
-    """Return whether any host was asked to stop. Hosts ask one another at logged steps, so that all stop together."""
-    if jax.process_count() == 1:
-        return stop.made
-    return asks and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
+def _any_process(asked: bool) -> bool:
+    return bool(multihost_utils.process_allgather(np.int32(asked)).any())
 
 
 # Evaluation
 
 
-def show_baseline(run: Run, state: TrainState, observer: Callback) -> None:
+def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callback) -> None:
     """Log the dev scores of the starting checkpoint and, if it differs, of the embedding that will be trained."""
-    base, baseline, config = run.base, run.baseline, run.config
     scores = baseline.dev
-    log_line(f"{base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
-    if run.model is None and not base.is_trained_embedding(config):
+    log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
+    if run.model is None and not run.base.is_trained_embedding(run.config):
         observer.on_evaluation_start(0)
-        scores = run.evaluation.measure(_model(run, state)).scores
-        log_line(f"step 0, with the pooler that is trained, {config.encoding_pooler}: {format_scores(scores)}")
+        scores = run.measure(state.params).scores
+        log_line(f"step 0, with the pooler that is trained, {run.config.encoding_pooler}: {format_scores(scores)}")
     observer.on_evaluation(0, scores)
 
 
-def evaluate(run: Run, state: TrainState, observer: Callback) -> Measured:
+def evaluate(run: Run, baseline: Record, state: TrainState, observer: Callback) -> Measured:
     """Evaluate the current encoder on the dev data and log the scores."""
     step, metric = int(state.step), run.evaluation.metric
     observer.on_evaluation_start(step)
-    measured = run.evaluation.measure(_model(run, state))
+    measured = run.measure(state.params)
     observer.on_evaluation(step, measured.scores)
-    before = f"{run.base.name} before training: {metric} {run.baseline.dev[metric]:.2f}"
+    before = f"{run.base.name} before training: {metric} {baseline.dev[metric]:.2f}"
     log_line(f"step {step}: {format_scores(measured.scores)} ({before})")
     return measured
-
-
-def _model(run: Run, state: TrainState) -> Any:
-    if run.model is not None:
-        return run.model(state.params)
-    return SentenceEncoder(  # all encoders of the same sizes share one compiled function
-        run.base.checkpoint.config,
-        parameters.subset(state.params, "encoder"),
-        run.base.tokenizer,
-        pooler=run.config.encoding_pooler,
-        pooler_head=parameters.subset(state.params, "projector"),
-    )
 
 
 # Stopping
@@ -301,18 +292,34 @@ def reason_to_stop(
 
 
 class MetricLogger:
-    """Write rows of metrics. A row is read from the device while the next step runs, so that the device never waits."""
+    """Write rows of metrics, and find steps that were skipped because their loss or gradient is NaN or infinite.
 
-    def __init__(self, run: Run, throughput: "Throughput", observer: Callback, bad_steps: "BadSteps"):
-        self._run, self._throughput, self._observer = run, throughput, observer
-        self._bad_steps, self._warned = bad_steps, False
+    A row is read from the device while the next step runs, so that the device never waits. Each row has the number of
+    skipped steps so far. Only if it grew are the metrics of the steps since the last row read. They name the step and
+    its loss or parameter; the sentences of its batch are written to `WORKDIR/report/bad_steps.jsonl`.
+    """
+
+    def __init__(self, run: Run, observer: Callback, state: TrainState, checkpoints: Checkpoints):
+        self._run, self._observer, self._checkpoints = run, observer, checkpoints
+        self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
+        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
         self._unread: tuple[int, Metrics] | None = None
+        self._warned = False
+        self._read_step, self._read_time = int(state.step), time.perf_counter()
 
-    def add(self, step: int, metrics: Metrics) -> None:
-        """Start to copy the metrics of a step to the host."""
-        for value in metrics.values():
-            value.copy_to_host_async()
-        self._unread = step, metrics
+    def add(self, step: int, metrics: Metrics, *, logs: bool) -> None:
+        """Keep the metrics of a step, on the device. If it logs, start to copy them to the host."""
+        self._recent.append((step, metrics))
+        if logs:
+            for value in metrics.values():
+                value.copy_to_host_async()
+            self._unread = step, metrics
+        else:
+            self._observer.on_step(step, {})
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave time out of the rate of sentences per second."""
+        self._read_time += seconds
 
     def flush(self) -> None:
         """Write the row that was added last, if that is still to do.
@@ -325,49 +332,82 @@ class MetricLogger:
         step, metrics = self._unread
         self._unread = None
         row = self.check(step, metrics)
+        config, total_steps, now = self._run.config, len(self._run.source), time.perf_counter()
         updates = max(step - int(row["bad_steps"]), 1)
-        row["learning_rate"] = float(learning_rate_schedule(self._run.config.optim, self._run.total_steps)(updates - 1))
-        row["sentences_per_second"] = self._throughput.rate(step)
+        row["learning_rate"] = float(learning_rate_schedule(config.optim, total_steps)(updates - 1))
+        row["sentences_per_second"] = (step - self._read_step) * config.train.batch_size / (now - self._read_time)
+        self._read_step, self._read_time = step, now
         self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
 
     def check(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Return the metrics of a step as numbers.
+        """Return the metrics of a step as numbers, and warn of steps that were skipped since the last row.
 
         Raises:
-            UserError: Too many steps were skipped.
+            UserError: More steps were skipped than `train.max_bad_steps`.
         """
-        row = {name: float(value) for name, value in metrics.items()}
-        try:
-            self._bad_steps.check(step, row)
-        except UserError as error:
-            raise UserError(
-                f"{error} The last checkpoint, of step {self._run.checkpoints.latest_step}, is kept in "
-                f"{self._run.workdir}. Try a lower optim.learning_rate, or precision=float32."
-            ) from error
+        row = _numbers(metrics)
+        if (count := int(row["bad_steps"])) > self._bad_steps:
+            self._bad_steps = count
+            self._report_bad_steps(step, row)
+        while self._recent and self._recent[0][0] <= step:
+            self._recent.popleft()
         if row["grad_norm"] == 0 and not self._warned:
             self._warned = True
             log_line(f"warning: the gradient is 0 at step {step}, so nothing is learned. Try a lower learning rate.")
         return {name: value for name, value in row.items() if name != "bad_gradient"}
 
+    def _report_bad_steps(self, step: int, row: Mapping[str, float]) -> None:
+        limit, workdir = self._run.config.train.max_bad_steps, self._run.workdir
+        latest = f"the skipped steps were before step {step - RECENT_STEPS}"
+        for at, metrics in self._recent:
+            values = _numbers(metrics)
+            if at <= step and not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+                where = self._where(values)
+                latest = f"{where} at step {at} (its sentences are in {self._write_sentences(at, where)})"
+        count = "1 step was" if self._bad_steps == 1 else f"{self._bad_steps} steps were"
+        message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
+        if self._bad_steps > limit:
+            raise UserError(
+                f"{message} That is more than train.max_bad_steps={limit}. At step {step} the loss is {row['loss']} "
+                f"and the gradient norm {row['grad_norm']}. The last checkpoint, of step "
+                f"{self._checkpoints.latest_step}, is kept in {workdir}. Try a lower optim.learning_rate, or "
+                "precision=float32."
+            )
+        log_line(f"warning: {message}")
+
+    def _where(self, values: Mapping[str, float]) -> str:
+        """Return which loss or gradient of a skipped step is NaN or infinite."""
+        losses = [name for name, value in values.items() if name.startswith("loss_") and not math.isfinite(value)]
+        if losses:
+            return ", ".join(f"{name} is {values[name]}" for name in losses)
+        if index := int(values["bad_gradient"]):
+            return f"the gradient of {self._names[index - 1]}"
+        return f"loss {values['loss']}, gradient norm {values['grad_norm']}"
+
+    def _write_sentences(self, step: int, where: str) -> Path:
+        path = self._run.workdir / "report" / "bad_steps.jsonl"
+        record = {"step": step, "where": where, "sentences": list(self._run.sentences(step))}
+        with disk_errors(path, safe="The checkpoints are whole."):
+            path.parent.mkdir(exist_ok=True)
+            append_line(path, json.dumps(record, ensure_ascii=False))
+        return path
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
+
 
 class CheckpointWriter:
     """Start checkpoints, which are written in the background, and report them once they are complete."""
 
-    def __init__(self, run: Run, observer: Callback):
-        self._checkpoints, self._folder, self._observer = run.checkpoints, run.workdir / CHECKPOINTS, observer
+    def __init__(self, folder: Path, checkpoints: Checkpoints, observer: Callback):
+        self._folder, self._checkpoints, self._observer = folder, checkpoints, observer
         self._unfinished: list[int] = []
 
     def start(
         self, state: TrainState, batches: grain.DatasetIterator, measured: Measured, *, eligible: bool = True
     ) -> None:
-        """Start to write a checkpoint.
-
-        Args:
-            state: The train state.
-            batches: The iterator, whose position is saved.
-            measured: The dev evaluation of the state, or `NOTHING`.
-            eligible: Whether the checkpoint may be selected as the best one.
-        """
+        """Start to write a checkpoint, with the position of the batches."""
         self._checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
         self._unfinished.append(int(state.step))
         self.flush()
@@ -382,102 +422,3 @@ class CheckpointWriter:
         """Wait until all checkpoints are complete."""
         self._checkpoints.wait()
         self.flush()
-
-
-class Throughput:
-    """Measure sentences per second since the last reading, without pauses."""
-
-    def __init__(self, step: int, batch_size: int):
-        self._step, self._since, self._batch_size = step, time.perf_counter(), batch_size
-
-    def rate(self, step: int) -> float:
-        """Return the rate between the last reading and this step."""
-        now = time.perf_counter()
-        rate = (step - self._step) * self._batch_size / (now - self._since)
-        self._step, self._since = step, now
-        return rate
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time that the block takes out of the rate."""
-        start = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - start
-
-
-class BadSteps:
-    """Find steps that were skipped because their loss or gradient is NaN or infinite.
-
-    Each row of metrics has the number of skipped steps so far. Only if it grew are the metrics of the steps since the
-    last row read from the device. They name the step and its loss or parameter; the sentences of its batch are
-    written to `WORKDIR/report/bad_steps.jsonl`.
-
-    Args:
-        workdir: The run folder.
-        limit: How many skipped steps are allowed.
-        already: How many there were when the run was resumed.
-        parameters: Names of the trained parameters.
-        sentences: Returns the sentences of a step's batch, as JSON values.
-    """
-
-    def __init__(
-        self,
-        workdir: Path,
-        *,
-        limit: int,
-        already: int,
-        parameters: Sequence[str],
-        sentences: Callable[[int], Sequence[Any]],
-    ):
-        self._path, self._limit, self._known = workdir / "report" / "bad_steps.jsonl", limit, already
-        self._parameters, self._sentences = sorted(parameters), sentences
-        self._recent: collections.deque[tuple[int, Metrics]] = collections.deque(maxlen=RECENT_STEPS)
-
-    def remember(self, step: int, metrics: Metrics) -> None:
-        """Keep the metrics of a step, on the device."""
-        self._recent.append((step, metrics))
-
-    def check(self, step: int, row: dict[str, float]) -> None:
-        """Warn of steps that were skipped since the last row.
-
-        Raises:
-            UserError: More steps were skipped than allowed.
-        """
-        number = int(row["bad_steps"])
-        if number > self._known:
-            seen = [(at, metrics) for at, metrics in self._recent if at <= step]
-            found = [self._describe(at, metrics) for at, metrics in seen if not _is_finite(metrics)]
-            latest = found[-1] if found else f"the skipped steps were before step {step - RECENT_STEPS}"
-            count = "1 step was" if number == 1 else f"{number} steps were"
-            message = f"{count} skipped so far because a number is NaN or infinite. The latest: {latest}."
-            self._known = number
-            if number > self._limit:
-                raise UserError(
-                    f"{message} That is more than train.max_bad_steps={self._limit}. At step {step} the loss is "
-                    f"{row['loss']} and the gradient norm {row['grad_norm']}."
-                )
-            log_line(f"warning: {message}")
-        while self._recent and self._recent[0][0] <= step:
-            self._recent.popleft()
-
-    def _describe(self, step: int, metrics: Metrics) -> str:
-        """Describe a skipped step as far as it is known, and write its sentences to the file."""
-        values = {name: float(value) for name, value in metrics.items()}
-        names = [name for name, value in values.items() if name.startswith("loss_") and not math.isfinite(value)]
-        index = int(values.get("bad_gradient", 0))
-        if names:
-            where = ", ".join(f"{name} is {values[name]}" for name in names)
-        elif index:
-            where = f"the gradient of {self._parameters[index - 1]}"
-        else:
-            where = f"loss {values['loss']}, gradient norm {values['grad_norm']}"
-        sentences = list(self._sentences(step))
-        line = json.dumps({"step": step, "where": where, "sentences": sentences}, ensure_ascii=False)
-        with disk_errors(self._path, safe="The checkpoints are whole."):
-            self._path.parent.mkdir(exist_ok=True)
-            append_line(self._path, line)
-        return f"{where} at step {step} (its sentences are in {self._path})"
-
-
-def _is_finite(metrics: Metrics) -> bool:
-    return math.isfinite(float(metrics["loss"])) and math.isfinite(float(metrics["grad_norm"]))

@@ -148,13 +148,7 @@ def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:
 
 
 class Built(NamedTuple):
-    """The networks of a run and their initial arrays.
-
-    Attributes:
-        networks: The networks.
-        params: Trained parameters.
-        frozen: Frozen parameters.
-    """
+    """The networks of a run, and the initial arrays of trained and frozen parameters."""
 
     networks: Networks
     params: Params
@@ -182,40 +176,31 @@ def build(
     Raises:
         ConfigError: The dropout rates do not fit the number of blocks.
     """
-    checkpoints = _checkpoints(config, encoder, generator)._replace(teachers=teachers)
+    sizes = for_run(encoder.config, config)
+    networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
+    if config.model.projector != "none":
+        build = partial(PROJECTORS[config.model.projector], sizes)
+        networks["projector"] = Network(build, projector if config.keeps_projector else None)
+    if generator is not None and config.needs("generator"):
+        own = generator.config if config.generator.dropout else generator.config.without_dropout()
+        generator = dataclasses.replace(generator, config=own)
+        networks["generator"] = Network(partial(Transformer, own), generator.transformer, frozen=True)
+        networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
+    else:
+        generator = None
+    checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers)
+    for loss in config.losses.values():
+        networks |= loss.networks(checkpoints, config.run_info)
+
     dtype, key = jnp.dtype(config.precision), fold_in_name(jax.random.key(config.train.seed), "initial weights")
     definitions: dict[str, nnx.GraphDef] = {}
     params, frozen = Params(), Params()
-    for name, network in _asked_for(config, checkpoints, projector).items():
+    for name, network in networks.items():
         module = partial(network.build, dtype=dtype)
         definitions[name] = parameters.definition(module)
         start = parameters.initial(module, fold_in_name(key, name)) if network.params is None else network.params
         (frozen if network.frozen else params).update(parameters.prefixed(start, name))
     return Built(Networks(vocabulary, definitions), params, frozen)
-
-
-def _checkpoints(config: Config, encoder: Pretrained, generator: Pretrained | None) -> Checkpoints:
-    encoder = dataclasses.replace(encoder, config=for_run(encoder.config, config))
-    if generator is None or not config.needs("generator"):
-        return Checkpoints(encoder, None)
-    sizes = generator.config if config.generator.dropout else generator.config.without_dropout()
-    return Checkpoints(encoder, dataclasses.replace(generator, config=sizes))
-
-
-def _asked_for(config: Config, checkpoints: Checkpoints, projector: Params | None) -> dict[str, Network]:
-    """Return the networks by name: encoder, projector, generator, and the networks of the losses."""
-    sizes = checkpoints.encoder.config
-    networks = {"encoder": Network(partial(Transformer, sizes), checkpoints.encoder.transformer)}
-    if config.model.projector != "none":
-        build = partial(PROJECTORS[config.model.projector], sizes)
-        networks["projector"] = Network(build, projector if config.keeps_projector else None)
-    if checkpoints.generator:
-        transformer, head = (partial(module, checkpoints.generator.config) for module in (Transformer, MaskedLMHead))
-        networks["generator"] = Network(transformer, checkpoints.generator.transformer, frozen=True)
-        networks["generator_head"] = Network(head, checkpoints.generator.mlm_head, frozen=True)
-    for loss in config.losses.values():
-        networks |= loss.networks(checkpoints, config.run_info)
-    return networks
 
 
 def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
@@ -279,20 +264,15 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
     """
     if config.generator_is_start:
         return encoder
-    generator = read(config.generator.name_or_path, needs_mlm_head=True)
+    name = config.generator.name_or_path
+    generator = read(name, needs_mlm_head=True)
     difference = ""
     if generator.config.vocab_size != encoder.config.vocab_size:
         difference = f"{generator.config.vocab_size} and {encoder.config.vocab_size} tokens"
     elif (generator.folder / "tokenizer.json").is_file():
         difference = _difference(load_tokenizer(generator.folder), tokenizer)
-    if difference:
-        raise CheckpointError(
-            f"generator.name_or_path={config.generator.name_or_path!r} and "
-            f"model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). The "
-            "discriminator reads the generator's token ids, so both need the same one. Use distilbert-base-uncased for "
-            "BERT and distilroberta-base for RoBERTa."
-        )
-    check_max_length(config, generator.config, config.generator.name_or_path)
+    _require_same_vocabulary(config, f"generator.name_or_path={name!r}", difference)
+    check_max_length(config, generator.config, name)
     return generator
 
 
@@ -305,9 +285,9 @@ class Teachers(NamedTuple):
         digests: Digests of weights or embeddings, by the configuration key that names the teachers.
     """
 
-    by_name: Mapping[str, Teacher]
-    stores: Mapping[str, VectorStore]
-    digests: Mapping[str, str]
+    by_name: dict[str, Teacher]
+    stores: dict[str, VectorStore]
+    digests: dict[str, str]
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
@@ -319,63 +299,34 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
             have no pooler, and cannot follow augmentation or crops.
         DataError: Stored embeddings cannot be read.
     """
-    by_name: dict[str, Teacher] = {}
-    stores: dict[str, VectorStore] = {}
-    digests = {}
+    teachers = Teachers({}, {}, {})
     for loss_name, loss in config.losses.items():
-        fingerprints = []
+        key, fingerprints = f"{loss_name}.teachers", []
         for name, pooler in loss.named_teachers.items():
             if store := find_store(name):
-                _check_store(loss_name, name, pooler, config)
-                stores[name], fingerprint = store, store.digest
-            else:
-                by_name[name], fingerprint = _load_teacher(loss_name, name, pooler, config, tokenizer)
-            fingerprints.append(fingerprint)
+                if pooler:
+                    raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give ''.")
+                change = "data.pairs='crops' trains on parts of sentences" if config.data.pairs == "crops" else ""
+                if config.data.augmentation != "none":
+                    change = f"data.augmentation={config.data.augmentation!r} changes second views"
+                if change:
+                    raise ConfigError(f"{key}: {name} holds embeddings of the text, but {change}. Name the encoder.")
+                teachers.stores[name] = store
+                fingerprints.append(store.digest)
+                continue
+            try:
+                encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
+            except CheckpointError as error:
+                raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
+            difference = _difference(encoder.tokenizer, tokenizer)
+            _require_same_vocabulary(config, f"{key}: {name!r}", difference)
+            check_max_length(config, encoder.config, f"{name} in {key}")
+            params = {name: np.asarray(array) for name, array in encoder.params.items()}
+            teachers.by_name[name] = Teacher(encoder.config, encoder.pooler, params, encoder.truncate_dim)
+            fingerprints.append(encoder.fingerprint())
         if fingerprints:
-            digests[f"{loss_name}.teachers"] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
-    return Teachers(by_name, stores, digests)
-
-
-def _load_teacher(
-    loss_name: str, name: str, pooler: str, config: Config, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Teacher, str]:
-    """Return a sentence encoder and its fingerprint."""
-    key = f"{loss_name}.teachers"
-    try:
-        teacher = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
-    except CheckpointError as error:
-        raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-    _check_teacher(key, name, teacher, config, tokenizer)
-    params = {name: np.asarray(array) for name, array in teacher.params.items()}
-    return Teacher(teacher.config, teacher.pooler, params, teacher.truncate_dim), teacher.fingerprint()
-
-
-def _check_store(loss_name: str, name: str, pooler: str, config: Config) -> None:
-    if pooler:
-        raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give '' for it.")
-    if config.data.augmentation != "none":
-        raise ConfigError(
-            f"{loss_name}.teachers: {name} holds embeddings of the unchanged text, but data.augmentation="
-            f"{config.data.augmentation!r} changes second views. Name the encoder itself, or use "
-            "data.augmentation='none'."
-        )
-    if config.data.pairs == "crops":
-        raise ConfigError(
-            f"{loss_name}.teachers: {name} holds embeddings of sentences, but data.pairs='crops' trains on parts "
-            "of sentences. Name the encoder itself."
-        )
-
-
-def _check_teacher(
-    key: str, name: str, teacher: SentenceEncoder, config: Config, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    difference = _difference(teacher.tokenizer, tokenizer)
-    if difference:
-        raise CheckpointError(
-            f"{key}: {name!r} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary "
-            f"({difference}). Teachers read the encoder's token ids, so all need the same one."
-        )
-    check_max_length(config, teacher.config, f"{name} in {key}")
+            teachers.digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+    return teachers
 
 
 def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
@@ -387,6 +338,15 @@ def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> Non
     if config.data.max_length > sizes.max_length:
         raise ConfigError(
             f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
+        )
+
+
+def _require_same_vocabulary(config: Config, name: str, difference: str) -> None:
+    if difference:
+        raise CheckpointError(
+            f"{name} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
+            "Generators and teachers read the encoder's token ids, so all need the same one. As a generator, use "
+            "distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
         )
 
 

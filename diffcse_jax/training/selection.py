@@ -5,7 +5,6 @@ The starting checkpoint is the baseline. The difference from it has a 95% interv
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
@@ -14,10 +13,10 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes, Record, Selection, origin, write_selection
+from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection, origin, write_selection
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.callbacks import format_scores
-from diffcse_jax.training.loop import Evaluation, keeps_quality
+from diffcse_jax.training.loop import Evaluation, Run, keeps_quality
 from diffcse_jax.training.networks import StartingCheckpoint
 
 
@@ -49,55 +48,56 @@ def check_drift_metric(config: Config, evaluation: Evaluation, baseline: Record)
         )
 
 
-def select(
-    workdir: Path, config: Config, evaluation: Evaluation, base: StartingCheckpoint, baseline: Record
-) -> Selection:
+def select(run: Run, baseline: Record) -> Selection:
     """Choose the model of a run and store the choice, once all checkpoints are written.
 
     Candidates are the best checkpoint and, with `eval.interpolate`, weights between the start and that checkpoint.
     Models that keep `eval.max_drop` come first, then models without a regression in `eval.hold`, then the best score;
     of equal models, the one nearest to the start. With `eval.keep_start`, the starting checkpoint is chosen instead if
     the gain may be chance, if a metric of `eval.hold` dropped, or if there is another objection.
-
-    Args:
-        workdir: The run folder.
-        config: Its configuration.
-        evaluation: The dev evaluation.
-        base: The starting checkpoint.
-        baseline: Its dev scores.
     """
-    checkpoints = workdir / CHECKPOINTS
-    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
-    measured = {
-        weight: _measure(interpolate(base, best, weight), weight, base, evaluation)
-        for weight in interpolations(config.eval.interpolate)
-    }
+    options, evaluation, base = run.config.eval, run.evaluation, run.base
     metric, drift = evaluation.metric, evaluation.drift_metric
-    keeping = [each for each in measured if keeps_quality(config.eval, drift, baseline.dev, measured[each].scores)]
+    checkpoints = run.workdir / CHECKPOINTS
+    best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
+    measured = {weight: _measure(base, best, weight, evaluation) for weight in interpolations(options.interpolate)}
+    keeping = [each for each in measured if keeps_quality(options, drift, baseline.dev, measured[each].scores)]
     ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
     higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
-    regressions = _regressions(higher, best, config, evaluation, base) if higher and config.eval.hold else {}
+    regressions = _regressions(higher, best, run) if higher and options.hold else {}
     weight = next((weight for weight in higher if not regressions.get(weight)), ranked[0])
     chosen = measured[weight]
 
     objections = []
     if not keeping:
-        objections.append(
-            f"No model keeps {drift} within eval.max_drop={config.eval.max_drop:g} of {baseline.dev[drift]:.2f}."
-        )
+        limit = f"eval.max_drop={options.max_drop:g} of {baseline.dev[drift]:.2f}"
+        objections.append(f"No model keeps {drift} within {limit}.")
     if lost := regressions.get(weight):
         objections.append(f"But other queries find less: {', '.join(lost)} (eval.hold).")
     if higher and evaluation.caveat:
         objections.append(f"But {evaluation.caveat}.")
-    interval = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    doubt = _doubt(chosen.outcomes, interval) if higher else ""
-    keeps_start = config.eval.keep_start and bool(not higher or objections or doubt)
+    low, high = evaluation.interval(baseline.outcomes, chosen.outcomes)
+    doubt = ""
+    if higher and low <= 0:
+        doubt = "the interval includes 0"
+    elif higher and sum(map(len, chosen.outcomes)) < FEWEST:
+        doubt = f"fewer than {FEWEST} are too few"
+    keeps_start = options.keep_start and bool(not higher or objections or doubt)
 
-    comparison = _compare(chosen, baseline, evaluation, base.name, interval, doubt)
-    exported = _exported(origin(weight, best.step), base.name, keeps_start=keeps_start, gains=bool(higher and keeping))
-    verdict = " ".join([comparison, *objections, exported])
+    before, after = baseline.dev[metric], chosen.scores[metric]
+    gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.units}"
+    chance = f"; {doubt}, so this may be chance" if doubt else ""
+    opening = f"{'Better' if after > before else 'Not better'} than {base.name}"
+    trained, gains = origin(weight, best.step), bool(higher and keeping)
+    if keeps_start:
+        exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")
+    else:
+        exported = trained + ("" if gains else " anyway")
+    verdict = f"{opening}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
+    verdict = " ".join([verdict, *objections, f"Exported {exported}."])
     if not higher or keeps_start or objections:
         verdict = f"warning: {verdict}"
+
     if keeps_start:
         weight, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(
@@ -107,7 +107,9 @@ def select(
         model = interpolate(base, best, weight)
         record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
     selection = Selection(record, weight, verdict)
-    write_selection(workdir, selection, _weights(model))
+    head = model.pooler_head if model.pooler == "cls" else None
+    weights = parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")
+    write_selection(run.workdir, selection, weights)
     return selection
 
 
@@ -123,71 +125,36 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     """
     if weight == 1:
         return trained
+
+    def between(start: Params, trained: Params) -> Params:
+        return {name: (1 - weight) * start[name] + weight * array for name, array in trained.items()}
+
     head = trained.pooler_head
     if trained.pooler == "cls":
         assert base.head is not None  # see check_interpolation
         assert head is not None
-        head = _between(base.head, head, weight)
-    return dataclasses.replace(
-        trained, transformer=_between(base.checkpoint.transformer, trained.transformer, weight), pooler_head=head
-    )
+        head = between(base.head, head)
+    transformer = between(base.checkpoint.transformer, trained.transformer)
+    return dataclasses.replace(trained, transformer=transformer, pooler_head=head)
 
 
-def _between(start: Params, trained: Params, weight: float) -> Params:
-    return {name: (1 - weight) * start[name] + weight * array for name, array in trained.items()}
-
-
-def _measure(model: SavedEncoder, weight: float, base: StartingCheckpoint, evaluation: Evaluation) -> Measured:
-    """Return the dev evaluation of a model. A checkpoint has its own."""
-    if weight == 1 and model.outcomes:
-        return Measured(model.dev, model.outcomes)
-    measured = evaluation.measure(SentenceEncoder.from_saved(model))
-    log_line(f"{origin(weight, model.step)}: {format_scores(measured.scores)}")
+def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: Evaluation) -> Measured:
+    """Return the dev evaluation of an interpolated model. A checkpoint has its own."""
+    if weight == 1 and best.outcomes:
+        return Measured(best.dev, best.outcomes)
+    measured = evaluation.measure(SentenceEncoder.from_saved(interpolate(base, best, weight)))
+    log_line(f"{origin(weight, best.step)}: {format_scores(measured.scores)}")
     return measured
 
 
-def _regressions(
-    weights: Sequence[float], trained: SavedEncoder, config: Config, evaluation: Evaluation, base: StartingCheckpoint
-) -> dict[float, Sequence[str]]:
+def _regressions(weights: Sequence[float], best: SavedEncoder, run: Run) -> dict[float, Sequence[str]]:
     """Return the metrics of `eval.hold` in which models got worse, as text, up to the first model without any."""
-    log_line(f"Checking that general quality ({', '.join(config.eval.hold)}) did not drop.")
-    before = evaluation.held(base.encoder(config))
+    log_line(f"Checking that general quality ({', '.join(run.config.eval.hold)}) did not drop.")
+    before = run.evaluation.held(run.base.encoder(run.config))
     found: dict[float, Sequence[str]] = {}
     for weight in weights:
-        model = SentenceEncoder.from_saved(interpolate(base, trained, weight))
-        found[weight] = evaluation.regressions(before, evaluation.held(model))
+        model = SentenceEncoder.from_saved(interpolate(run.base, best, weight))
+        found[weight] = run.evaluation.regressions(before, run.evaluation.held(model))
         if not found[weight]:
             break
     return found
-
-
-def _compare(
-    chosen: Measured, baseline: Record, evaluation: Evaluation, name: str, interval: tuple[float, float], doubt: str
-) -> str:
-    """Return the comparison with the starting checkpoint as a sentence."""
-    before, after = baseline.dev[evaluation.metric], chosen.scores[evaluation.metric]
-    low, high = interval
-    opening = "Better" if after > before else "Not better"
-    gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.units}"
-    chance = f"; {doubt}, so this may be chance" if doubt else ""
-    return f"{opening} than {name}: {evaluation.metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
-
-
-def _doubt(outcomes: Outcomes, interval: tuple[float, float]) -> str:
-    """Return why a gain may be chance; empty if it is significant."""
-    if interval[0] <= 0:
-        return "the interval includes 0"
-    return f"fewer than {FEWEST} are too few" if sum(map(len, outcomes)) < FEWEST else ""
-
-
-def _exported(trained: str, name: str, *, keeps_start: bool, gains: bool) -> str:
-    """Return which model is exported as a sentence."""
-    if keeps_start:
-        return f"Exported {name} unchanged" + (f" (eval.keep_start=False would export {trained})." if gains else ".")
-    return f"Exported {trained}" + ("." if gains else " anyway.")
-
-
-def _weights(model: SavedEncoder) -> Params:
-    """Return the parameters of a model under the names that they have in a checkpoint."""
-    head = model.pooler_head if model.pooler == "cls" else None
-    return parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")

@@ -41,6 +41,10 @@ RULES = (
 def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh with the axes `data` and `model` over all devices, or the first `mesh.data` x `mesh.model`.
 
+    Devices of one process are in JAX's order, which suits the connections of a slice. Devices of several processes
+    follow one another process by process, because each process feeds the rows of its own devices. The model axis then
+    stays within a host if its size divides the devices of a host.
+
     Args:
         config: Gives the sizes.
         available: Devices, which may belong to a topology that is only compiled for. None: the devices of all hosts.
@@ -49,11 +53,10 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
         ConfigError: There are fewer devices than asked for, or a batch does not split evenly.
     """
     available = jax.devices() if available is None else available
-    model = config.mesh.model
+    model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
         raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}, but there are {len(available)} devices")
-    train = config.train
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
@@ -65,38 +68,24 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     for name, size in sizes.items():
         if size % data:
             raise ConfigError(f"{name} is not divisible by the {data} devices of the mesh's data axis")
-    return _arranged(available, data, model)
-
-
-def _arranged(available: Sequence[jax.Device], data: int, model: int) -> Mesh:
-    """Return the mesh of the first devices: in JAX's order for one process, else one process after the other.
-
-    JAX's order suits the connections of a slice, but separates the devices of a process on the data axis, where each
-    process feeds the rows of its own devices. It also has no order for hosts of several slices, as GPU hosts appear.
-    With one process after the other, the model axis stays within a host if its size divides the devices of a host.
-    """
     names, types = ("data", "model"), (AxisType.Auto,) * 2  # under Explicit axes the in-batch matrix is a type error
     if len({device.process_index for device in available}) == 1:
         return jax.make_mesh((data, model), names, axis_types=types, devices=available[: data * model])
+    # jax.make_mesh has no order for hosts of several slices, as GPU hosts appear.
     ordered = sorted(available, key=lambda device: (device.process_index, device.id))
-    devices = np.empty(data * model, object)
-    devices[:] = ordered[: data * model]
+    devices = np.array(ordered[: data * model], object)
     return Mesh(devices.reshape(data, model), names, axis_types=types)
 
 
 def resolved(config: Config, mesh: Mesh) -> Config:
     """Return the configuration with every `auto` that depends on the devices replaced by the choice for this mesh."""
-    platform = mesh.devices.flat[0].platform
-
-    def decided(value: str, auto: str) -> str:
-        return auto if value == "auto" else value
-
-    train = dataclasses.replace(
-        config.train,
-        packing=decided(config.train.packing, "on" if platform in PACKED else "off"),
-        recompute=decided(config.train.recompute, "on" if platform == "cpu" else "off"),
-    )
-    precision = decided(config.precision, "float32" if platform == "cpu" else "bfloat16")
+    platform, train, precision = mesh.devices.flat[0].platform, config.train, config.precision
+    if train.packing == "auto":
+        train = dataclasses.replace(train, packing="on" if platform in PACKED else "off")
+    if train.recompute == "auto":
+        train = dataclasses.replace(train, recompute="on" if platform == "cpu" else "off")
+    if precision == "auto":
+        precision = "float32" if platform == "cpu" else "bfloat16"
     return dataclasses.replace(config, train=train, precision=precision)
 
 
@@ -120,16 +109,15 @@ def shards_of(mesh: Mesh) -> Shards:
     Raises:
         ConfigError: The mesh has no device of this process, or its devices are not next to each other on the data axis.
     """
-    on_data_axis = np.moveaxis(mesh.devices, mesh.axis_names.index("data"), 0)
     here = jax.process_index()
-    local = [index for index, devices in enumerate(on_data_axis) if any(one.process_index == here for one in devices)]
+    local = [row for row, devices in enumerate(mesh.devices) if any(one.process_index == here for one in devices)]
     if not local or local[-1] - local[0] + 1 != len(local):
+        problem = "has devices that are not neighbours on the data axis" if local else "has no device in the mesh"
         raise ConfigError(
-            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} "
-            f"{'has no device in the mesh' if not local else 'has devices that are not neighbours on the data axis'}. "
-            "Set mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
+            f"mesh.data={mesh.shape['data']}, mesh.model={mesh.shape['model']}: process {here} {problem}. Set "
+            "mesh.data=0 and a mesh.model that divides the devices of a host, or that such devices divide."
         )
-    return Shards(range(local[0], local[-1] + 1), len(on_data_axis))
+    return Shards(range(local[0], local[-1] + 1), len(mesh.devices))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -168,11 +156,15 @@ def of_gradients(grads: Params, mesh: Mesh) -> dict[str, NamedSharding]:
 
 
 def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) -> NamedSharding:
-    def splits(axis: str | None, size: int) -> bool:
-        wanted = axis == "model" or (axis == "data" and over_data)
-        return wanted and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
-
-    split = [axis if splits(axis, size) else None for axis, size in zip(_axes_of(name), shape, strict=True)]
+    axes = next((axes for pattern, axes in RULES if re.search(pattern + "$", name)), None)
+    if axes is None:
+        raise ValueError(f"no sharding rule covers the parameter {name}")
+    split = [
+        axis
+        if axis and (axis == "model" or over_data) and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
+        else None
+        for axis, size in zip(axes, shape, strict=True)
+    ]
     while split and split[-1] is None:  # the form that compiled functions return
         split.pop()
     return NamedSharding(mesh, PartitionSpec(*split))
@@ -180,18 +172,10 @@ def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) 
 
 def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
     """Return a global batch from the rows of this process, split over the data axis."""
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    shards = shards_of(mesh)
+    sharding, shards = NamedSharding(mesh, PartitionSpec("data")), shards_of(mesh)
 
     def placed(local: np.ndarray) -> jax.Array:
         rows = len(local) * shards.total // len(shards.local)
         return jax.make_array_from_process_local_data(sharding, local, (rows, *local.shape[1:]))
 
     return jax.tree.map(placed, batch)
-
-
-def _axes_of(name: str) -> tuple[str | None, ...]:
-    for pattern, axes in RULES:
-        if re.search(pattern + "$", name):
-            return axes
-    raise ValueError(f"no sharding rule covers the parameter {name}")

@@ -24,7 +24,6 @@ from diffcse_jax.training.sharding import by_rules, gathered, of_gradients, repl
 
 # (state, frozen parameters, batch) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
-Program = Any  # jax.stages.Compiled: (state, frozen parameters, batch) -> (state, metrics)
 
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
@@ -38,11 +37,7 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, confi
 def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """Return the shapes, types and shardings of the state before the first step.
 
-    Args:
-        params: Initial parameters, or their shapes.
-        optimizer: Makes its own part of the state.
-        config: Decides how the state is split.
-        mesh: The devices. They may belong to a topology that is only compiled for.
+    The parameters may be shapes, and the devices may belong to a topology that is only compiled for.
     """
     state = jax.eval_shape(partial(_initialize, optimizer), params)
     return jax.tree.map(
@@ -67,12 +62,6 @@ def make_train_step(
     If the loss or the gradient's norm is NaN or infinite, the step is skipped: the whole state stays, except for the
     numbers of steps and of skipped steps. The metric `bad_gradient` is then the position of the first parameter with
     such a gradient, counting from 1 in the order of names (0: all gradients are finite).
-
-    Args:
-        networks: The networks.
-        config: The configuration.
-        optimizer: From `make_optimizer`.
-        mesh: The devices.
     """
     chunks, devices = config.train.chunks, mesh.shape["data"]
 
@@ -127,15 +116,7 @@ def with_second_views(config: Config, frozen: Computation, batch: Batch, key: PR
 def loss_of_batch(
     config: Config, trained: Computation, batch: Batch, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the training loss of a batch, and its metrics.
-
-    Args:
-        config: The configuration.
-        trained: The trained networks.
-        batch: The batch.
-        inputs: What the losses prepared.
-        key: A random key for dropout.
-    """
+    """Return the training loss of a batch, and its metrics. The key is for dropout."""
     forward = SharedForward(
         trained,
         batch,
@@ -168,7 +149,7 @@ class Programs:
         self._step, self._frozen = step, frozen
         self._like = _abstract((state, frozen))
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
-        self._programs: dict[tuple[Hashable, ...], concurrent.futures.Future[Program]] = {}
+        self._programs: dict[tuple[Hashable, ...], concurrent.futures.Future[jax.stages.Compiled]] = {}
         for batch in batches:
             self._start(batch)
 
@@ -185,9 +166,12 @@ class Programs:
             self._start(batch)
         program = self._programs[shape]
         if not program.done():
+            task, examples, views, length, tokens = shape
             number, count = list(self._programs).index(shape) + 1, len(self._programs)
             which = f" ({number} of at most {count})" if count > 1 else ""
-            log_line(f"compiling the train step{which} for batches of {_format_shape(shape)}")
+            sizes = f"{f'{task}, ' if task else ''}{examples} x {views} x {length} tokens"
+            packed = f", {tokens:,} without padding" if tokens else ""
+            log_line(f"compiling the train step{which} for batches of {sizes}{packed}")
         return program.result()(state, self._frozen, batch)
 
     def _start(self, batch: Batch) -> None:
@@ -203,9 +187,3 @@ def _shape_of(batch: Batch) -> tuple[Hashable, ...]:
     """Return the tasks, examples, views, length and packed tokens (0: not packed) of a batch."""
     tokens = batch.layout.positions.size if batch.layout else 0
     return (", ".join(batch.labels or ()), *batch.input_ids.shape, tokens)
-
-
-def _format_shape(shape: tuple[Hashable, ...]) -> str:
-    task, examples, views, length, tokens = shape
-    sizes = f"{examples} x {views} x {length}" + (f" tokens, {tokens:,} without padding" if tokens else " tokens")
-    return f"{task}, {sizes}" if task else sizes

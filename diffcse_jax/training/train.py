@@ -3,21 +3,19 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
-from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import open_augmentation
-from diffcse_jax.data.batches import SAMPLE, Batches, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
 from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.pair_builders import stored_length
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
@@ -30,7 +28,6 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256, why_unreadable
 from diffcse_jax.models import hf
-from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.folder import check_run, open_run
@@ -38,7 +35,7 @@ from diffcse_jax.run_folder.records import Record, read_baseline, record_start, 
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
-from diffcse_jax.training.loop import Evaluation, Run, loop
+from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
@@ -111,92 +108,60 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         vectors=vectors,
     )
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
-    digests = {**teachers.digests, **_synonyms_digest(config)}
+    digests = dict(teachers.digests)
+    if config.data.augmentation == "synonyms":
+        digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
     open_run(workdir, requested, encoder, tokenizer, generator, digests)
 
     # 4. Networks and optimizer. A generator of the run's own is trained first.
     if config.trains_generator_head:
-        text = examples if isinstance(examples, Crops) else store
-        generator = own_generator(config, encoder, text, vocabulary, mesh, workdir)
+        sentences = examples if isinstance(examples, Crops) else store
+        generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
     built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=base.head)
+    optimizer = make_optimizer(config.optim, total_steps)
 
-    # 5. The loop and the selection.
+    # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
+    sentences_of = partial(_sentences_of_step, corpus, source, tokenizer)
     return run_training(
-        config,
-        workdir,
-        mesh=mesh,
-        base=base,
-        built=built,
-        optimizer=make_optimizer(config.optim, total_steps),
-        source=source,
-        text=store.name,
-        evaluation=evaluation,
-        sentences=partial(_sentences_of_step, corpus, source, tokenizer),
-        callbacks=callbacks,
+        Run(config, workdir, mesh, base, built, optimizer, source, store.name, evaluation, sentences_of, callbacks)
     )
 
 
-def run_training(
-    config: Config,
-    workdir: Path,
-    *,
-    mesh: Mesh,
-    base: StartingCheckpoint,
-    built: networks.Built,
-    optimizer: optax.GradientTransformationExtraArgs,
-    source: Batches,
-    text: str,
-    evaluation: Evaluation,
-    sentences: Callable[[int], Sequence[Any]],
-    callbacks: Sequence[Callback] = (),
-    model: Callable[[Params], Any] | None = None,
-) -> str:
+def run_training(run: Run) -> str:
     """Train networks on batches, from the start or from the last checkpoint, and select a model.
-
-    Args:
-        config: The configuration.
-        workdir: The run folder, which exists.
-        mesh: The devices.
-        base: The starting checkpoint.
-        built: The networks.
-        optimizer: Updates the trained parameters.
-        source: All batches.
-        text: Identifies the text that the batches are made of.
-        evaluation: The dev evaluation.
-        sentences: Returns the sentences of a step's batch, as JSON values.
-        callbacks: Called at steps, evaluations and saves.
-        model: Makes what is evaluated from the trained parameters; from the initial ones it makes the baseline. None:
-            the sentence encoder; the baseline is then the starting checkpoint as its users use it.
 
     Returns:
         The verdict of the selection, as `train` does.
 
     Raises:
         UserError: As `train`.
+        Interrupted: As `train`.
     """
-    batches, total_steps = make_batches(source), len(source)
-    state = initial_state(built.params, optimizer, config, mesh)
-    frozen = jax.device_put(built.frozen, by_rules(built.frozen, mesh, config))
-
-    with Checkpoints(workdir, config, dev_metric=evaluation.metric, dev_text=evaluation.text, text=text) as checkpoints:
-        # Resume, if an earlier run in this folder saved a checkpoint.
+    config, mesh, evaluation, source = run.config, run.mesh, run.evaluation, run.source
+    state = initial_state(run.built.params, run.optimizer, config, mesh)
+    frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
+    batches = make_batches(source)
+    with Checkpoints(
+        run.workdir, config, dev_metric=evaluation.metric, dev_text=evaluation.text, text=run.text
+    ) as checkpoints:
         if checkpoints.latest_step is not None:
             state, position = checkpoints.restore(state)
             batches.set_state(position)
-            log_line(f"resumed at step {int(state.step)} of {total_steps} from {workdir}")
+            log_line(f"resumed at step {int(state.step)} of {len(source)} from {run.workdir}")
         step = int(state.step)
-        first = (lambda: base.encoder(config)) if model is None else partial(model, built.params)
-        baseline = _measure_baseline(base, config, workdir, evaluation, text, first, resumed=step > 0)
+        baseline = _measure_baseline(run, resumed=step > 0)
         check_drift_metric(config, evaluation, baseline)
         if jax.process_index() == 0:
-            record_start(workdir, config, text=text, step=step)
-        # Compile the step for the shapes of the batches to come, and train.
-        run = Run(config, workdir, total_steps, evaluation, checkpoints, base, baseline, sentences, callbacks, model)
-        if not run.ends_at(step):
-            train_step = make_train_step(built.networks, config, optimizer, mesh)
-            with Programs(train_step, state, frozen, _expected_batches(source, step, mesh)) as programs:
-                loop(run, lambda state, batch: programs(state, shard_batch(batch, mesh)), state, batches)
-    return hosts.decided_by_first(lambda: select(workdir, config, evaluation, base, baseline).verdict)
+            record_start(run.workdir, config, text=run.text, step=step)
+        if not run.ends_at(step, baseline):
+            # Compile the step for each shape among the next batches, in the order in which they are needed.
+            shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
+            expected = (shard_batch(source[index], mesh) for index in shapes.values())
+            train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
+            with Programs(train_step, state, frozen, expected) as programs:
+                compiled_step = lambda state, batch: programs(state, shard_batch(batch, mesh))  # noqa: E731
+                loop(run, baseline, checkpoints, compiled_step, state, batches)
+    return hosts.decided_by_first(lambda: select(run, baseline).verdict)
 
 
 def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
@@ -230,7 +195,9 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
 
 def _check_files(config: Config) -> None:
     """Check that the files of dev pairs and synonyms can be read, before any model is loaded."""
-    files = {"data.synonyms_file": config.data.synonyms_file if config.data.augmentation == "synonyms" else ""}
+    files = {}
+    if config.data.augmentation == "synonyms":
+        files["data.synonyms_file"] = config.data.synonyms_file
     if {"pairs_retrieval", "pairs_spearman"}.intersection((config.eval.metric, *config.eval.beside)):
         files["eval.pairs_file"] = config.eval.pairs_file
     for key, file in files.items():
@@ -238,26 +205,18 @@ def _check_files(config: Config) -> None:
             raise DataError(f"{key}: {reason}")
 
 
-def _measure_baseline(
-    base: StartingCheckpoint,
-    config: Config,
-    workdir: Path,
-    evaluation: Evaluation,
-    text: str,
-    first: Callable[[], Any],
-    *,
-    resumed: bool,
-) -> Record:
+def _measure_baseline(run: Run, *, resumed: bool) -> Record:
     """Return the dev scores of the starting checkpoint: recorded when the run began, or measured now."""
 
     def measure() -> dict[str, Any]:
-        record = read_baseline(workdir) if resumed else None
+        record = read_baseline(run.workdir) if resumed else None
         if record is None:
-            log_line(f"scoring {base.name} before training")
-            scores, outcomes = evaluation.measure(first())
-            pooler, metric = base.pooler(config), evaluation.metric
-            record = Record(0, pooler, scores, metric, text, outcomes, dev_text=evaluation.text)
-            write_baseline(workdir, record)
+            log_line(f"scoring {run.base.name} before training")
+            model = run.model(run.built.params) if run.model else run.base.encoder(run.config)
+            scores, outcomes = run.evaluation.measure(model)
+            pooler, metric = run.base.pooler(run.config), run.evaluation.metric
+            record = Record(0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text)
+            write_baseline(run.workdir, record)
         return dataclasses.asdict(record)
 
     return Record(**hosts.decided_by_first(measure))
@@ -273,8 +232,8 @@ def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig) 
     with_next = config.needs("next_sentence")
     examples = examples_of(store, config.data, next_sentence=with_next)
     if isinstance(examples, Neighbours):
-        units = f"{examples.columns[0]}s"
-        log_line(f"skipped {examples.left_out:,} of {len(store):,} {units}: the last one of a document has no next one")
+        of = f"{len(store):,} {examples.columns[0]}s"
+        log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has no next one")
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)
@@ -300,16 +259,3 @@ def _sentences_of_step(
         numbered = enumerate(itertools.islice(corpus.numbered(), max(rows) + 1))
         places = {row: place for row, (place, _) in numbered if row in wanted}
     return [{"line": places.get(row), "sentence": text} for row, text in zip(rows, texts, strict=True)]
-
-
-def _synonyms_digest(config: Config) -> Mapping[str, str]:
-    """Return the digest of the table of synonyms by its key, if the augmentation reads one."""
-    if config.data.augmentation != "synonyms":
-        return {}
-    return {"data.synonyms_file": sha256([expand_path(config.data.synonyms_file)])}
-
-
-def _expected_batches(source: Batches, step: int, mesh: Mesh) -> Iterator[Batch]:
-    """Yield a batch of each shape among the next steps, in the order in which they are needed."""
-    shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
-    return (shard_batch(source[index], mesh) for index in shapes.values())

@@ -39,6 +39,7 @@ from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
+from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
@@ -93,7 +94,8 @@ def run_finetune(config: Config, workdir: Path) -> str:
         UserError: The configuration, a checkpoint or a file cannot be used.
         Interrupted: The run was asked to stop. Everything is saved.
     """
-    return in_workdir(config, workdir, _finetune_and_export)
+    with in_workdir(config, workdir):
+        return _finetune_and_export(config, workdir)
 
 
 def _finetune_and_export(config: Config, workdir: Path) -> str:
@@ -369,18 +371,12 @@ def _train(
     source = mixture(tuning, config, stored, without_tokens=heads_alone)
     checks_drift = (config.eval.guard or config.eval.max_drop) and not heads_alone
     drift_check = build_drift_check(config.eval, lambda: start_encoder(tuning)) if checks_drift else None
+    optimizer = make_optimizer(config.optim, len(source), rests=True)
+    evaluation = TaskEvaluation(tuning.tasks, config.eval.batch_size, drift_check)
+    rows = partial(rows_of_batch, tuning.tasks, source)
+    mesh, start, text = tuning.mesh, tuning.start, tuning.text
     return run_training(
-        config,
-        workdir,
-        mesh=tuning.mesh,
-        base=tuning.start,
-        built=built,
-        optimizer=make_optimizer(config.optim, len(source), rests=True),
-        source=source,
-        text=tuning.text,
-        evaluation=TaskEvaluation(tuning.tasks, config.eval.batch_size, drift_check),
-        sentences=partial(rows_of_batch, tuning.tasks, source),
-        model=model,
+        Run(config, workdir, mesh, start, built, optimizer, source, text, evaluation, rows, model=model)
     )
 
 
