@@ -70,7 +70,7 @@ def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
         "sentences": sentences,
         "seconds": elapsed,
         "sentences_per_second": sentences / elapsed,
-        "tokens": store.token_count,
+        "tokens": len(store.token_ids),
     }
 
 

@@ -168,8 +168,7 @@ def vectors(world: World) -> int:
 
     from diffcse_jax.config import DataConfig
     from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.data.stored_vectors import open_vectors
-    from diffcse_jax.data.token_store import build_or_open
+    from diffcse_jax.data.token_store import build_or_open, open_vectors
     from diffcse_jax.data.tokenizer import load_tokenizer
     from diffcse_jax.errors import reported_to_user
     from diffcse_jax.search.vector_store import find_store

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import array_record
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sources import open_corpus, open_text
 from diffcse_jax.errors import DataError, UserError
 

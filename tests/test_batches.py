@@ -16,7 +16,6 @@ from diffcse_jax.data.batches import (
     batches_per_epoch,
     choose_lengths,
     choose_shapes,
-    fitting_batch_size,
     make_batches,
     smallest,
     smallest_shape,
@@ -173,16 +172,6 @@ def test_the_iterator_delivers_the_sources_batches_in_order(source):
     for step, batch in enumerate(make_batches(source)):
         assert_same(batch, source[step])
     assert step == len(source) - 1
-
-
-@given(st.integers(2, 5000), st.sampled_from([64, 256, 300]), st.sampled_from([1, 4]))
-def test_few_examples_get_a_smaller_batch(examples, batch_size, shards):
-    fitted = fitting_batch_size(examples, batch_size, shards)
-    if examples >= batch_size:
-        assert fitted == batch_size
-    elif examples >= shards:
-        assert fitted <= examples < 2 * fitted + shards
-        assert fitted % shards == 0
 
 
 @given(st.lists(st.integers(3, 64), min_size=1), st.integers(64, 600))

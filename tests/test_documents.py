@@ -18,11 +18,10 @@ from test_token_store import word_tokenizer
 
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data import docstrings, markup, pair_builders, sources, token_store
-from diffcse_jax.data.corpus import Corpus
-from diffcse_jax.data.documents import Section
+from diffcse_jax.data.documents import Section, paragraphs, sentences_of, split_sentences
 from diffcse_jax.data.pair_builders import Holdout, lead_and_rest, texts_of
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sampling import examples_of
-from diffcse_jax.data.sentence_splitter import paragraphs, sentences_of, split_sentences
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import build_dev_evaluation

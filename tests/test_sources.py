@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import readers, sources
-from diffcse_jax.data.corpus import LONGEST_TEXT, Corpus
+from diffcse_jax.data.readers import LONGEST_TEXT, Corpus
 from diffcse_jax.data.sources import open_corpus, open_text
 from diffcse_jax.errors import DataError
 

@@ -18,8 +18,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import open_vectors
-from diffcse_jax.data.token_store import TokenStore, build_or_open
+from diffcse_jax.data.token_store import TokenStore, build_or_open, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
@@ -174,7 +173,7 @@ def test_a_damaged_copy_is_made_again(name, tmp_path, text, tokenised, capsys):
     content = path.read_bytes()
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     np.testing.assert_array_equal(open_vectors(store, corpus, tokens).gather(every), expected)
-    assert f"warning: {path} is damaged; copying the embeddings again" in capsys.readouterr().err
+    assert f"warning: {path} is damaged or missing; making" in capsys.readouterr().err
     assert path.read_bytes() == content
     open_vectors(store, corpus, tokens)
     assert "is damaged" not in capsys.readouterr().err

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from diffcse_jax import io as files
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
-from diffcse_jax.data.corpus import Corpus
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import TokenStore, build_or_open
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
@@ -87,7 +87,7 @@ def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
     assert isinstance(store.token_ids, np.memmap)
     assert isinstance(store.offsets, np.memmap)
     expected = [[ids_of(sentence, max_length) for sentence in row] for row in rows]
-    assert store.token_count == sum(len(ids) for row in expected for ids in row)
+    assert len(store.token_ids) == sum(len(ids) for row in expected for ids in row)
     chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
     input_ids, lengths = store.gather(chosen, width=12, pad_token_id=99)
     assert input_ids.dtype == np.int32
@@ -216,7 +216,7 @@ def test_a_damaged_store_is_named_and_rebuilt(tmp_path, capsys, damage):
     DAMAGE[damage](folder)
     capsys.readouterr()
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert f"warning: rebuilding the damaged token store {folder}: " in capsys.readouterr().err
+    assert f"is damaged or missing; making {folder} again" in capsys.readouterr().err
     assert store.token_ids.tolist() == ids_of("one two", 8) + ids_of("three", 8)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
     build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")

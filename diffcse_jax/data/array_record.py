@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data.corpus import Corpus, Row, column_names
+from diffcse_jax.data.readers import Corpus, Row, column_names
 from diffcse_jax.errors import DataError, require_extra
 
 SPLIT = "train"
@@ -15,15 +15,12 @@ BLOCK_RECORDS = 10_000  # single records are read a hundred times slower
 
 
 def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Path:
-    """Write a corpus as an ArrayRecord data set, in the order of its rows.
+    """Write a corpus as an ArrayRecord data set, in the order of its rows, and return the data set's folder.
 
     Args:
         corpus: The rows, for example from `data.sources.open_text`.
         output: The folder to write to.
         shards: The number of files. None: by size.
-
-    Returns:
-        The data set's folder.
 
     Raises:
         DataError: `output` already contains a data set, or the corpus cannot be read or fill the shards.
@@ -53,10 +50,9 @@ def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Pa
                     yield key, dict(zip(names, row, strict=True))
 
     builder = SentenceCorpus(data_dir=str(output), file_format="array_record")
+    config = tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
     try:
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
-        )  # fmt: skip
+        builder.download_and_prepare(download_config=config)
     except AssertionError as error:
         raise DataError(f"{corpus.name} cannot fill {shards} shards: {error}") from error
     return Path(builder.data_path)

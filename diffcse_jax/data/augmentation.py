@@ -17,7 +17,7 @@ import transformers
 from jaxtyping import Bool, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.readers import text_lines
+from diffcse_jax.data.readers import Fault, checked, lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path, why_unreadable
@@ -46,18 +46,12 @@ class Augmentation:
     def __call__(
         self, input_ids: Integer[np.ndarray, "B T"], lengths: Int[np.ndarray, " B"], generator: np.random.Generator
     ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Return the changed sentences and their lengths. Values at padding have no meaning.
-
-        Args:
-            input_ids: The sentences, padded to the maximal length.
-            lengths: Lengths of the sentences.
-            generator: Random numbers.
-        """
+        """Return the changed sentences and their lengths. Values at padding have no meaning."""
         positions = np.arange(input_ids.shape[1])
         ordinary = (positions > 0) & (positions < lengths[:, None] - 1)
         begins = ordinary & (self.begins_word[input_ids] | (positions == 1))
         if self.kind == "synonyms":
-            return _with_synonym(input_ids, lengths, begins, self.synonyms, generator)
+            return self._with_synonym(input_ids, lengths, begins, generator)
         number = begins.cumsum(axis=1) - 1  # the word of each token
         kept_words = self._kept_words(begins.sum(axis=1), input_ids.shape[1], generator)
         kept = (positions < lengths[:, None]) & (~ordinary | np.take_along_axis(kept_words, np.maximum(number, 0), 1))
@@ -77,6 +71,26 @@ class Augmentation:
         removed = np.minimum(wanted, counts - 1)
         order = np.where(numbers < counts[:, None], draws, 2.0).argsort(axis=1).argsort(axis=1)
         return order >= removed[:, None]
+
+    def _with_synonym(
+        self,
+        input_ids: Integer[np.ndarray, "B T"],
+        lengths: Int[np.ndarray, " B"],
+        begins: Bool[np.ndarray, "B T"],
+        generator: np.random.Generator,
+    ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+        """Replace a random word of each sentence. One that grows beyond T loses its end, but keeps its last token."""
+        changed, new_lengths = input_ids.copy(), lengths.copy()
+        for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
+            bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
+            words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in self.synonyms]
+            if words:
+                start, end = words[int(generator.integers(len(words)))]
+                choices = self.synonyms[tuple(ids[start:end])]
+                inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
+                new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
+                changed[row, : len(new)], new_lengths[row] = new, len(new)
+        return changed, new_lengths
 
 
 def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
@@ -115,27 +129,29 @@ def read_synonyms(
     """Read a table of synonyms. Each line has a word and its replacements, separated by tabs.
 
     Args:
-        path: The file, in UTF-8. Empty lines are skipped.
+        path: The file. Empty lines are skipped.
         backend: The tokenizer without padding and truncation.
         begins: Whether each token begins a word.
         unknown: The token of text that is not in the vocabulary.
 
     Raises:
-        DataError: The file is missing, not UTF-8 or empty; or a line lacks a synonym, begins with more than one word,
-            or has text that is not in the vocabulary. The message names file and line.
+        DataError: The file or one of its lines cannot be used. The message names file and line.
     """
     table: dict[Word, list[Word]] = {}
     if problem := why_unreadable(path):
         raise DataError(f"data.synonyms_file: {problem}")
-    for number, line in text_lines(path, "utf-8-sig"):
-        if not line.strip():
+    for number, line in enumerate(lines(path), 1):
+        row = checked((line,))
+        if row is Fault.EMPTY:
             continue
         word, *others = (field.strip() for field in line.split("\t"))
-        if not word or not others or not all(others):
-            raise DataError(f"{path}, line {number}: expected a word and its synonyms, separated by tabs")
+        if not word or not others or not all(others) or isinstance(row, Fault):
+            expected = "expected a word and its synonyms, separated by tabs"
+            raise DataError(f"{path}, line {number}: {row if isinstance(row, Fault) else expected}")
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
-            tokens, *replacements = (_tokens(backend, before + text) for text in (word, *others))
+            encodings = (backend.encode(before + text, add_special_tokens=False) for text in (word, *others))
+            tokens, *replacements = (tuple(encoding.ids) for encoding in encodings)
             if not all(each and unknown not in each for each in (tokens, *replacements)):
                 raise DataError(f"{path}, line {number}: text is not in the tokenizer's vocabulary. Remove it")
             if begins[list(tokens[1:])].any():
@@ -145,31 +161,3 @@ def read_synonyms(
     if not table:
         raise DataError(f"data.synonyms_file: {path} does not contain a word")
     return table
-
-
-def _tokens(backend: tokenizers.Tokenizer, text: str) -> Word:
-    return tuple(backend.encode(text, add_special_tokens=False).ids)
-
-
-def _with_synonym(
-    input_ids: Integer[np.ndarray, "B T"],
-    lengths: Int[np.ndarray, " B"],
-    begins: Bool[np.ndarray, "B T"],
-    synonyms: Synonyms,
-    generator: np.random.Generator,
-) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-    """Replace one random word of each sentence by one of its synonyms.
-
-    A sentence that grows beyond T loses its end, but keeps its last token.
-    """
-    changed, new_lengths = input_ids.copy(), lengths.copy()
-    for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
-        bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
-        words = [each for each in itertools.pairwise(bounds) if tuple(ids[slice(*each)]) in synonyms]
-        if words:
-            start, end = words[int(generator.integers(len(words)))]
-            choices = synonyms[tuple(ids[start:end])]
-            inside = [*ids[:start], *choices[int(generator.integers(len(choices)))], *ids[end : length - 1]]
-            new = [*inside[: input_ids.shape[1] - 1], ids[length - 1]]
-            changed[row, : len(new)], new_lengths[row] = new, len(new)
-    return changed, new_lengths

@@ -12,16 +12,14 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Integer, Shaped
 
-from diffcse_jax.batch import Batch, PackedLayout, in_blocks, lay_out
+from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
-from diffcse_jax.data.sampling import Crops, Neighbours
-from diffcse_jax.data.stored_vectors import SentenceVectors
-from diffcse_jax.data.token_store import TokenStore
+from diffcse_jax.data.token_store import Examples, SentenceVectors
 from diffcse_jax.errors import DataError
 
 if TYPE_CHECKING:
@@ -66,12 +64,13 @@ def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
         max_length: Most tokens of any sentence.
     """
     counts = collections.Counter(longest)
-
-    def padded(lengths: Sequence[int]) -> int:
-        return sum(count * smallest(lengths, length) for length, count in counts.items())
-
     buckets = (*(length for length in BUCKETS if length < max_length), max_length)
-    return _greedy([max_length], buckets, MAX_LENGTHS, padded)
+    return _greedy(
+        [max_length],
+        buckets,
+        MAX_LENGTHS,
+        lambda lengths: sum(count * smallest(lengths, length) for length, count in counts.items()),
+    )
 
 
 def smallest(lengths: Sequence[int], longest: int) -> int:
@@ -87,12 +86,12 @@ def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple
         lengths: The lengths of the run.
     """
     counts = collections.Counter(needed)
-
-    def computed(shapes: Sequence[BatchShape]) -> int:
-        return sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items())
-
-    whole = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
-    return _greedy(whole, sorted(counts), MAX_SHAPES, computed)
+    return _greedy(
+        [BatchShape(length, STEPS_OF_SHARE) for length in lengths],
+        sorted(counts),
+        MAX_SHAPES,
+        lambda shapes: sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items()),
+    )
 
 
 def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchShape:
@@ -101,15 +100,14 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 def _greedy(
-    start: Sequence[Any], candidates: Sequence[Any], most: int, cost: Callable[[Sequence[Any]], int]
+    chosen: Sequence[Any], candidates: Sequence[Any], most: int, cost: Callable[[Sequence[Any]], int]
 ) -> tuple[Any, ...]:
-    """Add candidates to `start`, each time the one that lowers the cost the most."""
-    chosen = list(start)
+    """Add candidates, each time the one that lowers the cost the most."""
     while len(chosen) < most:
         best = min(candidates, key=lambda candidate: cost([*chosen, candidate]))
         if cost([*chosen, best]) >= cost(chosen):
             break
-        chosen.append(best)
+        chosen = [*chosen, best]
     return tuple(sorted(chosen))
 
 
@@ -136,25 +134,14 @@ class Packing(NamedTuple):
 
 
 def batches_per_epoch(examples: int, batch_size: int) -> int:
-    """Return the number of whole batches in an epoch.
-
-    Raises:
-        DataError: There are fewer examples than a batch holds.
-    """
+    """Return the number of whole batches in an epoch; refuse fewer examples than a batch holds."""
     if examples < batch_size:
-        smaller = f", or set train.batch_size={fitting_batch_size(examples, batch_size)}" if examples > 1 else ""
+        smaller = f", or set train.batch_size={1 << (examples.bit_length() - 1)}" if examples > 1 else ""
         raise DataError(
             f"data.train_file gives {examples:,} examples, fewer than train.batch_size={batch_size}. Use more text"
             f"{smaller}"
         )
     return examples // batch_size
-
-
-def fitting_batch_size(examples: int, batch_size: int, shards: int = 1) -> int:
-    """Return `batch_size`, or the largest smaller power of two (times `shards`) that the examples fill."""
-    if examples >= batch_size:
-        return batch_size
-    return shards << max(0, (examples // shards).bit_length() - 1)
 
 
 class BatchSource:
@@ -186,7 +173,7 @@ class BatchSource:
 
     def __init__(
         self,
-        store: TokenStore | Neighbours | Crops,
+        store: Examples,
         *,
         batch_size: int,
         steps: int,
@@ -210,7 +197,10 @@ class BatchSource:
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
         self._batches_per_epoch = batches_per_epoch(len(store), batch_size)
         self._lock = threading.Lock()
-        self._order = functools.lru_cache(maxsize=2)(self._shuffled)  # prefetching threads straddle two epochs
+        # Prefetching threads straddle two epochs.
+        self._order = functools.lru_cache(maxsize=2)(
+            lambda epoch: store.order(np.random.Generator(np.random.Philox([seed, epoch])))
+        )
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)  # read for lengths first, then tokens
         sample = [self._lengths(index) for index in range(SAMPLE)]
         self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], store.max_length)
@@ -224,14 +214,12 @@ class BatchSource:
         shape = smallest_shape(self.shapes, self._needed(lengths))
         local = self._shards.of(self._batch_size)
         rows = self._rows(index)[local]
-        input_ids, _ = self._store.gather(rows, shape.length, self._pad_token_id)
-        input_ids = input_ids[:, self._columns]
+        input_ids = self._store.gather(rows, shape.length, self._pad_token_id)[0][:, self._columns]
         if self._augmentation:
             input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
         parts = zip(self._parts(input_ids), self._parts(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
         if self._vectors:
-            assert not isinstance(self._store, Crops)  # refused where the vectors are named
             sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
             views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
         if self._labels:
@@ -261,10 +249,6 @@ class BatchSource:
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
 
-    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
-        attention_mask = (np.arange(shape.length) < lengths[..., None]).astype(np.int32)
-        return Batch(input_ids, attention_mask, *self._layouts(lengths, shape))
-
     def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
         """Return the values of the views and, if there is one, of the next sentence, once per view."""
         if not self._next_sentence:
@@ -272,19 +256,16 @@ class BatchSource:
         views, following = values[:, :-1], values[:, -1:]
         return [views, np.repeat(following, views.shape[1], axis=1)]
 
-    def _layouts(
-        self, lengths: Int[np.ndarray, "B C"], shape: BatchShape
-    ) -> tuple[PackedLayout | None, PackedLayout | None]:
-        """Return the layouts of all views and of the anchors, for this process's rows."""
+    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
+        """Return this process's views, with the layouts of all views and of the anchors if padding is left out."""
+        batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
         packing = self._packing
         if packing is None or not shape.packed:
-            return None, None
-
-        def layout(lengths: Int[np.ndarray, " rows"]) -> PackedLayout:
-            blocks = in_blocks(lengths, len(self._shards.local), packing.chunks)
-            return lay_out(blocks, shape.length, shape.capacity(blocks.shape[1] * shape.length))
-
-        return layout(lengths.reshape(-1)), layout(lengths[:, 0]) if packing.anchors else None
+            return batch
+        rows = (lengths.reshape(-1), lengths[:, 0])[: 1 + packing.anchors]
+        blocks = [in_blocks(each, len(self._shards.local), packing.chunks) for each in rows]
+        layouts = [lay_out(each, shape.length, shape.capacity(each.shape[1] * shape.length)) for each in blocks]
+        return batch._replace(layout=layouts[0], anchor_layout=layouts[1] if packing.anchors else None)
 
     def _lengths(self, index: int) -> Int[np.ndarray, "B C"]:
         """Return the tokens of each view of a global batch, and of the next sentence."""
@@ -309,9 +290,6 @@ class BatchSource:
             order = self._order(epoch)
         return order[batch * self._batch_size : (batch + 1) * self._batch_size]
 
-    def _shuffled(self, epoch: int) -> Int[np.ndarray, " examples"]:
-        return self._store.order(np.random.Generator(np.random.Philox([self._seed, epoch])))
-
 
 # Batches of several tasks
 
@@ -329,16 +307,15 @@ class Mixture:
     def __init__(
         self, sources: Mapping[str, BatchSource], order: Int[np.ndarray, " batches"], *, without_tokens: bool = False
     ):
-        self._sources, self._order = dict(sources), order
+        self._sources, self._order, self._without_tokens = dict(sources), order, without_tokens
         self._places = places(order)
-        self._without_tokens = without_tokens
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, index: int) -> Batch:
-        source, place = self._find(index)
-        batch = self._sources[source][place]
+        task, place = self._find(index)
+        batch = self._sources[task][place]
         if not self._without_tokens:
             return batch
         ids, mask = (tokens[..., :1] for tokens in (batch.input_ids, batch.attention_mask))
@@ -346,21 +323,20 @@ class Mixture:
 
     def text_rows(self, index: int) -> tuple[str, Integer[np.ndarray, " B"]]:
         """Return the task of a batch and the rows, from 0, of the task's text; this process's only."""
-        source, place = self._find(index)
-        return source, self._sources[source].text_rows(place)
+        task, place = self._find(index)
+        return task, self._sources[task].text_rows(place)
 
     def shapes_of(self, indices: range) -> dict[tuple[str, BatchShape | None], int]:
         """Return the tasks and shapes of these batches, each with the first batch that has it, in this order."""
         first: dict[tuple[str, BatchShape | None], int] = {}
         for index in indices:
-            source, place = self._find(index)
-            of_batch = self._sources[source].shapes_of(range(place, place + 1))
-            for shape in [None] if self._without_tokens else of_batch:
-                first.setdefault((source, shape), index)
+            task, place = self._find(index)
+            (shape,) = self._sources[task].shapes_of(range(place, place + 1))
+            first.setdefault((task, None if self._without_tokens else shape), index)
         return first
 
     def _find(self, index: int) -> tuple[str, int]:
-        """Return the source of a batch, and the batch's number there."""
+        """Return the task of a batch, and the batch's number there."""
         return [*self._sources][self._order[index]], int(self._places[index])
 
 
@@ -374,8 +350,7 @@ def places(order: Int[np.ndarray, " batches"]) -> Int[np.ndarray, " batches"]:
 
 def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:
     """Order the sources in blocks. Each block has `ratios` batches of the sources, in a random order."""
-    block = np.repeat(np.arange(len(ratios)), ratios)
-    rng = np.random.default_rng([seed, 0])
+    block, rng = np.repeat(np.arange(len(ratios)), ratios), np.random.default_rng([seed, 0])
     blocks = [rng.permutation(block) for _ in range(-(-steps // len(block)))]
     return np.concatenate([np.zeros(0, np.int64), *blocks])[:steps]
 
@@ -383,13 +358,7 @@ def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " 
 def by_temperature(
     rows: Sequence[int], temperatures: Float[np.ndarray, " steps"], seed: int
 ) -> Int[np.ndarray, " steps"]:  # fmt: skip
-    """Draw a source for each batch with probabilities proportional to rows^(1 / temperature).
-
-    Args:
-        rows: The number of rows of each source.
-        temperatures: The temperature of each batch.
-        seed: Seed of the draws.
-    """
+    """Draw a source for each batch with probabilities proportional to its number of rows^(1 / temperature)."""
     logits = np.log(np.array(rows, np.float64))[None] / temperatures[:, None]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     bounds = np.cumsum(shares / shares.sum(axis=1, keepdims=True), axis=1)
@@ -397,18 +366,7 @@ def by_temperature(
     return (draws[:, None] >= bounds[:, :-1]).sum(axis=1)
 
 
-@runtime_checkable
-class Batches(Protocol):
-    """Random access to the batches of a run: a `BatchSource` or a `Mixture`."""
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-
-    def __getitem__(self, index: int) -> Batch:
-        """Return a batch with the rows of one process."""
-
-    def shapes_of(self, indices: range) -> Mapping[Any, int]:
-        """Return the shapes of these batches, each with the first batch that has it, in this order."""
+Batches = BatchSource | Mixture  # random access to the batches of a run
 
 
 def make_batches(source: Batches) -> "grain.DatasetIterator":

@@ -9,15 +9,16 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diffcse_jax.data.sentence_splitter import ABBREVIATION, SENTENCE_END
+from diffcse_jax.data.documents import ABBREVIATION, SENTENCE_END
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -51,12 +52,16 @@ class Documented(NamedTuple):
     is_function: bool
     docstring: str
 
+    @property
+    def is_held_out(self) -> bool:
+        return self.is_function and _hash(self.name) % HELD_OUT_SHARE == 0
+
 
 @functools.cache
 def docstring_sentences() -> tuple[str, ...]:
     """Return the distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
-    held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
-    kept = (sentence for item in _documented() if not _is_held_out(item) for sentence in sentences(item.docstring))
+    kept = (sentence for item in _documented() if not item.is_held_out for sentence in sentences(item.docstring))
+    held_out = _held_out_sentences()
     return tuple(sentence for sentence in dict.fromkeys(kept) if sentence not in held_out)
 
 
@@ -67,11 +72,12 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     and no half occurs twice.
     """
     pairs = []
-    for item in sorted(filter(_is_held_out, _documented()), key=lambda item: _hash(item.name)):
+    for item in sorted((item for item in _documented() if item.is_held_out), key=lambda item: _hash(item.name)):
         summary, *others = _spans(item.docstring) or [""]
-        rest = _cut(filter(_is_english, others))
-        if _is_english(summary) and len(rest.split()) in REST_WORDS:
-            pairs.append((summary, rest))
+        beginnings = itertools.accumulate(filter(_is_english, others), lambda text, sentence: f"{text} {sentence}")
+        rest = [text for text in beginnings if len(text.split()) < REST_WORDS.stop]
+        if _is_english(summary) and rest and len(rest[-1].split()) in REST_WORDS:
+            pairs.append((summary, rest[-1]))
     occurrences = Counter(half for pair in pairs for half in pair)
     return [pair for pair in pairs if all(occurrences[half] == 1 for half in pair)][:limit]
 
@@ -82,15 +88,18 @@ def docstring_documents() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
     Docstrings with a summary that is not English, and sentences of held-out docstrings, are left out.
     """
-    held_out = {sentence for item in _documented() if _is_held_out(item) for sentence in sentences(item.docstring)}
+    held_out = _held_out_sentences()
     documents: dict[tuple[str, ...], str] = {}
     for item in _documented():
-        if not _is_held_out(item):
-            spans = _spans(item.docstring)
-            if spans and _is_english(spans[0]) and spans[0] not in held_out:
-                kept = (span for span in spans if _is_english(span) and span not in held_out)
-                documents.setdefault(tuple(kept), item.name)
+        spans = [] if item.is_held_out else _spans(item.docstring)
+        if spans and _is_english(spans[0]) and spans[0] not in held_out:
+            kept = (span for span in spans if _is_english(span) and span not in held_out)
+            documents.setdefault(tuple(kept), item.name)
     return tuple((name, text) for text, name in documents.items())
+
+
+def _held_out_sentences() -> set[str]:
+    return {sentence for item in _documented() if item.is_held_out for sentence in sentences(item.docstring)}
 
 
 def sentences(docstring: str) -> list[str]:
@@ -99,28 +108,8 @@ def sentences(docstring: str) -> list[str]:
 
 
 def _spans(docstring: str) -> list[str]:
-    """Split the running text into sentences."""
-    spans: list[str] = []
-    for paragraph in _paragraphs(docstring):
-        for pattern, plain in MARKUP:
-            paragraph = pattern.sub(plain, paragraph)
-        spans += _split(paragraph)
-    return spans
-
-
-def _cut(parts: Iterable[str]) -> str:
-    """Join sentences from the start, as many as fit into a rest."""
-    kept: list[str] = []
-    for part in parts:
-        if len(" ".join([*kept, part]).split()) >= REST_WORDS.stop:
-            break
-        kept.append(part)
-    return " ".join(kept)
-
-
-def _paragraphs(docstring: str) -> Iterator[str]:
-    """Yield paragraphs of running text, without lists, tables, code, parameters and headings."""
-    in_prose = True
+    """Split the running text (without lists, tables, code, parameters and headings) into sentences."""
+    spans, in_prose = [], True
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         lines = block.split("\n")
         if len(lines) > 1 and UNDERLINE.match(lines[1].strip()):
@@ -128,20 +117,19 @@ def _paragraphs(docstring: str) -> Iterator[str]:
             lines = lines[2:]
         elif FIELD_HEADING.match(lines[0]):
             continue
-        if not in_prose or not lines:
+        is_prose = in_prose and lines
+        if not is_prose or any(line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines):
             continue
-        if any(line[:1].isspace() or LIST_ITEM.match(line) or UNDERLINE.match(line) for line in lines):
-            continue
-        yield " ".join(" ".join(lines).split())
-
-
-def _split(paragraph: str) -> Iterator[str]:
-    start = 0
-    for gap in SENTENCE_END.finditer(paragraph):
-        if not ABBREVIATION.search(paragraph[start : gap.start()]):
-            yield paragraph[start : gap.end()].strip()
-            start = gap.end()
-    yield paragraph[start:].strip()
+        text = " ".join(" ".join(lines).split())
+        for pattern, plain in MARKUP:
+            text = pattern.sub(plain, text)
+        start = 0
+        for gap in SENTENCE_END.finditer(text):
+            if not ABBREVIATION.search(text[start : gap.start()]):
+                spans.append(text[start : gap.end()].strip())
+                start = gap.end()
+        spans.append(text[start:].strip())
+    return spans
 
 
 def _is_english(sentence: str) -> bool:
@@ -154,10 +142,6 @@ def _is_english(sentence: str) -> bool:
         and letters >= 0.85 * len(sentence)
         and not CODE.search(sentence)
     )
-
-
-def _is_held_out(item: Documented) -> bool:
-    return item.is_function and _hash(item.name) % HELD_OUT_SHARE == 0
 
 
 def _hash(name: str) -> int:
@@ -189,12 +173,11 @@ def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
             tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # templates that are not Python
         return
-    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    pending: list[tuple[str, Any]] = [(module, tree)]
     while pending:
         name, node = pending.pop()
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if docstring := ast.get_docstring(node, clean=False):
-            yield Documented(name, is_function, docstring)
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                pending.append((f"{name}.{child.name}", child))
+            yield Documented(name, isinstance(node, functions), docstring)
+        children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (*functions, ast.ClassDef)))
+        pending += [(f"{name}.{child.name}", child) for child in children]

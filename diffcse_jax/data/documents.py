@@ -8,37 +8,31 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.data import markup
-from diffcse_jax.data.corpus import Fault, OptionNames, Place, listed
-from diffcse_jax.data.readers import RowFile, extension, file_sha256, lines, open_file, read_bytes
-from diffcse_jax.data.sentence_splitter import sentences_of
-from diffcse_jax.errors import DataError
+from diffcse_jax.data.readers import Fault, Place, RowFile, extension, file_sha256, lines, opened
 
 FORMATS = (".txt", *markup.READERS)  # a file of a folder is a document
-KNOWN = (
-    "a txt file; a csv, tsv, jsonl, json or Parquet file with a column `text` (and `title`); markdown, html, rst or "
-    "pdf files; a folder or pattern of any of these; or docstrings"
-)
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 TITLE_AND_TEXT = ("title", "text")
+WIDTHS = range(40, 121)  # characters of the longest line of wrapped text
+FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, joins what follows
+SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
+END = re.compile(SENTENCE_END.pattern + r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\u201d\uff09]?\s*")
+ABBREVIATION = re.compile(
+    r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|[A-Z])\.$", re.IGNORECASE
+)
 
 
 class Section(NamedTuple):
-    """A part of a document.
+    """A part of a document."""
 
-    Attributes:
-        place: The line on which it begins or, in a folder, its file.
-        title: May be empty.
-        lines: Its text.
-        sentence_a_line: Each line is a sentence.
-    """
-
-    place: Place
-    title: str
+    place: Place  # the line on which it begins or, in a folder, its file
+    title: str  # may be empty
     lines: Sequence[str]
     sentence_a_line: bool = False
 
@@ -58,19 +52,12 @@ Placed = tuple[Place, Document | Fault]
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """A source of documents.
+    """A source of documents."""
 
-    Attributes:
-        name: Name in messages.
-        read: Starts a pass over places and the documents there, or their faults.
-        fingerprint: Returns the SHA-256 of the content in hexadecimal.
-        note: Which files were skipped.
-    """
-
-    name: str
-    read: Callable[[], Iterable[Placed]]
-    fingerprint: Callable[[], str]
-    note: str = ""
+    name: str  # in messages
+    read: Callable[[], Iterable[Placed]]  # starts a pass
+    fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
+    note: str = ""  # which files were skipped
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents that can be read."""
@@ -80,12 +67,21 @@ class Documents:
 def of_text_file(path: Path, *, sentence_a_line: bool) -> Documents:
     """Return the documents of a txt file: the blocks between blank lines or, without blank lines, the lines.
 
-    Args:
-        path: The file.
-        sentence_a_line: Each line is a sentence, and blank lines separate documents in any case.
+    With `sentence_a_line`, each line is a sentence, and blank lines separate documents in any case.
     """
     blocks = sentence_a_line or has_blank_lines(path)
-    read = functools.partial(_blocks, path, sentence_a_line) if blocks else functools.partial(_lines, path)
+
+    def read() -> Iterator[Placed]:
+        numbered = enumerate(lines(path), 1)
+        for is_text, group in itertools.groupby(numbered, lambda entry: bool(entry[1].strip())):
+            if is_text and blocks:
+                numbers, text = zip(*group, strict=True)
+                yield numbers[0], (Section(numbers[0], "", text, sentence_a_line),)
+            elif not blocks:
+                yield from (
+                    (number, (Section(number, "", [line]),) if is_text else Fault.EMPTY) for number, line in group
+                )
+
     return Documents(str(path), read, functools.partial(file_sha256, path))
 
 
@@ -95,44 +91,12 @@ def has_blank_lines(path: Path) -> bool:
     return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
 
 
-def open_table(
-    path: Path, columns: Sequence[str], names: OptionNames, *, strict: bool = True
-) -> RowFile | None:  # fmt: skip
-    """Open a table whose rows are documents.
-
-    Args:
-        path: A csv, tsv, jsonl, json or Parquet file.
-        columns: The columns of title and text, or of the text alone. Empty: `title` and `text`.
-        names: Options for errors.
-        strict: Raise an error if the text is missing; otherwise return None.
-
-    Raises:
-        DataError: There are more than two columns, or one is missing.
-    """
-    if len(columns) > 2:
-        raise DataError(f"{path}: a document has a title and a text, but {names.columns} names {len(columns)} columns")
-    file = open_file(path, columns or TITLE_AND_TEXT, names)
-    missing = [column for column in columns or TITLE_AND_TEXT[-1:] if column not in file.columns]
-    if missing and strict:
-        raise DataError(
-            f"{path}: no column {missing[0]!r}. It has: {listed(file.columns)}. Name the columns of title and text, or "
-            f"of the text alone, in {names.columns}"
-        )
-    return None if missing else file
-
-
 def of_files(
-    name: str, root: Path, prose: Sequence[Path], tables: Sequence[RowFile], columns: Sequence[str], note: str = ""
+    name: str, root: Path, prose: Sequence[Path], tables: Sequence[RowFile], columns: Sequence[str], note: str
 ) -> Documents:
-    """Return the documents of a folder: each file of prose, and each row of a table.
+    """Return the documents of a folder: each file of prose (see `FORMATS`), and each row of a table.
 
-    Args:
-        name: Name in messages.
-        root: The folder that contains the files.
-        prose: Files of `FORMATS`.
-        tables: Files of `open_table`.
-        columns: As in `open_table`.
-        note: Which files were skipped.
+    Columns are those of title and text, or of the text alone. Empty: `title` and `text`.
     """
 
     def read() -> Iterator[Placed]:
@@ -140,7 +104,9 @@ def of_files(
             yield _of_prose(path.relative_to(root).as_posix(), path)
         for table in tables:
             file = f"{table.path.relative_to(root).as_posix()}, {table.unit} " if len(tables) > 1 or prose else ""
-            yield from _of_rows(table, columns or TITLE_AND_TEXT, file)
+            for number, entry in table.entries(columns or TITLE_AND_TEXT):
+                place = f"{file}{number}" if file else number
+                yield place, _of_row(place, entry, columns or TITLE_AND_TEXT)
 
     def fingerprint() -> str:
         files = [*prose, *(table.path for table in tables)]
@@ -150,57 +116,73 @@ def of_files(
     return Documents(name, read, fingerprint, note)
 
 
-def of_docstrings() -> Documents:
-    """Return the docstrings of the installed packages, without the functions held out for evaluation."""
-    from diffcse_jax.data.docstrings import docstring_documents
-
-    def read() -> Iterator[Placed]:
-        return ((name, (Section(name, "", text, sentence_a_line=True),)) for name, text in docstring_documents())
-
-    def fingerprint() -> str:
-        texts = ("\n".join([*sentences, "\n"]) for _, sentences in docstring_documents())
-        return hashlib.sha256("".join(texts).encode()).hexdigest()
-
-    return Documents("docstrings", read, fingerprint)
-
-
-def _blocks(path: Path, sentence_a_line: bool) -> Iterator[Placed]:
-    for is_text, group in itertools.groupby(enumerate(lines(path), 1), lambda entry: bool(entry[1].strip())):
-        if is_text:
-            numbers, text = zip(*group, strict=True)
-            yield numbers[0], (Section(numbers[0], "", text, sentence_a_line),)
-
-
-def _lines(path: Path) -> Iterator[Placed]:
-    for number, line in enumerate(lines(path), 1):
-        yield number, (Section(number, "", [line]),) if line.strip() else Fault.EMPTY
-
-
-def _of_rows(table: RowFile, columns: Sequence[str], file: str) -> Iterator[Placed]:
+def _of_row(place: Place, entry: dict[str, Any] | Fault, columns: Sequence[str]) -> Document | Fault:
+    if isinstance(entry, Fault):
+        return entry
     *title_column, text_column = columns
-    for number, entry in table.entries(columns):
-        place = f"{file}{number}" if file else number
-        if isinstance(entry, Fault):
-            yield place, entry
-        elif text_column not in entry:
-            yield place, Fault.MISSING_KEY
-        else:
-            title, text = ([entry.get(key) or "" for key in title_column] or [""])[0], entry[text_column]
-            is_text = isinstance(title, str) and isinstance(text, str)
-            yield place, (_section(place, title, text),) if is_text else Fault.NOT_STRING
-
-
-def _section(place: Place, title: str, text: str) -> Section:
-    return Section(place, " ".join(title.split()), text.split("\n"))
+    if text_column not in entry:
+        return Fault.MISSING_KEY
+    title, text = (entry.get(title_column[0]) or "" if title_column else ""), entry[text_column]
+    if not (isinstance(title, str) and isinstance(text, str)):
+        return Fault.NOT_STRING
+    return (Section(place, " ".join(title.split()), text.split("\n")),)
 
 
 def _of_prose(place: str, path: Path) -> Placed:
-    content = read_bytes(path)
+    with opened(path) as file:
+        content = file.read()
     if extension(path) == ".txt":
         text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
-        return place, (_section(place, "", text),) if text.strip() else Fault.EMPTY
+        return place, (Section(place, "", text.split("\n")),) if text.strip() else Fault.EMPTY
     try:
         found = list(markup.READERS[extension(path)](content))
     except markup.UnreadableError:
         return place, Fault.UNREADABLE
-    return place, tuple(Section(place, title, lines) for title, lines in found) or Fault.EMPTY
+    return place, tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY
+
+
+# Sentences, by rules for languages that end sentences with a full stop
+
+
+def sentences_of(text: Sequence[str]) -> list[str]:
+    """Return the sentences of lines of text, without those that have neither letters nor digits."""
+    found = (sentence for paragraph in paragraphs(text) for sentence in split_sentences(paragraph))
+    return [sentence for sentence in found if any(map(str.isalnum, sentence))]
+
+
+def paragraphs(text: Sequence[str]) -> Iterator[str]:
+    """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph.
+
+    Wrapped lines but the last fill the width, and a sentence continues from one of them to the next.
+    """
+    for is_text, group in itertools.groupby((line.strip() for line in text), bool):
+        block = list(group)
+        longest = max(map(len, block))
+        is_wrapped = (
+            longest in WIDTHS
+            and all(len(line) > 0.6 * longest for line in block[:-1])
+            and any(line[-1] not in ".?!:;" and following[0].islower() for line, following in itertools.pairwise(block))
+        )
+        if is_text:
+            yield from [" ".join(block)] if is_wrapped else block
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a paragraph into sentences, which together have all of its text.
+
+    A sentence ends at `.`, `?` or `!` before white space, and at the Chinese and Japanese forms anywhere. It does not
+    end with an abbreviation, and the next one does not begin in lower case unless the whole text is in lower case.
+    """
+    lower_case = not any(map(str.isupper, text))
+    found, start = [], 0
+    for gap in END.finditer(text):
+        begun = text[start : gap.end()].strip()
+        if len(begun) < FEWEST_CHARACTERS or ABBREVIATION.search(text[start : gap.start()]):
+            continue
+        if lower_case or not text[gap.end() : gap.end() + 1].islower():
+            found.append(begun)
+            start = gap.end()
+    rest = text[start:].strip()
+    if found and len(rest) < FEWEST_CHARACTERS:
+        return [*found[:-1], f"{found[-1]} {rest}".strip()]
+    return [*found, rest] if rest else found

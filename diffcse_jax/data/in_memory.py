@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data.corpus import Fault, checked, column_names
 from diffcse_jax.data.pair_builders import digest, is_in_share
+from diffcse_jax.data.readers import Fault, checked, column_names
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import cache_folder, disk_errors
 
@@ -39,10 +39,7 @@ def as_texts(given: Any) -> Iterable[Text]:
 
 
 def write_sentences(texts: Iterable[Text]) -> Path:
-    """Write texts to a jsonl file in the cache folder, which is named after its content.
-
-    Args:
-        texts: As `as_texts` takes them, all of one kind.
+    """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, named after its content.
 
     Raises:
         DataError: A text is of another kind, or there are none.
@@ -78,27 +75,24 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
 
 def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
     """Yield the texts as dicts of their columns."""
-    first: tuple[str, ...] | None = None
+    first: dict[str, object] = {}
     for number, text in enumerate(as_texts(texts), 1):
-        row = _named(text, number)
-        first = first or tuple(row)
+        if isinstance(text, str):
+            row: dict[str, object] = {"text": text}
+        elif isinstance(text, Mapping):
+            row = {str(name): value for name, value in text.items()}
+        elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
+            row = dict(zip(column_names(len(text)), text, strict=True))
+        else:
+            raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
+        first = first or row
         if len(row) != len(first):
             raise DataError(
                 f"text {number} has {len(row)} columns ({', '.join(row)}), but the first text has {len(first)}"
             )
         yield row
-    if first is None:
+    if not first:
         raise DataError("the list of texts to train on is empty")
-
-
-def _named(text: object, number: int) -> dict[str, object]:
-    if isinstance(text, str):
-        return {"text": text}
-    if isinstance(text, Mapping):
-        return {str(name): value for name, value in text.items()}
-    if isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
-        return dict(zip(column_names(len(text)), text, strict=True))
-    raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
 
 
 def _write(lines: Iterable[str], extension: str) -> Path:

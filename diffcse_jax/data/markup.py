@@ -7,7 +7,7 @@ section is the path of its headings, `Guide: Installation`, because many documen
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import require_extra
@@ -50,56 +50,48 @@ def titled_sections(blocks: Iterable[Heading | str], title: str = "") -> Section
     """
     path = [Heading(1, title)] if title else []
     paragraphs: list[str] = []
-    for block in blocks:
+    for block in [*blocks, Heading(0, "")]:
         if isinstance(block, str):
             paragraphs += [block, ""]
             continue
         if any(paragraphs):
-            yield _title(path), paragraphs
-        path, paragraphs = _below(path, block), []
-    if any(paragraphs):
-        yield _title(path), paragraphs
-
-
-def _below(path: Sequence[Heading], heading: Heading) -> list[Heading]:
-    """Return the document's title, the headings above this one, and this one unless it repeats one of them."""
-    above = [*path[:1], *(other for other in path[1:] if other.level < heading.level)]
-    repeats = not heading.text or heading.text in (other.text for other in above)
-    return above if repeats else [*above, heading]
-
-
-def _title(path: Sequence[Heading]) -> str:
-    return ": ".join(heading.text for heading in path)
+            yield ": ".join(heading.text for heading in path), paragraphs
+        # Keep the document's title and the headings above, without empty and repeated ones.
+        path, paragraphs = [*path[:1], *(other for other in path[1:] if other.level < block.level)], []
+        if block.text and block.text not in (other.text for other in path):
+            path.append(block)
 
 
 def markdown_sections(content: bytes) -> Sections:
     """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
     markdown_it = require_extra("markdown_it", EXTRA)
     text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
-    front = FRONT_MATTER.match(text)
+    front, title = FRONT_MATTER.match(text), ""
     links: dict[str, Any] = {}  # the definitions of links in the document
     parser = markdown_it.MarkdownIt("commonmark").enable("table").disable("inline")
     inline = markdown_it.MarkdownIt("commonmark")
     tokens = parser.parse(CONTAINER.sub("", text[front.end() :] if front else text), links)
     first = next((token.tag for token in tokens if token.type == "heading_open"), "")
-    title = _front_title(front[2]) if front and first != "h1" else ""
-    return titled_sections(_markdown_blocks(tokens, inline, links), title)
+    if front and first != "h1" and (match := FRONT_TITLE.search(front[2])):
+        title = match[1].strip()
+        title = title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
 
+    def blocks() -> Iterator[Heading | str]:
+        tag = ""
+        for token in tokens:
+            if token.nesting == 1:
+                tag = token.tag
+            elif token.type == "html_block" and not NOT_PROSE.match(token.content):
+                yield " ".join(TAG.sub(" ", token.content).split())
+            elif token.type == "inline":
+                (line,) = inline.parseInline(INCLUSION.sub("", token.content), links)
+                text = " ".join("".join(map(_words, line.children or ())).split())
+                if tag == "p":
+                    yield CHECKBOX.sub("", text)
+                elif tag in HEADINGS:
+                    yield Heading(HEADINGS.index(tag), text)
 
-def _markdown_blocks(tokens: Iterable[Any], inline: Any, links: MutableMapping[str, Any]) -> Iterator[Heading | str]:
-    tag = ""
-    for token in tokens:
-        if token.nesting == 1:
-            tag = token.tag
-        elif token.type == "html_block" and not NOT_PROSE.match(token.content):
-            yield " ".join(TAG.sub(" ", token.content).split())
-        elif token.type == "inline":
-            (line,) = inline.parseInline(INCLUSION.sub("", token.content), links)
-            text = " ".join("".join(map(_words, line.children or ())).split())
-            if tag == "p":
-                yield CHECKBOX.sub("", text)
-            elif tag in HEADINGS:
-                yield Heading(HEADINGS.index(tag), text)
+    return titled_sections(blocks(), title)
 
 
 def _words(token: Any) -> str:
@@ -109,12 +101,6 @@ def _words(token: Any) -> str:
     if token.type == "code_inline":
         return str(token.content)
     return TEMPLATE.sub("", token.content) if token.type == "text" else ""
-
-
-def _front_title(front_matter: str) -> str:
-    match = FRONT_TITLE.search(front_matter)
-    title = match[1].strip() if match else ""
-    return title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
 
 
 def html_sections(content: bytes) -> Sections:
@@ -131,9 +117,8 @@ def html_sections(content: bytes) -> Sections:
     def blocks() -> Iterator[Heading | str]:
         parents = ((text.find_parent(HTML_BLOCKS), text) for text in page.strings)
         for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
-            (parent, first), *others = group
-            text = " ".join("".join([first, *(text for _, text in others)]).split())
-            if text:
+            (parent, *_), texts = zip(*group, strict=True)
+            if text := " ".join("".join(texts).split()):
                 is_heading = parent is not None and parent.name in HEADINGS
                 yield Heading(HEADINGS.index(parent.name), text) if is_heading else text
 
@@ -155,19 +140,17 @@ def rst_sections(content: bytes) -> Sections:
 
     def blocks() -> Iterator[Heading | str]:
         for node in document.findall(lambda node: isinstance(node, nodes.title | nodes.paragraph)):
-            parents = {type(parent) for parent in _parents(node)}
-            text = " ".join(node.astext().split())
+            parents, text = [node.parent], " ".join(node.astext().split())
+            while parent := parents[-1].parent:
+                parents.append(parent)
             if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
-                yield Heading(sum(isinstance(each, nodes.section) for each in _parents(node)), text)
-            elif isinstance(node, nodes.paragraph) and not parents & {nodes.table, nodes.system_message}:
+                yield Heading(sum(isinstance(parent, nodes.section) for parent in parents), text)
+            elif isinstance(node, nodes.paragraph) and {nodes.table, nodes.system_message}.isdisjoint(
+                map(type, parents)
+            ):
                 yield text
 
     return titled_sections(blocks())
-
-
-def _parents(node: Any) -> Iterator[Any]:
-    while node := node.parent:
-        yield node
 
 
 def pdf_sections(content: bytes) -> Sections:

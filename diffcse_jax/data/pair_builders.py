@@ -10,13 +10,13 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.corpus import Corpus, Fault, Place, Row
 from diffcse_jax.data.documents import Document, Documents, Section
+from diffcse_jax.data.readers import Corpus, Fault, Place, Row
 from diffcse_jax.errors import DataError
 from diffcse_jax.hosts import Progress
 
@@ -50,7 +50,15 @@ def stored_length(data: DataConfig) -> int:
 def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out documents."""
     counted: Counts = collections.Counter()
-    columns, rows = _form_of(data)
+    columns: tuple[str, ...] = ("sentence",)
+    rows: Rows = _sentences
+    if data.pairs == "lead":
+        columns, rows = ("lead", "rest"), functools.partial(_leads, longest=MOST_CHARACTERS_PER_TOKEN * data.max_length)
+    elif data.pairs == "passages":
+        characters = CHARACTERS_PER_TOKEN * data.max_length
+        columns, rows = ("passage",), functools.partial(_passages_in_order, characters=characters)
+    elif data.pairs == "crops":
+        columns, rows = ("passage",), _passages
 
     def records() -> Iterator[Record]:
         counted.update({COUNT: 0, HELD_OUT: 0})  # reported in this order
@@ -74,18 +82,8 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
                 yield place, Fault.EMPTY  # ends the document
 
     how = ("documents", RULES, data.documents, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
-    return Corpus(
-        documents.name, columns, records, documents.fingerprint, data.on_bad_line, how, note=documents.note,
-        counted=counted,
-    )  # fmt: skip
-
-
-def _form_of(data: DataConfig) -> tuple[tuple[str, ...], Rows]:
-    if data.pairs == "lead":
-        return ("lead", "rest"), functools.partial(_leads, most_characters=MOST_CHARACTERS_PER_TOKEN * data.max_length)
-    if data.pairs == "passages":
-        return ("passage",), functools.partial(_passages_in_order, characters=CHARACTERS_PER_TOKEN * data.max_length)
-    return (("passage",), _passages) if data.pairs == "crops" else (("sentence",), _sentences)
+    bad, note = data.on_bad_line, documents.note
+    return Corpus(documents.name, columns, records, documents.fingerprint, bad, how, note=note, counted=counted)
 
 
 # Documents that are held out
@@ -123,7 +121,7 @@ class Holdout:
         seen: set[int] = set()
         with Progress(f"reading {documents.name}", "documents", quiet=not share) as progress:
             for document in documents if share else ():
-                whole = digest(" ".join(_words(document)))
+                whole = digest(_text_of(document))
                 progress.update(1)
                 if whole in seen:  # a copy does not make its texts boilerplate
                     continue
@@ -142,7 +140,7 @@ class Holdout:
 
     def has(self, document: Document) -> bool:
         """Tell whether a document is held out."""
-        return bool(self._share) and is_in_share(" ".join(_words(document)), self._share)
+        return bool(self._share) and is_in_share(_text_of(document), self._share)
 
     def reason(self, text: str) -> str:
         """Return why training leaves out a text, or an empty string."""
@@ -150,22 +148,21 @@ class Holdout:
         if number in self._boilerplate:
             return REPEATED
         place = int(np.searchsorted(self._held, np.uint64(number)))
-        return SHARED if place < len(self._held) and int(self._held[place]) == number else ""
+        return SHARED if self._held[place : place + 1].tolist() == [number] else ""
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents that are held out, without boilerplate."""
-        for document in self._documents:
-            if self.has(document):
-                yield tuple(map(self._without_boilerplate, document))
+        for document in filter(self.has, self._documents):
+            sections = []
+            for section in document:
+                title = "" if digest(section.title) in self._boilerplate else section.title
+                texts = [text for text in section.sentences() if digest(text) not in self._boilerplate]
+                sections.append(Section(section.place, title, texts, sentence_a_line=True))
+            yield tuple(sections)
 
-    def _without_boilerplate(self, section: Section) -> Section:
-        sentences = [text for text in section.sentences() if digest(text) not in self._boilerplate]
-        title = "" if digest(section.title) in self._boilerplate else section.title
-        return Section(section.place, title, sentences, sentence_a_line=True)
 
-
-def _words(document: Document) -> Iterable[str]:
-    return (text for section in document for text in (section.title, *section.lines))
+def _text_of(document: Document) -> str:
+    return " ".join(text for section in document for text in (section.title, *section.lines))
 
 
 # Rows
@@ -191,25 +188,21 @@ def _sentences(document: Document, drops: Drops, counted: Counts) -> Iterator[Re
         yield section.place, Fault.EMPTY
 
 
-def _leads(document: Document, drops: Drops, counted: Counts, *, most_characters: int) -> Iterator[Record]:
-    """Yield the lead and the rest of each section."""
+def _leads(document: Document, drops: Drops, counted: Counts, *, longest: int) -> Iterator[Record]:
+    """Yield the lead and the rest of each section.
+
+    For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that learns from titles
+    only becomes worse for users who ask in sentences.
+    """
     for section in document:
         own = [text for text in texts_of(section) if not drops(text)]
-        if pair := _with_or_without_title(section, own):
-            yield section.place, (pair[0], pair[1][:most_characters])
+        pair = None
+        if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
+            pair = lead_and_rest(own[1:])
+        if pair := pair or lead_and_rest(own):
+            yield section.place, (pair[0], pair[1][:longest])
         else:
             counted[WITHOUT_REST] += 1
-
-
-def _with_or_without_title(section: Section, own: Sequence[str]) -> tuple[str, str] | None:
-    """Return a pair. For half of the titles, chosen by a hash, the first sentence is the lead instead.
-
-    A model that learns from titles only becomes worse for users who ask in sentences.
-    """
-    has_title = bool(section.title) and own[:1] == [section.title]
-    if has_title and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2 and (pair := lead_and_rest(own[1:])):
-        return pair
-    return lead_and_rest(own)
 
 
 def _passages(document: Document, drops: Drops, counted: Counts) -> Iterator[Record]:

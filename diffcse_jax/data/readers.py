@@ -1,12 +1,15 @@
-"""Readers of files with one text, row or object per line: txt, csv, tsv, jsonl, json and Parquet.
+"""Read rows of text from files: txt, csv, tsv, jsonl, json and Parquet.
 
-Any of them except Parquet may be compressed (.gz, .xz). Undecodable bytes arrive as surrogates, which `checked` finds.
+A row has one or more columns. One column is a sentence, a second one its positive, further ones are hard negatives.
+Every kind of file except Parquet may be compressed (.gz, .xz).
 """
 
 import codecs
+import collections
 import contextlib
 import csv
 import dataclasses
+import enum
 import gzip
 import hashlib
 import itertools
@@ -15,55 +18,161 @@ import lzma
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.data.corpus import TRAINING_OPTIONS, Fault, OptionNames, Row, listed
 from diffcse_jax.errors import DataError, NoSentencesError
-from diffcse_jax.io import cache_folder, sha256, why_unreadable, write_json
+from diffcse_jax.io import cache_folder, sha256, why_unreadable, write_text
 
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")  # files whose rows have named columns
-EXTENSIONS = (".txt", *TABLES)
+LONGEST_TEXT = 1 << 17  # characters of a text in a row
 LONGEST_LINE = 1 << 26  # bytes; the rest of a longer line is not read
-PARQUET_ERRORS = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)  # of damaged files
 LARGE_FILE = 1 << 24  # bytes from which hashes are kept
+ROLES = ("sentence", "positive", "hard_negative")
+UTF8_ADVICE = (
+    "Text must be UTF-8. To convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE (or -f UTF-16, if most "
+    "lines contain NUL bytes)"
+)
 
-Entry = dict[str, Any] | Fault
+Row = tuple[str, ...]
+Place = int | str  # a line number from 1, or the file of a folder
+
+
+class Fault(enum.StrEnum):
+    """Why a line gives no row."""
+
+    EMPTY = "empty"
+    NOT_UTF8 = "not UTF-8"
+    NUL_BYTE = "NUL byte"
+    TOO_LONG = f"longer than {LONGEST_TEXT:,} characters"
+    WRONG_WIDTH = "wrong number of fields"
+    INVALID_CSV = "invalid CSV"
+    NOT_OBJECT = "not a JSON object"
+    MISSING_KEY = "missing key"
+    NOT_STRING = "value not a string"
+    UNREADABLE = "unreadable"
+
+
+class OptionNames(NamedTuple):
+    """Say in errors which options named the source."""
+
+    file: str = "data.train_file"
+    columns: str = "data.columns"
+    bad_line: str = "set data.on_bad_line=skip"  # empty: there is no such option
+
+
+TRAINING_OPTIONS = OptionNames()
 
 
 @dataclasses.dataclass(frozen=True)
-class RowFile:
-    """An open file of rows.
+class Corpus:
+    """A source of rows. Each pass reads the source again; memory holds a part of it."""
 
-    Attributes:
-        path: The file.
-        columns: Names of its columns.
-        entries: Starts a pass over the numbered rows as dicts. The argument lists the columns that are needed.
-        unit: What the numbers count.
-    """
-
-    path: Path
+    name: str  # in messages
     columns: tuple[str, ...]
-    entries: Callable[[Sequence[str]], Iterator[tuple[int, Entry]]]
-    unit: str = "line"
+    records: Callable[[], Iterable[tuple[Place, Row | Fault]]]  # starts a pass
+    fingerprint: Callable[[], str]  # returns the SHA-256 of the content in hexadecimal
+    on_bad_line: str = "skip"  # or `error`
+    # How documents became rows. Empty if a row is a line. Otherwise a fault ends a document, and an empty place is not
+    # counted.
+    reading: tuple[str, ...] = ()
+    unit: str = "line"  # what places count
+    where: Callable[[int], str] | None = None  # turns a place into the words of an error
+    note: str = ""  # what was left out before reading, for example files of other kinds
+    names: OptionNames = TRAINING_OPTIONS
+    skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
+    counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as documents
 
-    def rows(self, columns: Sequence[str], id_column: str = "") -> Iterator[tuple[int, Row | Fault]]:
-        """Yield numbers and the values of some columns. An `id_column` may also contain whole numbers."""
-        for number, entry in self.entries(columns):
-            if isinstance(entry, Fault):
-                yield number, entry
-            elif any(column not in entry for column in columns):
-                yield number, Fault.MISSING_KEY
-            else:
-                if id_column and type(entry[id_column]) is int:
-                    entry = entry | {id_column: str(entry[id_column])}
-                row = tuple(entry[column] for column in columns)
-                fault = Fault.EMPTY if None in row else Fault.NOT_STRING
-                yield number, row if all(isinstance(value, str) for value in row) else fault
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the usable rows; see `numbered`."""
+        return (row for _, _, row in self._usable())
+
+    def numbered(self) -> Iterator[tuple[Place, Row]]:
+        """Yield places and usable rows, without surrounding white space.
+
+        Raises:
+            DataError: A line is bad and `on_bad_line` is `error`, or the source cannot be read.
+            NoSentencesError: No line is usable.
+        """
+        return ((place, row) for place, _, row in self._usable())
+
+    def in_documents(self) -> Iterator[tuple[int, Row]]:
+        """Yield increasing numbers of documents and their usable rows; see `numbered`."""
+        return ((document, row) for _, document, row in self._usable())
+
+    def _usable(self) -> Iterator[tuple[Place, int, Row]]:
+        self.skipped.clear()
+        self.counted.clear()
+        found, document = False, 0
+        for place, record in self.records():
+            row = record if isinstance(record, Fault) else checked(record)
+            if not isinstance(row, Fault):
+                found = True
+                yield place, document, row
+                continue
+            document += 1
+            if row is Fault.EMPTY and self.reading:
+                continue
+            if self.on_bad_line == "error":
+                at = f"{self.name}, {self.unit} {place}" if isinstance(place, int) else f"{self.name}, {place}"
+                at = self.where(place) if self.where and isinstance(place, int) else at
+                advice = f" {UTF8_ADVICE}." if row is Fault.NOT_UTF8 else ""
+                alternative = f", or {self.names.bad_line}" if self.names.bad_line else ""
+                raise DataError(f"{at}: {row}.{advice} Correct it{alternative}")
+            self.skipped[row] += 1
+        if not found:
+            details = f" ({summary})" if (summary := self.summary()) else ""
+            advice = f". {advice}" if (advice := self.advice()) else ""
+            raise NoSentencesError(f"{self.name}: no usable {self.unit}{details}{advice}")
+
+    def summary(self) -> str:
+        """Return what the latest pass counted and skipped, or an empty string."""
+        counted = ", ".join(f"{count:,} {what}" for what, count in self.counted.items() if count)
+        return "; ".join(filter(None, [counted, self.skipped_summary(), self.note]))
+
+    def skipped_summary(self) -> str:
+        """Return the skipped lines by fault, as `skipped 3 lines: 2 empty, 1 not UTF-8`, or an empty string."""
+        total = self.skipped.total()
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
+        return f"skipped {total:,} {self.unit}{'s' if total > 1 else ''}: {kinds}" if total else ""
+
+    def advice(self) -> str:
+        """Say how to convert text that the latest pass could not decode; empty if it decoded all of it."""
+        return UTF8_ADVICE if self.skipped[Fault.NOT_UTF8] else ""
+
+
+def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
+    """Return names for columns: the roles, then `hard_negative_2`, `hard_negative_3`, ..."""
+    return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names for a message, and cut a long list."""
+    text = ", ".join(names)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def checked(row: Row) -> Row | Fault:
+    """Return the row without surrounding white space, or its fault. Undecodable bytes arrive as surrogates."""
+    row = tuple(text.strip() for text in row)
+    for text in row:
+        if not text:
+            return Fault.EMPTY
+        if len(text) > LONGEST_TEXT:
+            return Fault.TOO_LONG
+        if "\0" in text:
+            return Fault.NUL_BYTE
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return Fault.NOT_UTF8
+    return row
+
+
+# Bytes and lines
 
 
 def extension(path: Path) -> str:
@@ -71,53 +180,24 @@ def extension(path: Path) -> str:
     return (path.with_suffix("") if path.suffix.lower() in (".gz", ".xz") else path).suffix.lower()
 
 
-def open_file(path: Path, wanted: Sequence[str] = (), names: OptionNames = TRAINING_OPTIONS) -> RowFile:
-    """Open a file of rows.
-
-    Args:
-        path: The file.
-        wanted: Columns that the user named.
-        names: Options for messages.
-
-    Raises:
-        DataError: The extension is unknown, or the content does not fit it.
-        NoSentencesError: The file is empty, so that its columns are unknown.
-    """
-    kind = extension(path)
-    if kind == ".txt":
-        if wanted:
-            raise DataError(f"{path}: a txt file does not have columns. Leave {names.columns} empty")
-        return RowFile(path, ("sentence",), lambda _: (
-            (number, {"sentence": line}) for number, line in enumerate(lines(path), 1)
-        ))  # fmt: skip
-    if kind in (".csv", ".tsv"):
-        header = _header(path, wanted, names)
-        return RowFile(path, header, lambda _: _table_entries(path, header))
-    if kind == ".parquet":
-        return RowFile(path, _parquet_columns(path), lambda columns: _parquet_entries(path, columns), "row")
-    if kind not in TABLES:
-        raise DataError(
-            f"{path}: unknown extension. Known: {', '.join(EXTENSIONS)}; each except .parquet also .gz, .xz"
-        )
-    is_list = kind == ".json" and _is_list(path)
-    entries = _list_entries if is_list else _object_entries
-    first = next((entry for _, entry in entries(path) if isinstance(entry, dict)), None)
-    if first is None:
-        expected = "a list of strings or objects, or one object per line" if kind == ".json" else "one object per line"
-        raise NoSentencesError(f"{path}: no JSON object found. Expected {expected}")
-    return RowFile(path, tuple(first), lambda _: entries(path), "item" if is_list else "line")
-
-
-# Lines
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a file for reading bytes, decompressed; raise `DataError` if it cannot be read or is damaged."""
+    if problem := why_unreadable(path):
+        raise DataError(problem)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
+            yield file
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path}: damaged archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Yield lines without a byte-order mark. Only a line feed ends a line.
-
-    Raises:
-        DataError: The file cannot be read, or the archive is damaged.
-    """
-    with _opened(path) as file:
+    """Yield lines without a byte-order mark; see `opened`. Only a line feed ends a line."""
+    with opened(path) as file:
         for number, line in enumerate(lines_of(file)):
             yield (line if number else line.removeprefix(codecs.BOM_UTF8)).decode(errors="surrogateescape")
 
@@ -132,194 +212,161 @@ def lines_of(file: Any) -> Iterator[bytes]:
         yield line
 
 
-def text_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and lines of a text file; line ends may be those of any platform.
-
-    Raises:
-        DataError: The file cannot be read, is not in this encoding, or contains NUL.
-    """
-    if problem := why_unreadable(path):
-        raise DataError(problem)
-    try:
-        with path.open(encoding=encoding) as file:
-            for number, line in enumerate(file, 1):
-                if "\0" in line:
-                    raise DataError(f"{path}, line {number}: contains NUL. Check that this is a text file")
-                yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed.
-
-    Raises:
-        DataError: The file cannot be read, or the archive is damaged.
-    """
-    with _opened(path) as file:
-        return file.read()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    if problem := why_unreadable(path):
-        raise DataError(problem)
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
-            yield file
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path}: damaged archive ({error})") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    The hash of a large file is kept in the cache folder, and is used again while the file's size, times and inode stay
-    the same.
-    """
+    """Return the SHA-256 of a file. The hash of a large one is cached until its size, times or inode change."""
     status = path.stat()
     if status.st_size < LARGE_FILE:
         return sha256([path])
-    identity = [
-        str(path.resolve()),
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    ]
-    record = cache_folder("hashes") / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(record.read_text())
-        if found["file"] == identity:
-            return str(found["sha256"])
+    numbers = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    identity = json.dumps([str(path.resolve()), *numbers])
+    record = cache_folder("hashes") / hashlib.sha256(identity.encode()).hexdigest()
+    with contextlib.suppress(OSError, ValueError):
+        if len(found := record.read_text()) == 64:
+            return found
     digest = sha256([path])
     if time.time() - status.st_mtime > 2 and path.stat().st_ctime_ns == status.st_ctime_ns:  # not written meanwhile
         with contextlib.suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
-            write_json(record, {"file": identity, "sha256": digest})
+            write_text(record, digest)
     return digest
 
 
-# Tables
+# Kinds of files
 
 
-def _delimiter(path: Path) -> str:
-    """Return the separator of a table: tabs in a tsv file, and in a csv file if the header has tabs and no commas."""
-    header = next(lines(path), "")
-    return "\t" if extension(path) == ".tsv" or ("\t" in header and "," not in header) else ","
+@dataclasses.dataclass(frozen=True)
+class RowFile:
+    """An open file of rows."""
+
+    path: Path
+    columns: tuple[str, ...]
+    # Starts a pass over the numbered rows. The argument lists the columns that are needed.
+    entries: Callable[[Sequence[str]], Iterator[tuple[int, dict[str, Any] | Fault]]]
+    unit: str = "line"  # what the numbers count
 
 
-def _header(path: Path, wanted: Sequence[str], names: OptionNames) -> tuple[str, ...]:
-    """Return the names of a table's columns.
+def open_file(path: Path, wanted: Sequence[str] = (), names: OptionNames = TRAINING_OPTIONS) -> RowFile:
+    """Open a file with one of the `EXTENSIONS`. `wanted` are the columns that the user named in `names.columns`.
 
     Raises:
-        DataError: The first line does not look like names of columns.
+        DataError: The content does not fit the extension.
+        NoSentencesError: The file is empty, so that its columns are unknown.
     """
+    return _OPENERS[extension(path)](path, wanted, names)
+
+
+def _open_lines(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+    if wanted:
+        raise DataError(f"{path}: a txt file does not have columns. Leave {names.columns} empty")
+    return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": line} for line in lines(path)), 1))
+
+
+def _open_table(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+    """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
+    first = next(lines(path), "")
+    delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
     try:
-        header = next(csv.reader(lines(path), delimiter=_delimiter(path)), [])
+        header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter), []))
     except csv.Error as error:
         raise DataError(f"{path}, line 1: {error}") from error
     if not header:
         raise DataError(f"{path}: the first line is empty. It must contain the names of the columns")
-    columns = tuple(name.strip() for name in header)
-    if len(columns) == 1 and columns[0] not in wanted and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", columns[0]):
+    if len(header) == 1 and header[0] not in wanted and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", header[0]):
         raise DataError(
             f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
-            f"but it is {columns[0][:200]!r}. Save the table with that separator, add a first line such as `sentence`, "
+            f"but it is {header[0][:200]!r}. Save the table with that separator, add a first line such as `sentence`, "
             f"or give the column's name in {names.columns}. A file with one sentence per line needs the extension .txt"
         )
-    return columns
+
+    def entries(_: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        reader = csv.reader(lines(path), delimiter=delimiter)
+        next(reader)
+        while True:
+            line = reader.line_num + 1  # quoted fields may contain line feeds
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield line, Fault.TOO_LONG if "field limit" in str(error) else Fault.INVALID_CSV
+                continue
+            if len(fields) == len(header):
+                yield line, dict(zip(header, fields, strict=True))
+            else:
+                yield line, Fault.WRONG_WIDTH if fields else Fault.EMPTY
+
+    return RowFile(path, header, entries)
 
 
-def _table_entries(path: Path, header: Sequence[str]) -> Iterator[tuple[int, Entry]]:
-    """Yield the rows after the header, with the number of their first line: quoted fields may contain line feeds."""
-    reader = csv.reader(lines(path), delimiter=_delimiter(path))
-    next(reader)
-    while True:
-        line = reader.line_num + 1
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield line, Fault.TOO_LONG if "field limit" in str(error) else Fault.INVALID_CSV
-            continue
-        if len(fields) == len(header):
-            yield line, dict(zip(header, fields, strict=True))
-        else:
-            yield line, Fault.WRONG_WIDTH if fields else Fault.EMPTY
-
-
-# JSON
-
-
-def _object_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    for number, line in enumerate(lines(path), 1):
-        try:
-            entry = json.loads(line) if line.strip() else Fault.EMPTY
-        except (ValueError, RecursionError):
-            entry = Fault.NOT_OBJECT
-        yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
-
-
-def _is_list(path: Path) -> bool:
+def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
     texts = (line.removeprefix("\ufeff").strip() for line in lines(path))
-    return next(filter(None, texts), "").startswith("[")
+    is_list = extension(path) == ".json" and next(filter(None, texts), "").startswith("[")
+
+    def values() -> Iterator[Any]:
+        if not is_list:
+            for line in lines(path):
+                try:
+                    yield json.loads(line) if line.strip() else Fault.EMPTY
+                except (ValueError, RecursionError):
+                    yield Fault.NOT_OBJECT
+            return
+        try:
+            with opened(path) as file:
+                found = json.loads(file.read().decode("utf-8-sig", errors="surrogateescape"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not valid JSON: {error}") from error
+        yield from ({"sentence": entry} if isinstance(entry, str) else entry for entry in found)
+
+    def entries(_: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        for number, entry in enumerate(values(), 1):
+            yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
+
+    first = next((entry for _, entry in entries() if isinstance(entry, dict)), None)
+    if first is None:
+        expected = "a list of strings or objects, or one" if extension(path) == ".json" else "one"
+        raise NoSentencesError(f"{path}: no JSON object found. Expected {expected} object per line")
+    return RowFile(path, tuple(first), entries, "item" if is_list else "line")
 
 
-def _list_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    try:
-        found = json.loads(read_bytes(path).decode("utf-8-sig", errors="surrogateescape"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
-    for number, entry in enumerate(found, 1):
-        entry = {"sentence": entry} if isinstance(entry, str) else entry
-        yield number, entry if isinstance(entry, dict) else Fault.NOT_OBJECT
+def _open_parquet(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+    def is_text(kind: pa.DataType) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
+    with _parquet_errors(path):
+        schema = pq.read_schema(path)
+        available = list(schema.names)
+    columns = tuple(field.name for field in schema if is_text(field.type) and available.count(field.name) == 1)
+    if not columns:
+        raise DataError(f"{path}: no column of strings. It has: {listed(available)}")
 
-# Parquet
+    def entries(needed: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        keys, numbers = [column for column in needed if column in columns], itertools.count(1)
+        with _parquet_errors(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(1000, columns=keys):
+                texts = (batch.column(key).cast(pa.large_binary()).to_pylist() for key in keys)
+                for row in zip(*texts, strict=True):
+                    values = (value if value is None else value.decode(errors="surrogateescape") for value in row)
+                    yield next(numbers), dict(zip(keys, values, strict=True))
+
+    return RowFile(path, columns, entries, "row")
 
 
 @contextlib.contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except PARQUET_ERRORS as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError, KeyError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _parquet_columns(path: Path) -> tuple[str, ...]:
-    """Return the names of the columns that contain strings."""
-    with _parquet_errors(path):
-        schema = pq.read_schema(path)
-        available = list(schema.names)
-    names = tuple(field.name for field in schema if _is_text(field.type) and available.count(field.name) == 1)
-    if not names:
-        raise DataError(f"{path}: no column of strings. It has: {listed(available)}")
-    return names
-
-
-def _parquet_entries(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Entry]]:
-    numbers = itertools.count(1)
-    available = _parquet_columns(path)
-    names = [column for column in columns if column in available]
-    with _parquet_errors(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(1000, columns=names):
-            for row in zip(*(_texts(batch.column(name)) for name in names), strict=True):
-                yield next(numbers), dict(zip(names, row, strict=True))
-
-
-def _texts(column: pa.Array) -> list[str | None]:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    values = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
-    return [None if value is None else value.decode(errors="surrogateescape") for value in values]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+_OPENERS: dict[str, Callable[[Path, Sequence[str], OptionNames], RowFile]] = {
+    ".txt": _open_lines,
+    ".csv": _open_table,
+    ".tsv": _open_table,
+    ".jsonl": _open_json,
+    ".json": _open_json,
+    ".parquet": _open_parquet,
+}
+EXTENSIONS = tuple(_OPENERS)
+TABLES = EXTENSIONS[1:]  # files whose rows have named columns

@@ -1,4 +1,4 @@
-"""Open the text that a user names: files, patterns, folders, `wiki1m` or `docstrings`.
+"""Open the text that a user names: files, patterns, folders, `wiki1m`, `docstrings`, or text in memory.
 
 `open_corpus` and `open_documents` read what `data.train_file` names. `open_text` reads the text of any other command,
 so that whatever trains can also be encoded and searched.
@@ -12,42 +12,51 @@ import functools
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents
-from diffcse_jax.data.corpus import ROLES, TRAINING_OPTIONS, Corpus, Fault, OptionNames, Row, column_names, listed
-from diffcse_jax.data.documents import Documents
+from diffcse_jax.data.documents import Documents, Section
 from diffcse_jax.data.pair_builders import corpus_of
-from diffcse_jax.data.readers import EXTENSIONS, TABLES, RowFile, extension, file_sha256, open_file
+from diffcse_jax.data.readers import (
+    EXTENSIONS,
+    ROLES,
+    TABLES,
+    TRAINING_OPTIONS,
+    Corpus,
+    Fault,
+    OptionNames,
+    Row,
+    RowFile,
+    column_names,
+    extension,
+    file_sha256,
+    listed,
+    open_file,
+)
 from diffcse_jax.errors import DataError, NoSentencesError
 from diffcse_jax.io import expand_path, hub_file, why_unreadable
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
-KNOWN_ROLES = (ROLES, ("sent0", "sent1", "hard_neg"))  # ours, and SimCSE's
 KNOWN_EXTENSIONS = tuple(dict.fromkeys((*EXTENSIONS, *documents.FORMATS)))
+KNOWN_DOCUMENTS = (
+    "a txt file; a csv, tsv, jsonl, json or Parquet file with a column `text` (and `title`); markdown, html, rst or "
+    "pdf files; a folder or pattern of any of these; or docstrings"
+)
 PASSAGE_TOKENS = 128  # approximate length of the passages that `open_text` makes of documents
 
 
 class Source(NamedTuple):
-    """What a name stands for.
+    """What a name stands for."""
 
-    Attributes:
-        name: The name as it was given.
-        root: The folder that contains the files.
-        files: The readable files, in the order of their names.
-        form: `file`, `files` (a folder or pattern), `docstrings`, or `records` (ArrayRecord).
-        note: Which files were skipped.
-    """
-
-    name: str
-    root: Path
-    files: tuple[Path, ...]
-    form: str
-    note: str = ""
+    name: str  # as it was given
+    root: Path  # the folder that contains the files
+    files: tuple[Path, ...]  # the readable files, in the order of their names
+    form: str  # `file`, `files` (a folder or pattern), `docstrings`, or `records` (ArrayRecord)
+    note: str = ""  # which files were skipped
 
     def of_kinds(self, kinds: Sequence[str]) -> tuple[Path, ...]:
         """Return the files with one of these extensions, without those of other programs (`_metadata.json`)."""
@@ -62,20 +71,12 @@ def open_corpus(data: DataConfig) -> Corpus:
         DataError: The source is missing, unreadable, of an unknown kind or without the columns or documents that the
             options ask for.
     """
-    names = TRAINING_OPTIONS
-    source = find_source(data.train_file, names)
+    source = find_source(data.train_file)
     if data.reads_documents:
         reason = _why_no_documents(source, data)
-        if not reason:
-            return corpus_of(_documents(source, data, names), data)
-        if data.documents == "blank_lines":
-            raise DataError(
-                f"{source.name}: {reason}. data.documents='blank_lines' is for a txt file with one sentence per line. "
-                "Use such a file, or set data.documents='auto'"
-            )
-        if data.pairs != "dropout" or data.held_out:
-            raise DataError(f"{source.name}: {reason}. {_what_asks(data)} needs documents: {documents.KNOWN}")
-    return _rows(source, data.columns, data.on_bad_line, names)
+        if not reason or data.documents == "blank_lines" or data.pairs != "dropout" or data.held_out:
+            return corpus_of(_documents(source, data, reason), data)
+    return _rows(source, data.columns, data.on_bad_line)
 
 
 def open_documents(data: DataConfig) -> Documents:
@@ -84,11 +85,8 @@ def open_documents(data: DataConfig) -> Documents:
     Raises:
         DataError: The source cannot be read or does not contain documents.
     """
-    names = TRAINING_OPTIONS
-    source = find_source(data.train_file, names)
-    if reason := _why_no_documents(source, data):
-        raise DataError(f"{source.name}: {reason}. {_what_asks(data)} needs documents: {documents.KNOWN}")
-    return _documents(source, data, names)
+    source = find_source(data.train_file)
+    return _documents(source, data, _why_no_documents(source, data))
 
 
 def open_text(
@@ -120,7 +118,7 @@ def open_text(
     source = find_source(str(name), names)
     if not columns and _reads_as_documents(source):
         data = DataConfig(str(name), pairs="passages", max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
-        return corpus_of(_documents(source, data, names), data)
+        return corpus_of(_documents(source, data, names=names), data)
     return _rows(source, columns, on_bad_line, names, id_column)
 
 
@@ -135,49 +133,43 @@ def find_source(name: str, names: OptionNames = TRAINING_OPTIONS) -> Source:
     Raises:
         DataError: There is no such file, or it cannot be read.
     """
+    option = names.file
     if name == "docstrings":
         return Source(name, Path(), (), "docstrings")
     if name == "wiki1m":
-        path = hub_file(WIKI1M_FILE, f"fetch it and set {names.file}=/path/{WIKI1M_FILE}")
+        path = hub_file(WIKI1M_FILE, f"fetch it and set {option}=/path/{WIKI1M_FILE}")
         return Source(name, path.parent, (path,), "file")
     if not name:
-        raise DataError(f"{names.file} is empty. Name a file, a folder, wiki1m or docstrings")
-    path = expand_path(name)
+        raise DataError(f"{option} is empty. Name a file, a folder, wiki1m or docstrings")
+    path, known_kinds = expand_path(name), ", ".join(KNOWN_EXTENSIONS)
     if os.path.isdir(path):
-        found = _files_below(path)
+        root, found = path, _files_below(path)
         if any(file.name == PREPARED for file in found):
             return Source(name, path, (), "records")
-        return _of_files(name, path, found, names)
-    if os.path.exists(path) or not glob.has_magic(name):
+    elif os.path.exists(path) or not glob.has_magic(name):
         if problem := why_unreadable(path):
-            advice = "" if os.path.exists(path) else f"{_nearest(path)}. Known names: wiki1m, docstrings"
-            if " " in name and not advice.startswith(" (") and not path.suffix:
-                advice = ". To use sentences themselves from Python, give a list of strings"
-            raise DataError(f"{names.file}: {problem}{advice}")
+            raise DataError(f"{option}: {problem}{'' if os.path.exists(path) else _advice(name, path)}")
         if extension(path) not in KNOWN_EXTENSIONS:
-            raise DataError(f"{names.file}: {name} has an unknown extension. Known: {', '.join(KNOWN_EXTENSIONS)}")
+            raise DataError(f"{option}: {name} has an unknown extension. Known: {known_kinds}")
         return Source(name, path.parent, (path,), "file")
-    matches = sorted(glob.glob(os.path.expanduser(name), recursive=True))
-    found = [Path(match) for match in matches if not os.path.isdir(match)]
-    if not found:
-        raise DataError(f"{names.file}: no file matches {name}. Known names: wiki1m, docstrings")
-    return _of_files(name, Path(os.path.commonpath([file.parent for file in found])), found, names)
-
-
-def _of_files(name: str, root: Path, found: Sequence[Path], names: OptionNames) -> Source:
-    known = [file for file in found if extension(file) in KNOWN_EXTENSIONS]
+    else:
+        matches = sorted(glob.glob(os.path.expanduser(name), recursive=True))
+        found = [Path(match) for match in matches if not os.path.isdir(match)]
+        if not found:
+            raise DataError(f"{option}: no file matches {name}. Known names: wiki1m, docstrings")
+        root = Path(os.path.commonpath([file.parent for file in found]))
+    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
     if problem := next(filter(None, map(why_unreadable, known)), ""):
-        raise DataError(f"{names.file}: {problem}")
-    others = collections.Counter(file.suffix or "without extension" for file in found if file not in {*known})
+        raise DataError(f"{option}: {problem}")
+    others = _counts(file.suffix or "without extension" for file in found if file not in {*known})
     if not known:
-        has = f"It has: {_counts(others)}. " if others else ""
         raise DataError(
-            f"{names.file}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. {has}"
-            f"Known: {', '.join(KNOWN_EXTENSIONS)}"
+            f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
+            f"{f'It has: {others}. ' if others else ''}Known: {known_kinds}"
         )
-    total = others.total()
-    note = f"skipped {total:,} file{'s' * (total > 1)} of other kinds: {_counts(others)}" if others else ""
-    return Source(name, root, tuple(known), "files", note)
+    total = len(found) - len(known)
+    note = f"skipped {total:,} file{'s' * (total > 1)} of other kinds: {others}" if others else ""
+    return Source(name, root, known, "files", note)
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -196,14 +188,17 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def _nearest(path: Path) -> str:
+def _advice(name: str, path: Path) -> str:
+    """Return advice for a name of which there is no file."""
     readable = os.path.isdir(path.parent) and os.access(path.parent, os.R_OK)
     near = difflib.get_close_matches(path.name, os.listdir(path.parent) if readable else [], n=1)
-    return f" (did you mean {path.with_name(near[0])}?)" if near else ""
+    if not near and " " in name and not path.suffix:
+        return ". To use sentences themselves from Python, give a list of strings"
+    return (f" (did you mean {path.with_name(near[0])}?)" if near else "") + ". Known names: wiki1m, docstrings"
 
 
-def _counts(extensions: collections.Counter[str]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in extensions.most_common())
+def _counts(extensions: Iterable[str]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in collections.Counter(extensions).most_common())
 
 
 # Documents
@@ -218,16 +213,11 @@ def _why_no_documents(source: Source, data: DataConfig) -> str:
         return "docstrings are not lines of sentences" if blank_lines else ""
     if source.form == "records":
         return "ArrayRecord data sets contain rows, not documents"
-    if blank_lines:
-        is_lines = source.form == "file" and extension(source.files[0]) == ".txt"
-        return "" if is_lines else "only a single txt file can have blank lines between documents"
-    kinds = [extension(file) for file in source.files]
-    rows_only = data.pairs == "dropout" and not data.held_out and {*kinds} <= {".csv", ".tsv"}
+    kinds = {*map(extension, source.files)}
+    if blank_lines and (source.form, kinds) != ("file", {".txt"}):
+        return "only a single txt file can have blank lines between documents"
+    rows_only = data.pairs == "dropout" and not data.held_out and kinds <= {".csv", ".tsv"}
     return "csv and tsv files contain rows" if rows_only else ""
-
-
-def _what_asks(data: DataConfig) -> str:
-    return "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
 
 
 def _reads_as_documents(source: Source) -> bool:
@@ -237,52 +227,95 @@ def _reads_as_documents(source: Source) -> bool:
     if any(extension(file) not in EXTENSIONS for file in source.files):
         return True
     tables = source.of_kinds(TABLES)
-    if tables:
-        columns = _first_columns(tables)
-        return "text" in columns and len(columns) > 1
-    return source.form == "files" and any(map(documents.has_blank_lines, source.files[:10]))
-
-
-def _first_columns(files: Sequence[Path]) -> Sequence[str]:
-    for file in files:
+    for table in tables:
         with contextlib.suppress(NoSentencesError):
-            return open_file(file, ("text",)).columns
-    return ()
+            columns = open_file(table, ("text",)).columns
+            return "text" in columns and len(columns) > 1
+    return not tables and source.form == "files" and any(map(documents.has_blank_lines, source.files[:10]))
 
 
-def _documents(source: Source, data: DataConfig, names: OptionNames) -> Documents:
-    if source.form == "docstrings":
-        if data.columns:
-            raise DataError(f"docstrings do not have columns. Leave {names.columns} empty")
-        return documents.of_docstrings()
-    prose = () if data.columns else tuple(file for file in source.files if extension(file) in documents.FORMATS)
+def _documents(
+    source: Source, data: DataConfig, why_none: str = "", *, names: OptionNames = TRAINING_OPTIONS
+) -> Documents:  # fmt: skip
+    columns = data.columns
+    if why_none and data.documents == "blank_lines":
+        raise DataError(
+            f"{source.name}: {why_none}. data.documents='blank_lines' is for a txt file with one sentence per line. "
+            "Use such a file, or set data.documents='auto'"
+        )
+    if why_none:
+        option = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
+        raise DataError(f"{source.name}: {why_none}. {option} needs documents: {KNOWN_DOCUMENTS}")
     tables = source.of_kinds(TABLES)
-    if data.columns and not tables:
-        raise DataError(f"{source.name}: documents of files do not have columns. Leave {names.columns} empty")
+    if columns and not tables:
+        raise DataError(f"{source.name}: documents of this kind do not have columns. Leave {names.columns} empty")
+    if len(columns) > 2:
+        raise DataError(
+            f"{source.name}: a document has a title and a text, but {names.columns} names {len(columns)} columns"
+        )
+    if source.form == "docstrings":
+        return _docstring_documents()
     if source.form == "file" and extension(source.files[0]) == ".txt":
         return documents.of_text_file(source.files[0], sentence_a_line=data.documents == "blank_lines")
+    prose = () if columns else tuple(file for file in source.files if extension(file) in documents.FORMATS)
     opened: list[RowFile] = []
-    for file in tables:
+    for path in tables:
         with contextlib.suppress(NoSentencesError):
-            # Next to prose, tables without texts are settings of other programs.
-            opened += filter(None, [documents.open_table(file, data.columns, names, strict=not prose)])
+            file = open_file(path, columns or documents.TITLE_AND_TEXT, names)
+            missing = [column for column in columns or ("text",) if column not in file.columns]
+            if not missing:
+                opened.append(file)
+            elif not prose:  # next to prose, tables without texts are settings of other programs
+                raise DataError(
+                    f"{path}: no column {missing[0]!r}. It has: {listed(file.columns)}. Name the columns of title and "
+                    f"text, or of the text alone, in {names.columns}"
+                )
     if not prose and not opened:
         raise NoSentencesError(f"{source.name}: the files are empty")
     others = len(tables) - len(opened) if prose else 0
     skipped = f"skipped {others:,} table{'s' * (others > 1)} without texts" if others else ""
     note = "; ".join(filter(None, [source.note, skipped]))
-    return documents.of_files(source.name, source.root, prose, opened, data.columns, note)
+    return documents.of_files(source.name, source.root, prose, opened, columns, note)
+
+
+def _docstring_documents() -> Documents:
+    """Return the docstrings of the installed packages, without the functions held out for evaluation."""
+    from diffcse_jax.data.docstrings import docstring_documents
+
+    def read() -> Iterator[documents.Placed]:
+        return ((name, (Section(name, "", text, sentence_a_line=True),)) for name, text in docstring_documents())
+
+    def fingerprint() -> str:
+        texts = ("\n".join([*sentences, "\n"]) for _, sentences in docstring_documents())
+        return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+    return Documents("docstrings", read, fingerprint)
 
 
 # Rows
 
 
 def _rows(
-    source: Source, wanted: Sequence[str], on_bad_line: str, names: OptionNames, id_column: str = ""
-) -> Corpus:  # fmt: skip
+    source: Source,
+    wanted: Sequence[str],
+    on_bad_line: str,
+    names: OptionNames = TRAINING_OPTIONS,
+    id_column: str = "",
+) -> Corpus:
     """Open the rows of a source, numbered over all of its files."""
     if source.form == "docstrings":
-        return _docstring_rows(wanted, on_bad_line, names)
+        from diffcse_jax.data.docstrings import docstring_sentences
+
+        if wanted:
+            raise DataError(f"docstrings do not have columns. Leave {names.columns} empty")
+        return Corpus(
+            "docstrings",
+            ("sentence",),
+            lambda: enumerate(((sentence,) for sentence in docstring_sentences()), 1),
+            lambda: hashlib.sha256("\n".join(docstring_sentences()).encode()).hexdigest(),
+            on_bad_line,
+            names=names,
+        )
     if source.form == "records":
         from diffcse_jax.data.array_record import open_prepared  # loads tensorflow-datasets
 
@@ -291,14 +324,14 @@ def _rows(
         fingerprint = functools.partial(_fingerprint, shards)
         return Corpus(source.name, columns, lambda: read(columns), fingerprint, on_bad_line, names=names)
     files = source.of_kinds(EXTENSIONS)
-    kinds = collections.Counter(map(extension, files))
-    name = source.name if source.form == "file" else f"{source.name} ({_counts(kinds)} file{'s' * (len(files) > 1)})"
     if not files:
         raise DataError(f"{source.name}: these files contain documents. Set data.pairs, for example to 'lead'")
-    if len(kinds) > 1:
+    counts = f" ({_counts(map(extension, files))} file{'s' * (len(files) > 1)})"
+    name = source.name if source.form == "file" else source.name + counts
+    if len({*map(extension, files)}) > 1:
         raise DataError(
             f"{name}: files of several kinds. Name the files of one kind with a pattern, such as "
-            f"'{source.root}/**/*{next(iter(kinds))}'"
+            f"'{source.root}/**/*{extension(files[0])}'"
         )
     opened: list[RowFile] = []
     for path in files:
@@ -319,34 +352,31 @@ def _rows(
         last = 0
         for file in opened:
             starts.append(last)
-            for number, row in file.rows(columns, id_column):
+            for number, entry in file.entries(columns):
                 last = starts[-1] + number
-                yield last, row
+                yield last, _row(entry, columns, id_column)
 
     def where(place: int) -> str:
         index = bisect.bisect_left(starts, place) - 1
         return f"{opened[index].path}, {opened[index].unit} {place - starts[index]}"
 
     fingerprint = functools.partial(_fingerprint, [file.path for file in opened])
-    unit = opened[0].unit
-    return Corpus(
-        name, columns, records, fingerprint, on_bad_line, unit=unit, where=where, note=source.note, names=names
-    )
+    unit, note = opened[0].unit, source.note
+    return Corpus(name, columns, records, fingerprint, on_bad_line, unit=unit, where=where, note=note, names=names)
 
 
-def _docstring_rows(wanted: Sequence[str], on_bad_line: str, names: OptionNames) -> Corpus:
-    from diffcse_jax.data.docstrings import docstring_sentences
-
-    if wanted:
-        raise DataError(f"docstrings do not have columns. Leave {names.columns} empty")
-    return Corpus(
-        "docstrings",
-        ("sentence",),
-        lambda: ((number, (sentence,)) for number, sentence in enumerate(docstring_sentences(), 1)),
-        lambda: hashlib.sha256("\n".join(docstring_sentences()).encode()).hexdigest(),
-        on_bad_line,
-        names=names,
-    )
+def _row(entry: dict[str, Any] | Fault, columns: Sequence[str], id_column: str) -> Row | Fault:
+    """Return the values of some columns. The `id_column` may also contain whole numbers."""
+    if isinstance(entry, Fault):
+        return entry
+    if any(column not in entry for column in columns):
+        return Fault.MISSING_KEY
+    if id_column and type(entry[id_column]) is int:
+        entry = entry | {id_column: str(entry[id_column])}
+    row = tuple(entry[column] for column in columns)
+    if all(isinstance(value, str) for value in row):
+        return row
+    return Fault.EMPTY if None in row else Fault.NOT_STRING
 
 
 def _choose_columns(
@@ -359,14 +389,13 @@ def _choose_columns(
         raise DataError(f"{name}: no column {missing[0]!r} ({names.columns}). It has: {listed(available)}")
     if wanted or len(available) == 1:
         return tuple(wanted or available)
-    for roles in KNOWN_ROLES:
+    for roles in (ROLES, ("sent0", "sent1", "hard_neg")):  # ours, and SimCSE's
         if {*available} == {*(columns := column_names(len(available), roles))}:
             return columns
     if not names.columns:
         raise DataError(f"{name}: it has {len(available)} columns ({listed(available)}). Give a file with one column")
-    example = (
-        f"--config.data.columns=\"('{available[-1]:.100}',)\"" if names == TRAINING_OPTIONS else available[-1][:100]
-    )
+    example = available[-1][:100]
+    example = f"--config.data.columns=\"('{example}',)\"" if names == TRAINING_OPTIONS else example
     raise DataError(
         f"{name}: name one or more of its {len(available)} columns in {names.columns}: {listed(available)} "
         f"(for example {example})"

@@ -1,24 +1,27 @@
-"""Tokenise a corpus once, into arrays on disk that training maps into memory.
+"""Tokenise a corpus once, into arrays on disk that training maps into memory; likewise embeddings of its sentences.
 
-A store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and, for
-documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that determines
-its content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening; a damaged store is
-rebuilt.
+A token store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and,
+for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that
+determines its content. Embeddings that `diffcse embed` stored are copied next to it: `vectors.npy` (one row per
+distinct sentence) and `rows.npy` (the row of each sentence). `meta.json` contains the SHA-256 of the arrays, which is
+checked at each opening; a damaged folder is made again.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import tokenizers
 import transformers
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Float32, Int, Integer, UInt64
 
-from diffcse_jax.data.corpus import Corpus, Row
+from diffcse_jax.data.readers import Corpus, Row
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, DataError
 from diffcse_jax.hosts import Progress
@@ -29,6 +32,7 @@ from diffcse_jax.io import (
     expand_path,
     file_digests,
     first_changed,
+    json_digest,
     lock,
     partial_dir,
     read_json_object,
@@ -39,56 +43,42 @@ FORMAT_VERSION = 3
 META = "meta.json"
 BLOCK_ROWS = 10_000
 BLOCK_CHARACTERS = 1 << 25
+_STORE = ("token_ids.npy", "offsets.npy")
+_VECTORS = ("vectors.npy", "rows.npy")
 
 
-class TokenStore:
-    """Tokenised examples; each has one sentence per column.
+class Examples:
+    """Examples of one or more sentences. The number of an example (its row) may contain a choice that is drawn.
 
     Attributes:
-        folder: Where the store is.
-        name: A hash of the text, the tokenizer and how both were read.
-        columns: Names of the columns.
+        columns: Names of the columns. An example has one sentence per column.
         max_length: Most tokens of a sentence.
-        token_ids: All tokens, example by example and column by column.
-        offsets: Where each sentence starts in `token_ids`; the last entry is its end.
-        document_starts: The first example of each document; None if the corpus does not have documents.
-        note: What was skipped or left out when the store was built.
+        token_ids: All tokens of the text.
+        offsets: Where each sentence of the text starts in `token_ids`; the last entry is its end.
     """
 
-    def __init__(self, folder: Path):
-        meta = read_json_object(folder / META)
-        self.folder = folder
-        self.name = folder.name
-        self.columns: tuple[str, ...] = tuple(meta["columns"])
-        self.max_length: int = meta["max_length"]
-        self.note: str = meta["note"]
-        self.token_ids: Integer[np.ndarray, " tokens"] = np.load(folder / "token_ids.npy", mmap_mode="r")
-        self.offsets: Int[np.ndarray, " sentences_and_1"] = np.load(folder / "offsets.npy", mmap_mode="r")
-        documents = folder / "document_starts.npy"
-        self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
+    columns: tuple[str, ...]
+    max_length: int
+    token_ids: Integer[np.ndarray, " tokens"]
+    offsets: Int[np.ndarray, " sentences_and_1"]
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        """Return a random order of the examples."""
+        """Return a random order of the examples, each with a choice."""
         return generator.permutation(len(self))
 
     def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
         """Return the row of the text, from 0, of each example."""
         return rows
 
-    @property
-    def token_count(self) -> int:
-        """Return the number of tokens, including [CLS] and [SEP]."""
-        return len(self.token_ids)
-
     def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
         """Return the numbers of the examples' sentences, in the order of the text."""
         return rows[:, None] * len(self.columns) + np.arange(len(self.columns))
 
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
-        """Return the number of tokens of each sentence."""
+        """Return the number of tokens of each sentence, including special tokens."""
         sentences = self.sentences(rows)
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
@@ -101,6 +91,44 @@ class TokenStore:
         real = column < lengths[..., None]
         token_ids = self.token_ids[np.where(real, starts[..., None] + column, 0)]
         return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
+
+
+class TokenStore(Examples):
+    """The rows of a text as examples, mapped into memory from a folder of `build_or_open`.
+
+    Attributes:
+        folder: Where the store is. Its name is a hash of the text, the tokenizer and how both were read.
+        document_starts: The first example of each document; None if the corpus does not have documents.
+        note: What was skipped or left out when the store was built.
+    """
+
+    def __init__(self, folder: Path):
+        meta = read_json_object(folder / META)
+        self.folder = folder
+        self.columns = tuple(meta["columns"])
+        self.max_length = meta["max_length"]
+        self.note: str = meta["note"]
+        self.token_ids = np.load(folder / "token_ids.npy", mmap_mode="r")
+        self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+        documents = folder / "document_starts.npy"
+        self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
+
+    @property
+    def name(self) -> str:
+        """The hash that is the folder's name."""
+        return self.folder.name
+
+
+class SentenceVectors:
+    """Embeddings of all sentences of a token store, mapped into memory, from a folder of `make_vectors`."""
+
+    def __init__(self, folder: Path):
+        self._vectors: Float[np.ndarray, "distinct dimension"] = np.load(folder / "vectors.npy", mmap_mode="r")
+        self._rows: Int[np.ndarray, " sentences"] = np.load(folder / "rows.npy", mmap_mode="r")
+
+    def gather(self, sentences: Int[np.ndarray, "B C"]) -> Float32[np.ndarray, "B C dimension"]:
+        """Return the embeddings of sentences, given their numbers (`TokenStore.sentences`)."""
+        return self._vectors[self._rows[sentences]].astype(np.float32, copy=False)
 
 
 def build_or_open(
@@ -130,68 +158,107 @@ def build_or_open(
     parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (expand_path(cache_dir) if cache_dir else cache_folder("tokens")) / name
+
+    def build(new: Path) -> dict[str, Any]:
+        _write_arrays(corpus, backend, new, quiet)
+        if corpus.fingerprint() != text:
+            raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
+        return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
+
+    built = False
     with disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
-        if problem := _problem(folder):
+        if _damaged(folder, _STORE):
             lock_file = folder.with_name(f".{name}.lock")
             with lock(lock_file, wait=True):
-                if problem := _problem(folder):  # another process may have built it
-                    if folder.exists():
-                        print(f"warning: rebuilding the damaged token store {folder}: {problem}", file=sys.stderr)
-                    _build(corpus, text, backend, max_length, folder, quiet)
+                built = _make(folder, _STORE, build)  # unless another process has built it meanwhile
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
     if not quiet:
         note = f" ({store.note})" if store.note else ""
-        size = f"{len(store):,} rows of {', '.join(store.columns)}, {store.token_count:,} tokens{note}"
-        print(f"token store {'built' if problem else 'found'}: {corpus.name}, {size} in {folder}", file=sys.stderr)
-        if problem and (advice := corpus.advice()):
+        size = f"{len(store):,} rows of {', '.join(store.columns)}, {len(store.token_ids):,} tokens{note}"
+        print(f"token store {'built' if built else 'found'}: {corpus.name}, {size} in {folder}", file=sys.stderr)
+        if built and (advice := corpus.advice()):
             print(f"warning: text that is not UTF-8 was skipped. {advice}", file=sys.stderr)
-        if problem and not corpus.reading:  # rows of documents need further passes
-            print(f"first row: {corpus.first_row()}", file=sys.stderr)
+        if built and not corpus.reading:  # rows of documents need further passes
+            texts = (text if len(text) <= 60 else f"{text[:57]}..." for text in next(iter(corpus)))
+            row = ", ".join(f"{column} {text!r}" for column, text in zip(corpus.columns, texts, strict=True))
+            print(f"first row: {row}", file=sys.stderr)
     return store
 
 
-def _problem(folder: Path) -> str:
-    """Return why a store cannot be used, or an empty string."""
+def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
+    """Open the embeddings of a text, and copy them first if needed.
+
+    An embedding is found by the text of its sentence, so the store may contain more text in another order.
+
+    Args:
+        store: The Parquet store, a `search.vector_store.VectorStore`.
+        corpus: The text.
+        tokens: The text's token store.
+        quiet: Do not report; one of several processes reports.
+
+    Raises:
+        DataError: The store lacks sentences of the text or cannot be read, or the text has changed.
+    """
+    folder = tokens.folder / f"vectors-{store.digest[:32]}"
+    with disk_errors(folder, safe=f"{store.folder} is unchanged."):
+        make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
+    if not quiet:
+        print(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}", file=sys.stderr)
+    return SentenceVectors(folder)
+
+
+def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
+    """Make a folder of embeddings unless it exists and is sound.
+
+    Args:
+        folder: The folder.
+        make: Writes `vectors.npy` and `rows.npy` into a folder, which gets its name once it is complete.
+    """
+
+    def write(new: Path) -> dict[str, Any]:
+        make(new)
+        return {}
+
+    _make(folder, _VECTORS, write)
+
+
+# Folders of arrays
+
+
+def _damaged(folder: Path, arrays: Sequence[str]) -> str:
+    """Return the first missing or damaged file of a folder, or an empty string."""
     try:
         meta = read_json_object(folder / META)
-        digests = {"token_ids.npy": "", "offsets.npy": "", **meta["files"]}
-        if _digest(meta) != meta["sha256"]:
-            return f"{META} has changed"
-        changed = first_changed(folder, digests)
-    except CheckpointError:
-        return f"{META} is missing or unreadable"
-    except (KeyError, TypeError):
-        return f"{META} is incomplete"
-    return f"{changed} is missing or has changed" if changed else ""
+        if json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
+            return META
+        return first_changed(folder, dict.fromkeys(arrays, "") | meta["files"])
+    except (CheckpointError, KeyError, TypeError):
+        return META
 
 
-def _digest(meta: dict[str, object]) -> str:
-    content = {key: value for key, value in meta.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, Any]]) -> bool:
+    """Make a folder unless it is sound, and return whether it was made. `make` returns entries of its record."""
+    damaged = _damaged(folder, arrays)
+    if damaged and folder.exists():
+        print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
+    if damaged:
+        with atomic_dir(folder) as new:
+            meta = make(new)
+            meta |= {"files": file_digests(new, new.iterdir())}
+            write_json(new / META, meta | {"sha256": json_digest(meta)})
+            if folder.exists():
+                with partial_dir(folder) as old:
+                    folder.rename(old / "damaged")
+    return bool(damaged)
 
 
-def _build(
-    corpus: Corpus, text: str, backend: tokenizers.Tokenizer, max_length: int, folder: Path, quiet: bool
-) -> None:  # fmt: skip
-    with atomic_dir(folder) as new:
-        _write_arrays(corpus, backend, new, quiet)
-        if corpus.fingerprint() != text:
-            raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
-        meta = {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
-        meta |= {"files": file_digests(new, new.iterdir())}
-        write_json(new / META, meta | {"sha256": _digest(meta)})
-        if folder.exists():
-            with partial_dir(folder) as old:
-                folder.rename(old / "damaged")
-
-
-def _write_arrays(corpus: Corpus, backend: tokenizers.Tokenizer, folder: Path, quiet: bool) -> None:
+def _write_arrays(corpus: Corpus, backend: Any, folder: Path, quiet: bool) -> None:
     id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
     document_starts, document = [np.zeros(0, np.int64)], -1
     with (
-        _GrowingArray(folder / "token_ids.npy", id_type) as token_ids,
-        _GrowingArray(folder / "offsets.npy", np.int64) as offsets,
+        contextlib.closing(_GrowingArray(folder / "token_ids.npy", id_type)) as token_ids,
+        contextlib.closing(_GrowingArray(folder / "offsets.npy", np.int64)) as offsets,
         Progress(f"tokenising {corpus.name}", "rows", quiet=quiet) as progress,
     ):
         offsets.append(np.zeros(1))
@@ -227,19 +294,14 @@ class _GrowingArray:
     """A one-dimensional .npy file that is written in pieces. The header is written again once the size is known."""
 
     def __init__(self, path: Path, dtype: np.typing.DTypeLike):
-        self.size = 0
-        self._dtype = np.dtype(dtype)
-        self._file = path.open("wb")
-
-    def __enter__(self) -> "_GrowingArray":
+        self.size, self._dtype, self._file = 0, np.dtype(dtype), path.open("wb")
         self._write_header()
-        return self
 
     def append(self, values: np.ndarray) -> None:
         self._file.write(values.astype(self._dtype).tobytes())
         self.size += len(values)
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         with self._file:  # closed even if the disk is full
             self._file.seek(0)
             self._write_header()
@@ -248,3 +310,41 @@ class _GrowingArray:
         """Write the header; NumPy pads it, so that its length does not depend on the size."""
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
         np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
+    sentences = _hashes(itertools.chain.from_iterable(corpus))
+    if len(sentences) != len(tokens) * len(tokens.columns):
+        raise DataError(f"{corpus.name} has changed since this run started. Start the run again")
+    distinct, first, inverse = np.unique(sentences, return_index=True, return_inverse=True)
+    places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's
+    path, shape = folder / "vectors.npy", (len(distinct), store.dimension)
+    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=store.dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to mapped memory would end the process
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    missing = np.ones(len(distinct), bool)
+    with Progress(f"reading {store.folder}", "rows", quiet=quiet) as progress:
+        for texts, block in store.blocks():
+            stored = _hashes(texts)
+            index = np.searchsorted(distinct, stored)
+            known = distinct.take(index, mode="clip") == stored
+            vectors[places[index[known]]] = block[known]
+            missing[index[known]] = False
+            progress.update(len(texts))
+    if (lacking := np.flatnonzero(missing[inverse])).size:
+        row, column = divmod(int(lacking[0]), len(corpus.columns))
+        line, texts = next(itertools.islice(corpus.numbered(), row, None))
+        raise DataError(
+            f"{store.folder} lacks the embeddings of {len(lacking):,} of the {len(sentences):,} sentences of "
+            f"{corpus.name}. The first is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output "
+            f"{store.folder} on all of the text (with --columns, if the file has several columns)"
+        )
+    vectors.flush()
+    np.save(folder / "rows.npy", places[inverse])
+
+
+def _hashes(sentences: Iterable[str]) -> UInt64[np.ndarray, " sentences"]:
+    """Return a hash of each sentence; among 10^6 sentences two are equal with a chance of 10^-7."""
+    numbers = (hashlib.blake2b(sentence.encode(), digest_size=8).digest() for sentence in sentences)
+    return np.frombuffer(b"".join(numbers), np.uint64)

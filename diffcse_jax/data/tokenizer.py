@@ -1,7 +1,8 @@
 """Load tokenizers from Hugging Face folders, and tokenise long texts at the cost of their beginnings."""
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,7 @@ class Tokenised(NamedTuple):
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a Hugging Face folder. Code in the folder is never executed.
-
-    Raises:
-        CheckpointError: The tokenizer is missing or cannot be read.
-    """
+    """Load the fast tokenizer of a Hugging Face folder, or raise `CheckpointError`. Code in the folder never runs."""
     # Without any of these, transformers returns a tokenizer with an empty vocabulary.
     if not any(os.path.isfile(folder / name) for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         raise CheckpointError(f"{folder} does not contain a tokenizer (tokenizer.json or a vocabulary)")
@@ -65,32 +62,18 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
     The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is. So the
     tokens are those of the whole text, unless it is longer than `LONGEST_WORD` and has few spaces.
     """
-    if backend.truncation is None:
-        raise ValueError("enable the backend's truncation")
+    assert backend.truncation is not None
     size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
-    found = Tokenised([], [])
-    for group in _groups(texts, size):
-        encodings = backend.encode_batch_fast([start for _, start in group])
-        for (text, start), encoding in zip(group, encodings, strict=True):
-            whole = text[: max(size, LONGEST_WORD)]
-            if len(start) < len(whole) and not encoding.overflowing:
-                (encoding,) = backend.encode_batch_fast([whole])
+    longest, found = max(size, LONGEST_WORD), Tokenised([], [])
+    spaces = (text.rfind(" ", 0, size) if len(text) > size else -1 for text in texts)
+    starts = [text[: longest if space < 0 else space] for text, space in zip(texts, spaces, strict=True)]
+    triples = zip(texts, starts, itertools.accumulate(map(len, starts)), strict=True)
+    for _, triple in itertools.groupby(triples, lambda triple: triple[2] // CHARACTERS_AT_ONCE):
+        group = list(triple)
+        encodings = backend.encode_batch_fast([start for _, start, _ in group])
+        for (text, start, _), encoding in zip(group, encodings, strict=True):
+            if len(start) < min(len(text), longest) and not encoding.overflowing:
+                (encoding,) = backend.encode_batch_fast([text[:longest]])
             found.ids.append(encoding.ids)
-            found.cut.append(bool(encoding.overflowing) or len(whole) < len(text))
+            found.cut.append(bool(encoding.overflowing) or len(text) > longest)
     return found
-
-
-def _groups(texts: Sequence[str], size: int) -> Iterator[list[tuple[str, str]]]:
-    """Yield groups of texts, each with its beginning: at most `size` characters if there is a space among them."""
-    group: list[tuple[str, str]] = []
-    characters = 0
-    for text in texts:
-        end = text.rfind(" ", 0, size) if len(text) > size else -1
-        start = text[: max(size, LONGEST_WORD)] if end < 0 else text[:end]
-        group.append((text, start))
-        characters += len(start)
-        if characters >= CHARACTERS_AT_ONCE:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, EvalConfig
-from diffcse_jax.data.corpus import Fault, checked
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
+from diffcse_jax.data.readers import Fault, checked
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval

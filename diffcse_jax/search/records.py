@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.corpus import Corpus, OptionNames
-from diffcse_jax.data.readers import lines_of
+from diffcse_jax.data.readers import Corpus, OptionNames, lines_of
 from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
 

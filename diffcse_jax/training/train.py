@@ -16,12 +16,11 @@ from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import open_augmentation
 from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
-from diffcse_jax.data.corpus import Corpus, Place
 from diffcse_jax.data.pair_builders import stored_length
+from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.stored_vectors import open_vectors
-from diffcse_jax.data.token_store import TokenStore, build_or_open
+from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation.dev import build_dev_evaluation
@@ -41,8 +40,6 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
 from diffcse_jax.training.step import Programs, initial_state, make_train_step
-
-Examples = TokenStore | Neighbours | Crops
 
 
 def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from diffcse_jax.data.corpus import Corpus, Fault, checked, listed
 from diffcse_jax.data.pair_builders import is_in_share
-from diffcse_jax.data.readers import TABLES, extension, open_file
+from diffcse_jax.data.readers import TABLES, Corpus, Fault, checked, extension, listed, open_file
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.io import expand_path
 from diffcse_jax.losses.finetune import Task
