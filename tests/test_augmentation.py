@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_networks import SIZES
 
 from diffcse_jax.config import Config, DataConfig
-from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation, read_synonyms
+from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import ConfigError, DataError
@@ -128,34 +128,30 @@ def test_where_words_begin(minilm_dir):
     assert begins[ids].tolist() == [True] + [False] * (len(text) - 4) + [True] * 3
 
 
-def synonyms_file(folder: Path, text: str) -> Path:
-    (folder / "synonyms.tsv").write_text(text)
-    return folder / "synonyms.tsv"
-
-
-def test_a_table_of_synonyms_is_read_in_tokens(tmp_path):
-    path = synonyms_file(tmp_path, "fast\tquick\tvery quickly\n\nrunning\tfastly\nfast\tquick\n")
-    assert read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK) == SYNONYMS
-    data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
-    assert open_augmentation(data, tokenizer()).synonyms == SYNONYMS
-    assert open_augmentation(DataConfig(), tokenizer()) is None
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("fast\tquick\tvery quickly\n\nrunning\tfastly\nfast\tquick\n", ""),
         ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
         ("fast\t\n", r"synonyms\.tsv, line 1: expected a word"),
+        ("fast\tqu\0ick\n", r"synonyms\.tsv, line 1: NUL byte"),
         ("very fast\tquick\n", r"synonyms\.tsv, line 1: the tokenizer splits 'very fast' into words"),
         ("fast\tquick\n\nquick\tswift\n", r"synonyms\.tsv, line 3: text is not in the tokenizer's vocabulary"),
         ("\n", r"data\.synonyms_file: .*synonyms\.tsv does not contain a word"),
         (None, r"data\.synonyms_file: cannot read .*synonyms\.tsv"),
     ],
 )
-def test_unusable_tables_are_refused(tmp_path, text, message):
-    path = tmp_path / "synonyms.tsv" if text is None else synonyms_file(tmp_path, text)
-    with pytest.raises(DataError, match=message):
-        read_synonyms(path, tokenizer().backend_tokenizer, BEGINS, UNK)
+def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, message):
+    path = tmp_path / "synonyms.tsv"
+    if text is not None:
+        path.write_text(text)
+    data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
+    if message:
+        with pytest.raises(DataError, match=message):
+            open_augmentation(data, tokenizer())
+    else:
+        assert open_augmentation(data, tokenizer()).synonyms == SYNONYMS
+        assert open_augmentation(DataConfig(), tokenizer()) is None
 
 
 def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenStore:
@@ -177,14 +173,12 @@ def test_augmented_batches(tmp_path):
 
     plain, source = source_of(), source_of(augmentation=augmentation)
     packed = source_of(augmentation=augmentation, packing=Packing(anchors=True))
-    halves = [source_of(augmentation=augmentation, shards=Shards(range(i, i + 1), 2)) for i in range(2)]
+    half = source_of(augmentation=augmentation, shards=Shards(range(1, 2), 2))
     second_views = {}
-    for step in range(20):
+    for step in range(12):
         views = source[step]
         jax.tree.map(np.testing.assert_array_equal, packed[step].padded(), views)
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *(half[step] for half in halves))
-        jax.tree.map(np.testing.assert_array_equal, joined, views)
-        jax.tree.map(np.testing.assert_array_equal, source[step], views)
+        jax.tree.map(np.testing.assert_array_equal, half[step], jax.tree.map(lambda values: values[4:], views))
         rows = packed[step].rows
         if rows.layout is not None:
             assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()

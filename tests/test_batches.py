@@ -1,89 +1,119 @@
+"""Batches of a token store, of neighbours and of crops: what they hold, their order and their shapes."""
+
+import itertools
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax.batch import Batch
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.batches import (
     BatchShape,
     BatchSource,
     Packing,
     Shards,
-    batches_per_epoch,
     choose_lengths,
     choose_shapes,
     make_batches,
     smallest,
     smallest_shape,
 )
-from diffcse_jax.data.token_store import TokenStore
-from diffcse_jax.errors import DataError
+from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
+from diffcse_jax.data.token_store import Examples, TokenStore
+from diffcse_jax.errors import ConfigError, DataError
 
-EXAMPLES, BATCH, PAD = 21, 4, 9999
-PER_EPOCH = 5
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> TokenStore:
-    """Write two columns. Each token of example `i` is `i`; lengths vary from 3 to 32."""
-    lengths = np.random.default_rng(0).integers(3, 33, (EXAMPLES, 2)) // np.array([1 + np.arange(EXAMPLES) % 3] * 2).T
-    return written_store(tmp_path_factory.mktemp("store"), np.maximum(lengths, 3))
+ROOT = Path(__file__).parents[1]
+EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
 
 
-def written_store(folder: Path, lengths: np.ndarray) -> TokenStore:
-    examples = np.arange(len(lengths)).repeat(lengths.shape[1])
-    np.save(folder / "token_ids.npy", examples.repeat(lengths.ravel()).astype(np.uint16))
+def store_of(folder: Path, lengths: np.ndarray, documents: list[int] | None = None) -> TokenStore:
+    """Write examples with these lengths by column. Each token of example `i` is `i`."""
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "token_ids.npy", np.arange(len(lengths)).repeat(lengths.sum(axis=1)).astype(np.uint16))
     np.save(folder / "offsets.npy", np.concatenate([[0], lengths.ravel().cumsum()]))
-    meta = {"columns": ["sentence", "positive"][: lengths.shape[1]], "max_length": 32, "note": ""}
+    if documents:
+        np.save(folder / "document_starts.npy", np.cumsum([0, *documents[:-1]]))
+    meta = {"columns": ["sentence", "positive"][: lengths.shape[1]], "max_length": LONGEST, "note": ""}
     (folder / "meta.json").write_text(json.dumps(meta))
     return TokenStore(folder)
 
 
+def with_documents(folder: Path, documents: list[int]) -> TokenStore:
+    """Write documents with these numbers of sentences of 3 to 32 tokens."""
+    lengths = np.random.default_rng(0).integers(3, LONGEST + 1, (sum(documents), 1))
+    return store_of(folder, np.maximum(lengths // (1 + np.arange(len(lengths)) % 3)[:, None], 3), documents)
+
+
 @pytest.fixture(scope="module")
-def source(store) -> BatchSource:
-    return source_of(store)
+def store(tmp_path_factory) -> TokenStore:
+    lengths = np.random.default_rng(0).integers(3, 33, (EXAMPLES, 2)) // (1 + np.arange(EXAMPLES) % 3)[:, None]
+    return store_of(tmp_path_factory.mktemp("store"), np.maximum(lengths, 3))
 
 
-def source_of(store: TokenStore, **options) -> BatchSource:
-    return BatchSource(store, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options})
+def source_of(examples: Examples, **options) -> BatchSource:
+    return BatchSource(examples, **{"batch_size": BATCH, "steps": 40, "seed": 3, "pad_token_id": PAD, **options})
 
 
-def examples_of(views: Batch) -> list[int]:
-    return views.input_ids[:, 0, 0].tolist()
-
-
-def epoch_order(source: BatchSource, epoch: int) -> tuple[int, ...]:
+def order_of(source: BatchSource, epoch: int) -> tuple[int, ...]:
     steps = range(epoch * PER_EPOCH, (epoch + 1) * PER_EPOCH)
-    return tuple(example for step in steps for example in examples_of(source[step]))
+    return tuple(example for step in steps for example in source[step].input_ids[:, 0, 0].tolist())
 
 
 def assert_same(left: Batch, right: Batch) -> None:
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 6])
-def test_an_epoch_visits_examples_at_most_once(store, epoch):
-    visited = epoch_order(source_of(store), epoch)
-    assert len(set(visited)) == PER_EPOCH * BATCH == len(visited)
+def check_layouts(views: Batch) -> set[int]:
+    """Check that a layout has a slot for each token, and return the numbers of slots."""
+    laid_out = [rows for rows in (views.rows, views.anchors) if rows.layout is not None]
+    for rows in laid_out:
+        assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
+    return {rows.layout.positions.shape[1] for rows in laid_out}
+
+
+# Order
 
 
 def test_order_depends_only_on_seed_and_epoch(store):
-    orders = {epoch_order(source_of(store, seed=seed), epoch) for seed in (3, 4) for epoch in (0, 1)}
+    orders = {order_of(source_of(store, seed=seed), epoch) for seed in (3, 4) for epoch in (0, 1)}
     assert len(orders) == 4
+    assert all(len(set(order)) == len(order) == PER_EPOCH * BATCH for order in orders)  # each at most once
     assert_same(source_of(store)[17], source_of(store, steps=100)[17])
 
 
 def test_each_example_is_left_out_equally_often(store):
     source = source_of(store, steps=0)
-    visits = np.zeros(EXAMPLES)
-    for step in range(200 * PER_EPOCH):
-        visits[examples_of(source[step])] += 1
+    visits = np.bincount([example for epoch in range(200) for example in order_of(source, epoch)])
     assert visits.min() >= 175  # 200 epochs, each leaves 1 of 21 out: 190.5 expected, standard deviation 3
     assert visits.max() <= 200
+
+
+@settings(max_examples=4)
+@given(st.integers(0, 40))
+def test_a_resumed_iterator_continues_identically(store, delivered):
+    source = source_of(store)
+    batches, resumed = make_batches(source), make_batches(source)
+    for step in range(delivered):
+        assert_same(next(batches), source[step])
+    state = json.loads(json.dumps(batches.get_state()))
+    next(resumed)
+    resumed.set_state(state)
+    rest, again = list(batches), list(resumed)
+    assert len(rest) == len(again) == 40 - delivered
+    for left, right in zip(rest, again, strict=True):
+        assert_same(left, right)
+
+
+# Content and shapes
 
 
 def test_batches_have_few_lengths_and_hold_their_sentences(store):
@@ -93,9 +123,8 @@ def test_batches_have_few_lengths_and_hold_their_sentences(store):
     assert len(lengths) <= 2
     for step in range(len(source)):
         views = source[step]
-        rows, length = np.array(examples_of(views)), views.input_ids.shape[-1]
-        longest = store.lengths(rows).max()
-        assert length == min(candidate for candidate in lengths if candidate >= longest)
+        rows, length = views.input_ids[:, 0, 0], views.input_ids.shape[-1]
+        assert length == min(candidate for candidate in lengths if candidate >= store.lengths(rows).max())
         np.testing.assert_array_equal(views.attention_mask.sum(-1), store.lengths(rows))
         expected = np.where(views.attention_mask == 1, rows[:, None, None], PAD)
         np.testing.assert_array_equal(views.input_ids, expected)
@@ -104,25 +133,21 @@ def test_batches_have_few_lengths_and_hold_their_sentences(store):
 
 
 def test_a_single_sentence_is_its_own_second_view(tmp_path):
-    views = source_of(written_store(tmp_path, np.full((EXAMPLES, 1), 5)))[0]
+    views = source_of(store_of(tmp_path, np.full((EXAMPLES, 1), 5)))[0]
     assert views.per_example == 2
     np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
     np.testing.assert_array_equal(views.rows.input_ids, np.repeat(views.input_ids[:, 0], 2, axis=0))
     np.testing.assert_array_equal(views.anchors.input_ids, views.input_ids[:, 0])
 
 
-@pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 2)])
 def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
     source = source_of(store, shards=Shards(range(devices), devices), packing=Packing(chunks=chunks, anchors=True))
     assert len(source.shapes) <= 4
     slots, padded = set(), source_of(store)
-    for step in range(len(source)):
-        views = source[step]
-        for rows in (views.rows, views.anchors):
-            if rows.layout is not None:
-                assert (rows.layout.positions < rows.layout.slots.shape[1]).sum() == rows.attention_mask.sum()
-                slots.add(rows.layout.positions.shape[1])
-        assert_same(views.padded(), padded[step])  # a layout changes nothing else
+    for step in range(20):
+        slots |= check_layouts(source[step])
+        assert_same(source[step].padded(), padded[step])  # a layout changes nothing else
     assert len(slots) > 1
 
 
@@ -138,40 +163,17 @@ def test_batches_with_little_padding_are_not_packed(store):
 
 def test_the_shapes_of_later_batches_are_known(store):
     source = source_of(store, packing=Packing())
-    foreseen = source.shapes_of(range(3, 40))
     first = {}
     for step in range(3, 40):
         first.setdefault(str(jax.tree.map(np.shape, source[step])), step)
-    assert list(foreseen.values()) == list(first.values())
+    assert list(source.shapes_of(range(3, 40)).values()) == list(first.values())
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_hold_slices_of_the_global_batch(store, count):
-    whole = source_of(store, shards=Shards(range(count), count), packing=Packing())
-    parts = [source_of(store, shards=Shards(range(i, i + 1), count), packing=Packing()) for i in range(count)]
+def test_processes_hold_slices_of_the_global_batch(store):
+    whole = source_of(store, shards=Shards(range(4), 4), packing=Packing())
+    parts = [source_of(store, shards=Shards(range(i, i + 1), 4), packing=Packing()) for i in range(4)]
     for step in range(12):
         assert_same(jax.tree.map(lambda *slices: np.concatenate(slices), *(part[step] for part in parts)), whole[step])
-
-
-@given(st.integers(0, 40))
-def test_a_resumed_iterator_continues_identically(source, delivered):
-    batches = make_batches(source)
-    for _ in range(delivered):
-        next(batches)
-    state = json.loads(json.dumps(batches.get_state()))
-    resumed = make_batches(source)
-    next(resumed)
-    resumed.set_state(state)
-    rest, again = list(batches), list(resumed)
-    assert len(rest) == len(again) == 40 - delivered
-    for left, right in zip(rest, again, strict=True):
-        assert_same(left, right)
-
-
-def test_the_iterator_delivers_the_sources_batches_in_order(source):
-    for step, batch in enumerate(make_batches(source)):
-        assert_same(batch, source[step])
-    assert step == len(source) - 1
 
 
 @given(st.lists(st.integers(3, 64), min_size=1), st.integers(64, 600))
@@ -198,23 +200,214 @@ def test_shapes_are_few_and_hold_all_batches(needed):
 def test_shapes_compute_the_fewest_positions():
     needed = [BatchShape(32, 12)] * 50 + [BatchShape(32, 13)] * 49 + [BatchShape(32, 14)] * 20 + [BatchShape(32, 5)]
     assert choose_shapes(needed, (32,)) == tuple(BatchShape(32, share) for share in (12, 13, 14, 16))
-    shape = BatchShape.of(10, 0.7)
-    assert shape.packed
-    assert shape.capacity(80) == 60  # 12 sixteenths
-    assert not BatchShape.of(10, 0.99).packed
+    assert BatchShape.of(10, 0.7).capacity(80) == 60  # 12 sixteenths
 
 
-def test_batches_per_epoch_leaves_the_rest_out():
-    assert [batches_per_epoch(examples, 4) for examples in (4, 7, 8)] == [1, 1, 2]
-
-
-def test_fewer_examples_than_a_batch_are_refused(store):
-    with pytest.raises(
-        DataError, match=r"data\.train_file gives 21 examples, fewer than train\.batch_size=32\. .*batch_size=16$"
-    ):
+def test_impossible_batches_are_refused(store):
+    message = r"data\.train_file gives 21 examples, fewer than train\.batch_size=32\. .*batch_size=16$"
+    with pytest.raises(DataError, match=message):
         source_of(store, batch_size=32)
-
-
-def test_a_batch_that_shards_cannot_share_is_refused(store):
     with pytest.raises(ValueError, match="a batch of 4 does not split evenly over 3 shards"):
         source_of(store, shards=Shards(range(1), 3))
+
+
+# Neighbours
+
+DOCUMENTS = [1, 9, 4, 1, 7, 2, 12]
+
+
+def next_of(documents: list[int]) -> dict[int, int]:
+    """Return the next sentence of each sentence that has one."""
+    numbers = iter(range(sum(documents)))
+    of_documents = [list(itertools.islice(numbers, size)) for size in documents]
+    return {a: b for sentences in of_documents for a, b in itertools.pairwise(sentences)}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(lambda sizes: max(sizes) > 1))
+def test_neighbours_are_inside_a_document(tmp_path, documents):
+    store, pairs = with_documents(tmp_path / "store", documents), next_of(documents)
+    neighbours = Neighbours(store)
+    assert neighbours.left_out == len(documents)
+    rows = np.arange(len(neighbours))
+    input_ids, lengths = neighbours.gather(rows, LONGEST, PAD)
+    assert dict(input_ids[:, :, 0].tolist()) == pairs
+    sentences = np.array(list(pairs.items()))
+    np.testing.assert_array_equal(lengths, store.lengths(sentences.ravel()).reshape(-1, 2))
+    np.testing.assert_array_equal(neighbours.lengths(rows), lengths)
+    padding = np.arange(LONGEST) >= lengths[..., None]
+    np.testing.assert_array_equal(input_ids, np.where(padding, PAD, sentences[..., None]))
+
+
+def test_a_next_sentence_is_drawn_from_the_following_ones(tmp_path):
+    neighbours = Neighbours(with_documents(tmp_path, [1, 6, 2]), within=3)
+    rng, drawn = np.random.default_rng(0), []
+    for _ in range(600):
+        pairs = neighbours.gather(neighbours.order(rng), LONGEST, PAD)[0][:, :, 0].tolist()
+        assert sorted(sentence for sentence, _ in pairs) == [1, 2, 3, 4, 5, 7]  # every example once
+        drawn += pairs
+    for sentence, choices in {1: [2, 3, 4], 2: [3, 4, 5], 3: [4, 5, 6], 4: [5, 6], 5: [6], 7: [8]}.items():
+        counts = [drawn.count([sentence, choice]) for choice in choices]
+        assert sum(counts) == 600
+        assert all(abs(count - 600 / len(choices)) < 5 * np.sqrt(600 / len(choices)) for count in counts)
+
+
+def test_next_sentences_are_positives_or_come_with_the_views(tmp_path):
+    pairs, neighbours = next_of(DOCUMENTS), Neighbours(with_documents(tmp_path, DOCUMENTS))
+    as_positives, padded = source_of(neighbours), source_of(neighbours, next_sentence=True)
+    options = {"shards": Shards(range(2), 2), "packing": Packing(chunks=2)}
+    source, slots = source_of(neighbours, next_sentence=True, **options), set()
+    for step in range(30):
+        assert as_positives[step].next is None
+        assert all(pairs[anchor] == positive for anchor, positive in as_positives[step].input_ids[:, :, 0].tolist())
+        views = source[step]
+        jax.tree.map(np.testing.assert_array_equal, views.padded(), padded[step])
+        np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
+        following = views.next.rows
+        assert [pairs[i] for i in views.rows.input_ids[:, 0].tolist()] == following.input_ids[:, 0].tolist()
+        assert following.input_ids.shape == views.rows.input_ids.shape
+        np.testing.assert_array_equal(following.attention_mask > 0, following.input_ids != PAD)
+        slots |= check_layouts(views) | check_layouts(views.next)
+    assert slots
+
+
+# Crops
+
+PASSAGES = (17, 18, 40, 400, 1000)  # tokens, [CLS] and [SEP] included; the first is too short
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory) -> TokenStore:
+    """Write passages. Passage `i` has the tokens `1000 * (i + 1)`, its [CLS], and the following numbers."""
+    folder = tmp_path_factory.mktemp("passages")
+    np.save(folder / "token_ids.npy", np.concatenate([1000 * (i + 1) + np.arange(n) for i, n in enumerate(PASSAGES)]))
+    np.save(folder / "offsets.npy", np.cumsum([0, *PASSAGES]))
+    (folder / "meta.json").write_text(json.dumps({"columns": ["passage"], "max_length": 1024, "note": ""}))
+    return TokenStore(folder)
+
+
+def test_crops_are_two_spans_of_a_passage(passages):
+    crops = Crops(passages, max_length=64)
+    generator, shares, places = np.random.default_rng(0), [], []
+    for _ in range(500):
+        order = crops.order(generator)
+        input_ids, lengths = crops.gather(order, 64, PAD)
+        np.testing.assert_array_equal(crops.lengths(order), lengths)
+        np.testing.assert_array_equal((input_ids != PAD).sum(axis=-1), lengths)
+        passage = input_ids[:, 0, 0] // 1000 - 1
+        assert sorted(passage) == [1, 2, 3, 4]
+        size = np.array(PASSAGES)[passage]
+        for column in (0, 1):
+            ids, length = input_ids[:, column], lengths[:, column]
+            last = ids[np.arange(4), length - 1]
+            np.testing.assert_array_equal(ids[:, 0], 1000 * (passage + 1))
+            np.testing.assert_array_equal(last, ids[:, 0] + size - 1)
+            assert np.all(ids[np.arange(4), length - 2] - ids[:, 1] == length - 3)  # no gap
+            assert np.all((ids[:, 1] > ids[:, 0]) & (ids[np.arange(4), length - 2] < last))
+        assert lengths.min() == 10  # of the passage of 16 tokens, eight are half
+        assert lengths.max() <= 64
+        row = np.flatnonzero(passage == 3)[0]
+        shares.append((lengths[row] - 2) / 398)
+        places.append((input_ids[row, :, 1] - 4001) / (398 - (lengths[row] - 2)))
+    shares, places = np.array(shares), np.array(places)
+    np.testing.assert_allclose(np.quantile(shares, [0, 0.125, 1]), [0.1, 0.15, 62 / 398], atol=0.01)  # then cut
+    np.testing.assert_allclose(places.mean(axis=0), 0.5, atol=0.05)
+    assert abs(np.corrcoef(places.T)[0, 1]) < 0.15  # two draws, not one
+
+
+def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
+    def source(**options) -> BatchSource:
+        return source_of(Crops(passages, 32), packing=Packing(), **options)
+
+    one, halves = source(), [source(shards=Shards(range(i, i + 1), 2)) for i in range(2)]
+    for step in range(10):
+        whole = np.concatenate([half[step].input_ids for half in halves])
+        np.testing.assert_array_equal(one[step].input_ids, whole)
+        np.testing.assert_array_equal(one[step].attention_mask, whole != PAD)
+    spans = {one[step].input_ids.tobytes() for step in range(30)} | {source(seed=4)[0].input_ids.tobytes()}
+    assert len(spans) == 31  # 30 epochs of one batch
+
+
+# Options
+
+
+def test_texts_that_cannot_give_examples_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"none of the 3 documents has two sentences.*data\.documents"):
+        Neighbours(with_documents(tmp_path, [1, 1, 1]))
+    data, store = DataConfig(pairs="dropout"), with_documents(tmp_path, [2, 2])
+    assert examples_of(store, data, next_sentence=False) is store
+    assert isinstance(examples_of(store, data, next_sentence=True), Neighbours)
+    store.document_starts = None
+    with pytest.raises(ConfigError, match=r"wiki1m has no documents, but a loss needs next sentences"):
+        examples_of(store, data, next_sentence=True)
+    store.columns = ("sentence", "positive")
+    with pytest.raises(ConfigError, match=r"data\.pairs='dropout' uses each sentence twice.* 2 columns"):
+        examples_of(store, data, next_sentence=False)
+    store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
+    with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
+        Crops(store, 32)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"difference": {"sentence": "next"}}, r"difference\.weight > 0 needs documents\. .*data\.documents='blank"),
+        (
+            {"data": {"pairs": "lead", "documents": "none"}},
+            r"data\.pairs='lead' needs documents\. .*data\.documents='bl",
+        ),
+        ({"data": {"held_out": 0.1}}, r"data\.held_out=0\.1 is a share of the documents.*Use data\.pairs='dropout'"),
+        ({"eval": {"metric": "lead_retrieval"}}, r"eval\.metric='lead_retrieval' needs held-out documents"),
+        (
+            {"difference": {"sentence": "both"}, "data": {"pairs": "crops"}},
+            r"data\.pairs='crops' makes another span the positive, but difference\.weight > 0",
+        ),
+        (
+            {"difference": {"sentence": "both"}, "data": {"pairs": "neighbours", "documents": "blank_lines"}},
+            r"data\.pairs='neighbours' makes the next sentence the positive, but difference\.weight > 0",
+        ),
+        (
+            {"data": {"pairs": "neighbours", "documents": "blank_lines", "augmentation": "crop"}},
+            r"data\.augmentation='crop' changes the second view of single sentences.*data\.pairs='neighbours'",
+        ),
+        ({"data": {"augmentation": "synonyms"}}, r"data\.augmentation='synonyms' needs data\.synonyms_file"),
+    ],
+)
+def test_contradictory_options_are_refused(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        Config.from_dict(parts)
+
+
+@pytest.mark.slow
+def test_a_run_over_documents(tmp_path, minilm_dir):
+    """Train from the file to the metrics, with all options that read the text."""
+    lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
+    text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
+    text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))
+    synonyms.write_text("small\tlittle\ttiny\n")
+    settings = run_settings(
+        tmp_path,
+        minilm_dir,
+        data={
+            "train_file": text, "pairs": "dropout", "held_out": 0.3,
+            "augmentation": "synonyms", "synonyms_file": synonyms,
+        },
+        difference={"sentence": "next", "edit": "delete"},
+        train={"steps": 3},
+        eval={"every": 0, "metric": "neighbours_retrieval"},
+    )  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", tmp_path / "run",
+         *overrides(settings)],
+        cwd=ROOT, env=environment(tmp_path / "xla"), capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    sentences, held_out = re.search(r"(\d+) rows of sentence.*7 documents, (\d) of them held out", run.stderr).groups()
+    ends = 7 - int(held_out)
+    assert f"skipped {ends} of {sentences} sentences: the last one of a document has no next one" in run.stderr
+    assert "generator" not in run.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert len(steps) == 3
+    assert all(0 < row["rtd_share_kept"] < 1 for row in steps)

@@ -113,43 +113,28 @@ def sources(tmp_path, monkeypatch):
 
 
 def clear_caches() -> None:
-    docstrings._documented.cache_clear()
-    docstrings.docstring_sentences.cache_clear()
+    for cached in (docstrings._documented, docstrings.docstring_sentences, docstrings.docstring_documents):
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("sources")
 def test_functions_are_either_in_the_corpus_or_held_out():
     pairs = docstrings.docstring_pairs()
-    summaries = {summary for summary, _ in pairs}
-    corpus = set(docstrings.docstring_sentences())
+    corpus = [sentence for (sentence,) in open_corpus(DataConfig(train_file="docstrings"))]
+    assert corpus == list(docstrings.docstring_sentences())
     assert 5 <= len(pairs) <= 40  # 20 expected, standard deviation 4
-    for number in range(200):
-        assert (f"Compute the value of function {number}." in corpus) != (
-            f"Compute the value of function {number}." in summaries
-        )
-    assert "This sentence occurs in all docstrings here." not in corpus
-
-
-@pytest.mark.usefixtures("sources")
-def test_pairs_are_summary_and_rest():
-    for summary, rest in docstrings.docstring_pairs():
-        number = summary.removeprefix("Compute the value of function ").removesuffix(".")
-        assert rest == (
-            f"The value of number {number} is large for most of the arguments. "
-            "This sentence occurs in all docstrings here."
-        )
-
-
-@pytest.mark.usefixtures("sources")
-def test_a_limit_keeps_the_first_pairs():
-    assert docstrings.docstring_pairs(3) == docstrings.docstring_pairs()[:3]
-
-
-@pytest.mark.usefixtures("sources")
-def test_docstrings_is_a_corpus():
-    corpus = open_corpus(DataConfig(train_file="docstrings"))
-    assert [sentence for (sentence,) in corpus] == list(docstrings.docstring_sentences())
-    assert corpus.columns == ("sentence",)
+    assert docstrings.docstring_pairs(3) == pairs[:3]
+    value = "The value of number {} is large for most of the arguments."
+    repeated = "This sentence occurs in all docstrings here."
+    held_out = {int(summary.removeprefix("Compute the value of function ")[:-1]): rest for summary, rest in pairs}
+    assert held_out == {number: f"{value.format(number)} {repeated}" for number in held_out}
+    summaries = [f"Compute the value of function {number}." for number in range(200)]
+    assert {*corpus} & {*summaries} == {summaries[number] for number in range(200) if number not in held_out}
+    assert repeated not in corpus
+    leads = list(open_corpus(DataConfig(train_file="docstrings", pairs="lead")))
+    assert sorted(leads) == sorted(
+        (summaries[number], value.format(number)) for number in range(200) if number not in held_out
+    )
 
 
 @pytest.mark.slow
@@ -167,20 +152,16 @@ def test_the_installed_corpus_is_large_and_held_out():
 def test_the_corpus_is_the_same_in_each_process(monkeypatch):
     """Compare with a process that has another hash seed, so that sets of strings have another order."""
     code = (
-        "import itertools; from diffcse_jax.data import docstrings; from diffcse_jax.config import DataConfig; "
-        "from diffcse_jax.data.sources import open_corpus; "
+        "import itertools; from diffcse_jax.data import docstrings; "
         "files = [*itertools.islice(docstrings._source_files(), 40)]; docstrings._source_files = lambda: files; "
-        "fingerprint = open_corpus(DataConfig(train_file='docstrings')).fingerprint()"
+        "print(docstrings.docstring_documents())"
     )
-    root = Path(docstrings.__file__).parents[2]
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
     process = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(fingerprint)"],
-        capture_output=True, text=True, check=True, env=environment, cwd=root,
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"}, cwd=Path(docstrings.__file__).parents[2],
     )  # fmt: skip
     files = [*itertools.islice(docstrings._source_files(), 40)]
     monkeypatch.setattr(docstrings, "_source_files", lambda: files)
     clear_caches()
-    here = open_corpus(DataConfig(train_file="docstrings")).fingerprint()
+    assert process.stdout.strip() == str(docstrings.docstring_documents())
     clear_caches()
-    assert process.stdout.strip() == here

@@ -7,7 +7,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_stored_vectors import write_part
+from test_token_store import write_part
 from tiny_model import write_tiny_model
 from tiny_networks import ENCODER, config_of
 from transformers import PreTrainedTokenizerFast

@@ -1,13 +1,19 @@
-"""Token stores: their content, when they are rebuilt, damage, and several processes."""
+"""Token stores and stored embeddings: their content, when they are made again, damage, and several processes."""
 
+import errno
 import json
 import os
 import resource
 import threading
 import time
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
@@ -15,13 +21,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax import io as files
+from diffcse_jax.apps.embed import embed
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
+from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.data.token_store import TokenStore, build_or_open
-from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
+from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
+from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
+from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 CLS, SEP, UNK, FIRST_WORD = 1, 2, 3, 4
@@ -114,13 +125,9 @@ def test_settings_of_the_tokenizer_are_ignored_and_kept(tmp_path):
     before = tokenizer.backend_tokenizer.to_str()
     assert build_or_open(corpus, tokenizer, 6, tmp_path / "cache").folder == plain.folder
     assert tokenizer.backend_tokenizer.to_str() == before
-
-
-@pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
-def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
-    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
-    assert store.token_ids.dtype == dtype
-    assert store.token_ids.tolist() == [CLS, largest_id, SEP]
+    for largest_id, dtype in ((2**16 - 1, np.uint16), (2**16, np.uint32)):  # as wide as the vocabulary needs
+        store = build_or_open(corpus_of(tmp_path / "b.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
+        assert (store.token_ids.dtype, store.token_ids.tolist()) == (dtype, [CLS, largest_id, SEP])
 
 
 def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeypatch):
@@ -141,20 +148,19 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):
-    path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
-    rows = [("one two", "three")]
-    build_or_open(corpus_of(path, rows), word_tokenizer(), 8, cache)
+    path, cache, rows = tmp_path / "a.jsonl", tmp_path / "cache", [("one two", "three")]
     build_or_open(corpus_of(path, rows), word_tokenizer(), 9, cache)
     build_or_open(corpus_of(path, rows), word_tokenizer(largest_id=50), 8, cache)
-    build_or_open(corpus_of(path, rows, columns=("positive",)), word_tokenizer(), 8, cache)
-    build_or_open(corpus_of(path, rows, columns=("positive", "sentence")), word_tokenizer(), 8, cache)
-    build_or_open(corpus_of(path, rows, on_bad_line="error"), word_tokenizer(), 8, cache)
+    ways = {}, {"columns": ("positive",)}, {"columns": ("positive", "sentence")}, {"on_bad_line": "error"}
+    for options in ways:
+        build_or_open(corpus_of(path, rows, **options), word_tokenizer(), 8, cache)
     build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
-    for names, content in [(["a.txt"], "x\none\n"), (["a.csv"], "x\none\n"), (["b1.txt", "b2.txt"], "o\nne\n")]:
-        folder = tmp_path / names[0]
+    # The same bytes in a file of another kind, and in two files.
+    for contents in ({"a.txt": "x\none\n"}, {"a.csv": "x\none\n"}, {"b1.txt": "x\no", "b2.txt": "ne\n"}):
+        folder = tmp_path / "-".join(contents)
         folder.mkdir()
-        for index, name in enumerate(names):  # the second folder of txt files has the bytes of the first file
-            (folder / name).write_text(content if len(names) == 1 else ["x\no", "ne\n"][index])
+        for name, content in contents.items():
+            (folder / name).write_text(content)
         build_or_open(open_corpus(DataConfig(train_file=str(folder))), word_tokenizer(), 8, cache)
     assert len(list(cache.iterdir())) == 10
 
@@ -194,10 +200,7 @@ def flip_last_bit(file: Path) -> None:
 
 DAMAGE = {
     "cut": lambda folder: os.truncate(folder / "token_ids.npy", (folder / "token_ids.npy").stat().st_size - 1),
-    "emptied": lambda folder: os.truncate(folder / "offsets.npy", 0),
-    "a bit of an id": lambda folder: flip_last_bit(folder / "token_ids.npy"),
     "a bit of an offset": lambda folder: flip_last_bit(folder / "offsets.npy"),
-    "pickled": lambda folder: np.save(folder / "offsets.npy", np.array([{}], object)),
     "a missing file": lambda folder: (folder / "document_starts.npy").unlink(),
     "not JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
     "other JSON": lambda folder: (folder / "meta.json").write_text("[]"),
@@ -302,3 +305,179 @@ def test_partial_folders_of_dead_processes_are_removed(tmp_path):
             os.utime(cache / name, (0, 0))
     store = build_or_open(corpus, word_tokenizer(), 8, cache)
     assert {path.name for path in cache.iterdir()} == {*kept, store.name}
+
+
+# Stored embeddings
+
+DIMENSION = 6
+
+
+def vectors_of(sentences: Sequence[str], **options) -> np.ndarray:
+    """Return embeddings that are a function of the text."""
+    return np.array(
+        [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences], np.float32
+    )
+
+
+def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> None:
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    pq.write_table(pa.table({"sentence": sentences, "embedding": embedding}), path)
+
+
+def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
+    """The store that the command writes of these files, with vectors of `vectors_of`."""
+    record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
+    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda: record)
+    folder.mkdir(exist_ok=True)
+    embed([*map(str, files)], folder, lambda: encoder, rows_per_file=7, batch_size=4, dtype=dtype)
+    return find_store(str(folder))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(minilm_dir) -> transformers.PreTrainedTokenizerFast:
+    return load_tokenizer(minilm_dir)
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"number {row % 19} is here\n" + "\n" * (row % 5 == 0) for row in range(24)))
+    return path
+
+
+@pytest.fixture
+def tokenised(tmp_path, tokenizer):
+    """Return the corpus of a file and its token store."""
+
+    def tokenised(path: Path, **options) -> tuple:
+        corpus = open_corpus(DataConfig(train_file=str(path), **options))
+        return corpus, build_or_open(corpus, tokenizer, 16, tmp_path / "cache")
+
+    return tokenised
+
+
+def check_vectors(source: BatchSource, tokenizer: transformers.PreTrainedTokenizerFast, tolerance: float = 0.0) -> None:
+    """Compare the embeddings of each batch with those of the sentences that its tokens spell."""
+    for index in range(len(source)):
+        views = source[index]
+        texts = tokenizer.batch_decode(views.rows.input_ids, skip_special_tokens=True)
+        expected = vectors_of(texts).reshape(*views.input_ids.shape[:2], DIMENSION)
+        assert views.vectors["store"].dtype == np.float32
+        np.testing.assert_allclose(views.vectors["store"], expected, rtol=tolerance)
+
+
+def source_of(examples: Examples, vectors, **options) -> BatchSource:
+    options = {"batch_size": 4, "steps": 8, "seed": 3, "pad_token_id": 0, "vectors": {"store": vectors}} | options
+    return BatchSource(examples, **options)
+
+
+def test_sentences_of_all_columns_get_their_vectors_from_any_number_of_files(tmp_path, tokenizer, tokenised):
+    rows = [(f"first {row % 11}", f"second {row % 5}", f"first {row % 3}") for row in range(20)]
+    table, seconds, others = (tmp_path / name for name in ("table.tsv", "b.txt", "a.txt"))
+    table.write_text("\n".join("\t".join(row) for row in [("sent0", "sent1", "hard_neg"), *rows]))
+    seconds.write_text("".join(f"second {row}\n" for row in range(9)))
+    others.write_text("more text\n" * 30 + "first 7\n")
+    store = stored(tmp_path / "store", table, seconds, others, dtype="float16")
+    corpus, tokens = tokenised(table)
+    vectors = open_vectors(store, corpus, tokens)
+    check_vectors(source_of(tokens, vectors, shards=Shards(range(1, 2), 2)), tokenizer, tolerance=1e-3)
+
+
+def test_next_sentences_get_their_vectors(tmp_path, text, tokenizer, tokenised):
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text, documents="blank_lines")
+    vectors = open_vectors(store, corpus, tokens)
+    check_vectors(source_of(tokens, vectors), tokenizer)
+    check_vectors(source_of(Neighbours(tokens, within=2), vectors), tokenizer)
+    check_vectors(source_of(Neighbours(tokens), vectors, next_sentence=True), tokenizer)
+
+
+def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    open_vectors(store, *tokenised(text))
+    for part in store.parts:
+        part.unlink()
+    open_vectors(store, *tokenised(text))  # the digest of this store is known
+    (tmp_path / "other").mkdir()
+    write_part(tmp_path / "other/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
+    with pytest.raises(DataError, match=r"lacks the embeddings of 24 of the 24 sentences"):
+        open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
+
+
+def test_missing_sentences_are_reported(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
+    with pytest.raises(DataError, match=r"lacks the embeddings of 3 of the 5 sentences of .* on line 3: 'who is this'"):
+        open_vectors(store, *tokenised(text))
+    assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
+
+
+def test_changed_texts_and_vectors_that_are_not_finite_are_refused(tmp_path, text, tokenised):
+    store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
+    vectors = np.ones((3, DIMENSION), np.float32)
+    vectors[1, 2] = np.nan
+    write_part(store.parts[1], ["a", "b", "c"], vectors)
+    with pytest.raises(DataError, match=r"000001\.parquet, row 2: the text is missing, or the embedding is NaN"):
+        open_vectors(store, corpus, tokens)
+    with text.open("a") as file:
+        file.write("number 1 is here\n")
+    with pytest.raises(DataError, match="has changed since this run started"):
+        open_vectors(store, corpus, tokens)
+
+
+def test_files_that_are_no_store_are_refused(tmp_path):
+    assert find_store("minilm") is find_store(str(tmp_path)) is None
+    write_part(tmp_path / "a.parquet", ["a"], np.ones((1, 3), np.float32))
+    write_part(tmp_path / "b.parquet", ["b"], np.ones((1, 4), np.float32))
+    with pytest.raises(DataError, match=r"b\.parquet holds embeddings of type .*\[4\], but a\.parquet has .*\[3\]"):
+        find_store(str(tmp_path))
+    for folder in ("empty", "empty.state"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "empty.state/settings.json").write_text("{}")
+    with pytest.raises(DataError, match="empty holds no embeddings yet"):
+        find_store(str(tmp_path / "empty"))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
+        find_store(str(tmp_path))
+    pq.write_table(pa.table({"sentence": ["b"], "embedding": [[1.0, 2.0, 3.0]]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet was not written by `diffcse embed`: .*has: sentence"):
+        find_store(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "meta.json"])
+def test_a_damaged_copy_is_made_again(name, tmp_path, text, tokenised, capsys):
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text)
+    every = np.arange(len(tokens))[:, None]
+    expected = np.array(open_vectors(store, corpus, tokens).gather(every))
+    (path,) = (tmp_path / "cache").glob(f"*/vectors-*/{name}")
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    np.testing.assert_array_equal(open_vectors(store, corpus, tokens).gather(every), expected)
+    assert f"warning: {path} is damaged or missing; making" in capsys.readouterr().err
+    assert path.read_bytes() == content
+    open_vectors(store, corpus, tokens)
+    assert "is damaged" not in capsys.readouterr().err
+
+
+def test_a_flipped_bit_of_a_vector_is_noticed(tmp_path, text, tokenised):
+    store = stored(tmp_path / "store", text)
+    part = store.parts[1]
+    corpus, tokens = tokenised(text)
+    column = pq.ParquetFile(part).metadata.row_group(0).column(2)
+    content = bytearray(part.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    part.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=f"{part.name} cannot be read .*(CRC|crc|[Cc]hecksum)"):
+        open_vectors(find_store(str(store.folder)), corpus, tokens)
+
+
+def test_a_full_disk_is_reported(tmp_path, text, tokenised, monkeypatch):
+    """Room is reserved first: on a full disk, writing to mapped memory would end the process."""
+    store = stored(tmp_path / "store", text)
+    corpus, tokens = tokenised(text)
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(DiskError, match=rf"cannot write .*/vectors-.*: No space left.* {store.folder} is unchanged"):
+        open_vectors(store, corpus, tokens)
+    assert not list((tmp_path / "cache").glob("*/vectors-*"))

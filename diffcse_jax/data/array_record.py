@@ -3,11 +3,11 @@
 `prepare(open_text("corpus.txt"), "DIR", shards=8)` writes a data set that `data.train_file=DIR` reads.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.data.readers import Corpus, Row, column_names
+from diffcse_jax.data.readers import Corpus, RowFile, column_names
 from diffcse_jax.errors import DataError, require_extra
 
 SPLIT = "train"
@@ -19,11 +19,8 @@ def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Pa
 
     Args:
         corpus: The rows, for example from `data.sources.open_text`.
-        output: The folder to write to.
+        output: The folder to write to. It must not contain a data set.
         shards: The number of files. None: by size.
-
-    Raises:
-        DataError: `output` already contains a data set, or the corpus cannot be read or fill the shards.
     """
     tfds = require_extra("tensorflow_datasets", "tfds")
     if _found_in(Path(output)):
@@ -58,17 +55,11 @@ def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Pa
     return Path(builder.data_path)
 
 
-def open_prepared(
-    folder: Path,
-) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[Sequence[str]], Iterator[tuple[int, Row]]], list[Path]]:
+def open_prepared(folder: Path, wanted: Sequence[str]) -> tuple[RowFile, list[Path]]:
     """Open the `train` split of the one data set in `folder` or up to three levels below it.
 
     Returns:
-        All text columns; those named after their roles; a function that yields numbered rows of some columns; and the
-        shards.
-
-    Raises:
-        DataError: There is no such data set, or there are several, or it is damaged.
+        The rows and the shards. Without wanted columns, those named after their roles, if there are any.
     """
     tfds = require_extra("tensorflow_datasets", "tfds")
     found = _found_in(folder)
@@ -92,16 +83,17 @@ def open_prepared(
         raise DataError(f"{found[0]}: no column of text. It has: {', '.join(sorted(features))}")
     known = tuple(name for name in column_names(2 + len(texts)) if name in texts)
 
-    def rows(columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    def entries(needed: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(source), BLOCK_RECORDS):
             try:
                 block = source.__getitems__(range(start, min(start + BLOCK_RECORDS, len(source))))
             except Exception as error:
                 raise DataError(f"{found[0]}: a record after number {start} is damaged: {error}") from error
             for number, example in enumerate(block, start + 1):
-                yield number, tuple(example[column].decode(errors="surrogateescape") for column in columns)
+                yield number, {name: example[name].decode(errors="surrogateescape") for name in needed}
 
-    return (*known, *sorted(texts.difference(known))), known, rows, shards
+    others = sorted(texts.difference(known)) if wanted or not known else ()
+    return RowFile(folder, (*known, *others), entries), shards
 
 
 def _found_in(folder: Path) -> list[Path]:

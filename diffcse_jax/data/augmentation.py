@@ -29,17 +29,10 @@ WORD_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece begin words with 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Augmentation:
-    """Change sentences at random.
+    """Change sentences at random."""
 
-    Attributes:
-        kind: `crop`, `word_deletion`, `delete_one_word` or `synonyms`.
-        ratio: Share of the words that the first two kinds remove.
-        begins_word: Whether each token of the vocabulary begins a word.
-        synonyms: The table for `synonyms`.
-    """
-
-    kind: str
-    ratio: float
+    kind: str  # `crop`, `word_deletion`, `delete_one_word` or `synonyms`
+    ratio: float  # share of the words that the first two kinds remove
     begins_word: Bool[np.ndarray, " vocabulary"]
     synonyms: Synonyms = dataclasses.field(default_factory=dict)
 
@@ -94,11 +87,7 @@ class Augmentation:
 
 
 def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokenizerFast) -> Augmentation | None:
-    """Open the augmentation that `data.augmentation` names; None if it does not change second views here.
-
-    Raises:
-        DataError: The table of synonyms cannot be used.
-    """
+    """Open the augmentation that `data.augmentation` names; None if it does not change second views here."""
     if data.augmentation in ("none", "mlm"):
         return None
     backend = unlimited_tokenizer(tokenizer)
@@ -133,9 +122,6 @@ def read_synonyms(
         backend: The tokenizer without padding and truncation.
         begins: Whether each token begins a word.
         unknown: The token of text that is not in the vocabulary.
-
-    Raises:
-        DataError: The file or one of its lines cannot be used. The message names file and line.
     """
     table: dict[Word, list[Word]] = {}
     if problem := why_unreadable(path):

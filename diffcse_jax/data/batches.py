@@ -57,12 +57,7 @@ class BatchShape(NamedTuple):
 
 
 def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
-    """Choose at most `MAX_LENGTHS` lengths, including `max_length`, that give the least padding.
-
-    Args:
-        longest: The longest sentence of each batch of a sample.
-        max_length: Most tokens of any sentence.
-    """
+    """Choose at most `MAX_LENGTHS` lengths, including `max_length`, for batches with these longest sentences."""
     counts = collections.Counter(longest)
     buckets = (*(length for length in BUCKETS if length < max_length), max_length)
     return _greedy(
@@ -79,12 +74,7 @@ def smallest(lengths: Sequence[int], longest: int) -> int:
 
 
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most `MAX_SHAPES` shapes, which hold any batch, that compute the fewest positions.
-
-    Args:
-        needed: The smallest shape of each batch of a sample.
-        lengths: The lengths of the run.
-    """
+    """Choose at most `MAX_SHAPES` shapes, which hold any batch, that compute the fewest positions of a sample."""
     counts = collections.Counter(needed)
     return _greedy(
         [BatchShape(length, STEPS_OF_SHARE) for length in lengths],
@@ -165,10 +155,6 @@ class BatchSource:
 
     Attributes:
         shapes: The shapes that batches can have.
-
-    Raises:
-        DataError: The store has fewer examples than a batch.
-        ValueError: The shards cannot share a batch evenly.
     """
 
     def __init__(

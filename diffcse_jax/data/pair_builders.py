@@ -5,7 +5,6 @@ other documents matter, and equal documents stay together.
 """
 
 import collections
-import functools
 import hashlib
 import itertools
 import math
@@ -29,17 +28,14 @@ PASSAGE_LENGTH = 1024  # most tokens of a passage whose characters are tokens
 BOILERPLATE = (10, 0.01)  # a text in at least this many documents and this share of them is boilerplate
 RULES = "5"  # change it when this file, `documents.py` or `markup.py` make other rows: token stores are then rebuilt
 
-COUNT = "documents"
 HELD_OUT = "of them held out"
 REPEATED = "repeated texts left out (boilerplate)"
 SHARED = "texts left out that held-out documents also contain"
-WITHOUT_REST = "sections without a lead and a rest left out"
-SHORT = "documents too short for a passage left out"
 
 Counts = collections.Counter[str]
 Record = tuple[Place, Row | Fault]
 Drops = Callable[[str], bool]
-Rows = Callable[[Document, Drops, Counts], Iterator[Record]]
+Rows = Callable[[Document, Drops, Counts, int], Iterator[Record]]  # the last argument is data.max_length
 
 
 def stored_length(data: DataConfig) -> int:
@@ -50,18 +46,10 @@ def stored_length(data: DataConfig) -> int:
 def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
     """Return the rows of the documents that are not held out, without texts of held-out documents."""
     counted: Counts = collections.Counter()
-    columns: tuple[str, ...] = ("sentence",)
-    rows: Rows = _sentences
-    if data.pairs == "lead":
-        columns, rows = ("lead", "rest"), functools.partial(_leads, longest=MOST_CHARACTERS_PER_TOKEN * data.max_length)
-    elif data.pairs == "passages":
-        characters = CHARACTERS_PER_TOKEN * data.max_length
-        columns, rows = ("passage",), functools.partial(_passages_in_order, characters=characters)
-    elif data.pairs == "crops":
-        columns, rows = ("passage",), _passages
+    columns, rows = _FORMS.get(data.pairs, (("sentence",), _sentences))
 
     def records() -> Iterator[Record]:
-        counted.update({COUNT: 0, HELD_OUT: 0})  # reported in this order
+        counted.update({"documents": 0, HELD_OUT: 0})  # reported in this order
         holdout = Holdout(documents, data.held_out)
 
         def drops(text: str) -> bool:
@@ -74,11 +62,11 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
             if isinstance(document, Fault):
                 yield place, document
                 continue
-            counted[COUNT] += 1
+            counted["documents"] += 1
             if holdout.has(document):
                 counted[HELD_OUT] += 1
             else:
-                yield from rows(document, drops, counted)
+                yield from rows(document, drops, counted, data.max_length)
                 yield place, Fault.EMPTY  # ends the document
 
     how = ("documents", RULES, data.documents, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
@@ -101,14 +89,10 @@ def is_in_share(text: str, share: float) -> bool:
 
 
 class Holdout:
-    """The documents that are held out, and the texts that training or evaluation leave out.
+    """The share of the documents that is held out, and the texts that training or evaluation leave out.
 
     A text that many documents contain, such as a licence, is left out of both sides. Training also leaves out the other
-    texts of held-out documents.
-
-    Args:
-        documents: The source. It is read once if `share` is positive.
-        share: The share of the documents that is held out.
+    texts of held-out documents. The source is read once if the share is positive.
 
     Raises:
         DataError: The source contains only one document.
@@ -180,7 +164,7 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
     return (lead, rest) if len(rest) >= FEWEST_CHARACTERS else None
 
 
-def _sentences(document: Document, drops: Drops, counted: Counts) -> Iterator[Record]:
+def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
     """Yield sentences in their order. A text that is left out ends a document."""
     for section in document:
         for index, sentence in enumerate(section.sentences()):
@@ -188,7 +172,7 @@ def _sentences(document: Document, drops: Drops, counted: Counts) -> Iterator[Re
         yield section.place, Fault.EMPTY
 
 
-def _leads(document: Document, drops: Drops, counted: Counts, *, longest: int) -> Iterator[Record]:
+def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
     """Yield the lead and the rest of each section.
 
     For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that learns from titles
@@ -200,25 +184,26 @@ def _leads(document: Document, drops: Drops, counted: Counts, *, longest: int) -
         if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
             pair = lead_and_rest(own[1:])
         if pair := pair or lead_and_rest(own):
-            yield section.place, (pair[0], pair[1][:longest])
+            yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * length])
         else:
-            counted[WITHOUT_REST] += 1
+            counted["sections without a lead and a rest left out"] += 1
 
 
-def _passages(document: Document, drops: Drops, counted: Counts) -> Iterator[Record]:
+def _passages(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
     """Yield a document as passages of about equal length."""
     own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if len(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from ((document[0].place, (text,)) for text in passages)
-    counted[SHORT] += not passages
+    counted["documents too short for a passage left out"] += not passages
 
 
-def _passages_in_order(document: Document, drops: Drops, counted: Counts, *, characters: int) -> Iterator[Record]:
+def _passages_in_order(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
     """Yield the passages of each section. A text that is left out ends a document."""
     for section in document:
         for dropped, sentences in itertools.groupby(section.sentences(), drops):
             if not dropped:
-                yield from ((section.place, (text,)) for text in passages_of(list(sentences), characters))
+                passages = passages_of(list(sentences), CHARACTERS_PER_TOKEN * length)
+                yield from ((section.place, (text,)) for text in passages)
                 yield section.place, Fault.EMPTY
 
 
@@ -240,3 +225,10 @@ def _halved(sentences: Sequence[str], characters: int) -> list[str]:
     ends = list(itertools.accumulate(map(len, sentences)))
     middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
     return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
+
+
+_FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`; others are made of sentences
+    "lead": (("lead", "rest"), _leads),
+    "passages": (("passage",), _passages_in_order),
+    "crops": (("passage",), _passages),
+}

@@ -91,12 +91,7 @@ class Corpus:
         return (row for _, _, row in self._usable())
 
     def numbered(self) -> Iterator[tuple[Place, Row]]:
-        """Yield places and usable rows, without surrounding white space.
-
-        Raises:
-            DataError: A line is bad and `on_bad_line` is `error`, or the source cannot be read.
-            NoSentencesError: No line is usable.
-        """
+        """Yield places and usable rows, without surrounding white space; without any, raise `NoSentencesError`."""
         return ((place, row) for place, _, row in self._usable())
 
     def in_documents(self) -> Iterator[tuple[int, Row]]:
@@ -246,7 +241,7 @@ class RowFile:
 
 
 def open_file(path: Path, wanted: Sequence[str] = (), names: OptionNames = TRAINING_OPTIONS) -> RowFile:
-    """Open a file with one of the `EXTENSIONS`. `wanted` are the columns that the user named in `names.columns`.
+    """Open a file with one of the `EXTENSIONS`. `wanted` are the columns that the user named.
 
     Raises:
         DataError: The content does not fit the extension.

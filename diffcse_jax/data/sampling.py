@@ -13,12 +13,7 @@ DRAWS = 1 << 24  # of a crop's two spans
 
 
 def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> Examples:
-    """Return the examples that batches are made of.
-
-    Args:
-        store: The rows of the text.
-        data: Options that define an anchor and its positive.
-        next_sentence: The next sentence is a further column.
+    """Return the examples that `data.pairs` makes of a text. `next_sentence` asks for it as a further column.
 
     Raises:
         ConfigError: The text has too many columns, or lacks documents.
@@ -62,9 +57,6 @@ class Neighbours(_Drawn):
 
     Attributes:
         left_out: The number of sentences without a following one.
-
-    Raises:
-        DataError: No document has two sentences.
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
@@ -101,9 +93,6 @@ class Crops(_Drawn):
     Args:
         store: Single passages.
         max_length: Most tokens of a span.
-
-    Raises:
-        DataError: No passage is long enough for two spans.
     """
 
     def __init__(self, store: TokenStore, max_length: int):

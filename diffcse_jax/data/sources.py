@@ -8,18 +8,19 @@ import bisect
 import collections
 import contextlib
 import difflib
-import functools
 import glob
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import documents
 from diffcse_jax.data.documents import Documents, Section
-from diffcse_jax.data.pair_builders import corpus_of
+from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import (
     EXTENSIONS,
     ROLES,
@@ -30,6 +31,7 @@ from diffcse_jax.data.readers import (
     OptionNames,
     Row,
     RowFile,
+    checked,
     column_names,
     extension,
     file_sha256,
@@ -37,7 +39,7 @@ from diffcse_jax.data.readers import (
     open_file,
 )
 from diffcse_jax.errors import DataError, NoSentencesError
-from diffcse_jax.io import expand_path, hub_file, why_unreadable
+from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, why_unreadable
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
@@ -46,7 +48,10 @@ KNOWN_DOCUMENTS = (
     "a txt file; a csv, tsv, jsonl, json or Parquet file with a column `text` (and `title`); markdown, html, rst or "
     "pdf files; a folder or pattern of any of these; or docstrings"
 )
+EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
 PASSAGE_TOKENS = 128  # approximate length of the passages that `open_text` makes of documents
+
+Text = str | Sequence[str] | Mapping[str, object]  # a sentence or document; a pair, triple, ...; columns by name
 
 
 class Source(NamedTuple):
@@ -68,8 +73,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     """Open the rows that `data.train_file` names, or the rows made of its documents.
 
     Raises:
-        DataError: The source is missing, unreadable, of an unknown kind or without the columns or documents that the
-            options ask for.
+        DataError: The source cannot be read, or lacks the columns or documents that the options ask for.
     """
     source = find_source(data.train_file)
     if data.reads_documents:
@@ -80,11 +84,7 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 
 def open_documents(data: DataConfig) -> Documents:
-    """Open the documents that `data.train_file` names, including those that are held out.
-
-    Raises:
-        DataError: The source cannot be read or does not contain documents.
-    """
+    """Open the documents that `data.train_file` names, including those that are held out."""
     source = find_source(data.train_file)
     return _documents(source, data, _why_no_documents(source, data))
 
@@ -98,21 +98,18 @@ def open_text(
     id_column: str = "",
     on_bad_line: str = "skip",
 ) -> Corpus:
-    """Open any text that a user may name.
+    """Open any text that a user may name; see `find_source`.
 
     Documents (markdown, html, rst, pdf, folders of them, tables with `title` and `text`) become passages of about 100
-    words. Other files keep their rows.
+    words. Other files keep their rows. Errors name `option` and `columns_option` (empty: there is no such option).
 
     Args:
-        name: A file, a pattern, a folder, `wiki1m` or `docstrings`.
-        option: The option that named it, for errors.
+        name: The name.
+        option: The option that named it.
         columns: Columns to read. Empty: the only one, or those with known names.
-        columns_option: The option that named the columns, for errors. Empty: there is no such option.
+        columns_option: The option that named the columns.
         id_column: One of the columns, which may also contain whole numbers.
         on_bad_line: `skip` or `error`.
-
-    Raises:
-        DataError: The source is missing, unreadable, of an unknown kind or lacks a column.
     """
     names = OptionNames(option, columns_option, "")
     source = find_source(str(name), names)
@@ -123,15 +120,10 @@ def open_text(
 
 
 def find_source(name: str, names: OptionNames = TRAINING_OPTIONS) -> Source:
-    """Find what a name stands for.
+    """Find what a name stands for, or raise a `DataError`.
 
-    Args:
-        name: A file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m`
-            or `docstrings`.
-        names: Options for errors.
-
-    Raises:
-        DataError: There is no such file, or it cannot be read.
+    It is a file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m` or
+    `docstrings`.
     """
     option = names.file
     if name == "docstrings":
@@ -303,42 +295,34 @@ def _rows(
     id_column: str = "",
 ) -> Corpus:
     """Open the rows of a source, numbered over all of its files."""
+    name, opened, paths = source.name, list[RowFile](), list[Path]()
     if source.form == "docstrings":
-        from diffcse_jax.data.docstrings import docstring_sentences
+        from diffcse_jax.data.docstrings import docstring_sentences as sentences
 
-        if wanted:
-            raise DataError(f"docstrings do not have columns. Leave {names.columns} empty")
-        return Corpus(
-            "docstrings",
-            ("sentence",),
-            lambda: enumerate(((sentence,) for sentence in docstring_sentences()), 1),
-            lambda: hashlib.sha256("\n".join(docstring_sentences()).encode()).hexdigest(),
-            on_bad_line,
-            names=names,
-        )
-    if source.form == "records":
+        read = RowFile(Path(name), ("sentence",), lambda _: enumerate(({"sentence": each} for each in sentences()), 1))
+        opened = [read]
+    elif source.form == "records":
         from diffcse_jax.data.array_record import open_prepared  # loads tensorflow-datasets
 
-        available, usual, read, shards = open_prepared(source.root)
-        columns = _choose_columns(source.name, available, wanted or usual, names)
-        fingerprint = functools.partial(_fingerprint, shards)
-        return Corpus(source.name, columns, lambda: read(columns), fingerprint, on_bad_line, names=names)
-    files = source.of_kinds(EXTENSIONS)
-    if not files:
-        raise DataError(f"{source.name}: these files contain documents. Set data.pairs, for example to 'lead'")
-    counts = f" ({_counts(map(extension, files))} file{'s' * (len(files) > 1)})"
-    name = source.name if source.form == "file" else source.name + counts
-    if len({*map(extension, files)}) > 1:
-        raise DataError(
-            f"{name}: files of several kinds. Name the files of one kind with a pattern, such as "
-            f"'{source.root}/**/*{extension(files[0])}'"
-        )
-    opened: list[RowFile] = []
-    for path in files:
-        with contextlib.nullcontext() if source.form == "file" else contextlib.suppress(NoSentencesError):
-            opened.append(open_file(path, wanted, names))
-    if not opened:
-        raise NoSentencesError(f"{name}: the files are empty")
+        read, paths = open_prepared(source.root, wanted)
+        opened = [read]
+    else:
+        files = source.of_kinds(EXTENSIONS)
+        if not files:
+            raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
+        counts = f" ({_counts(map(extension, files))} file{'s' * (len(files) > 1)})"
+        name += counts if source.form == "files" else ""
+        if len({*map(extension, files)}) > 1:
+            raise DataError(
+                f"{name}: files of several kinds. Name the files of one kind with a pattern, such as "
+                f"'{source.root}/**/*{extension(files[0])}'"
+            )
+        for path in files:
+            with contextlib.nullcontext() if source.form == "file" else contextlib.suppress(NoSentencesError):
+                opened.append(open_file(path, wanted, names))
+        if not opened:
+            raise NoSentencesError(f"{name}: the files are empty")
+        paths = [file.path for file in opened]
     columns = _choose_columns(str(opened[0].path), opened[0].columns, wanted, names)
     for file in opened:
         if missing := [column for column in columns if column not in file.columns]:
@@ -360,9 +344,13 @@ def _rows(
         index = bisect.bisect_left(starts, place) - 1
         return f"{opened[index].path}, {opened[index].unit} {place - starts[index]}"
 
-    fingerprint = functools.partial(_fingerprint, [file.path for file in opened])
+    def fingerprint() -> str:
+        parts = [f"{extension(path)} {file_sha256(path)}" for path in paths] or [text for (text,) in corpus]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
     unit, note = opened[0].unit, source.note
-    return Corpus(name, columns, records, fingerprint, on_bad_line, unit=unit, where=where, note=note, names=names)
+    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, unit=unit, where=where, note=note, names=names)
+    return corpus
 
 
 def _row(entry: dict[str, Any] | Fault, columns: Sequence[str], id_column: str) -> Row | Fault:
@@ -402,7 +390,88 @@ def _choose_columns(
     )
 
 
-def _fingerprint(files: Sequence[Path]) -> str:
-    """Return the SHA-256 of the files' content and kinds."""
-    parts = [f"{extension(file)} {file_sha256(file)}" for file in files]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+# Text in memory, which is written to files from which a run trains and, after an interruption, resumes
+
+
+def as_texts(given: Any) -> Iterable[Text]:
+    """Return the texts of a list or another iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
+    kind = type(given).__name__
+    if isinstance(given, Mapping):  # a DatasetDict, or columns
+        keys = ", ".join(map(str, [*given][:5]))
+        raise DataError(
+            f"cannot train on a {kind} with the keys {keys}. Choose one split or column, or give a list of dicts"
+        )
+    if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
+        return rows()
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
+        return given.to_dict("records")
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise DataError(f"cannot train on a {kind}. {EXPECTED}")
+    return given
+
+
+def write_sentences(texts: Iterable[Text]) -> Path:
+    """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, named after its content."""
+    return _write((json.dumps(row, ensure_ascii=False, default=str) for row in _columns(texts)), ".jsonl")
+
+
+def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
+    """Write pairs (or triples, ...) to two files: rows to train on, and pairs to evaluate with.
+
+    A hash of the first text decides, so that all rows of an anchor stay together. Training rows that share a text with
+    a held-out row are left out. Unusable rows stay with the training rows, where they are skipped and counted.
+
+    Returns:
+        A jsonl file as of `write_sentences`, and a tsv file of sentences and positives.
+    """
+    rows = [tuple(map(str, row.values())) for row in _columns(texts)]
+    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(checked(row), Fault)]
+    kept_out = {digest(text) for row in held_out for text in row}
+    trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
+    if not trained_on or len(held_out) < 2:
+        raise DataError(
+            f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and {len(held_out)} for "
+            "evaluation, which needs at least 2. Give more rows, or change data.held_out"
+        )
+    pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
+    return write_sentences(trained_on), _write(pairs, ".tsv")
+
+
+def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
+    """Yield the texts as dicts of their columns."""
+    first: dict[str, object] = {}
+    for number, text in enumerate(as_texts(texts), 1):
+        if isinstance(text, str):
+            row: dict[str, object] = {"text": text}
+        elif isinstance(text, Mapping):
+            row = {str(name): value for name, value in text.items()}
+        elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
+            row = dict(zip(column_names(len(text)), text, strict=True))
+        else:
+            raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
+        first = first or row
+        if len(row) != len(first):
+            raise DataError(
+                f"text {number} has {len(row)} columns ({', '.join(row)}), but the first text has {len(first)}"
+            )
+        yield row
+    if not first:
+        raise DataError("the list of texts to train on is empty")
+
+
+def _write(lines: Iterable[str], extension: str) -> Path:
+    """Write lines to a file that is named by their hash."""
+    folder, hashed = cache_folder("text"), hashlib.sha256()
+    with disk_errors(folder, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with partial.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+                for line in lines:
+                    file.write(f"{line}\n")
+                    hashed.update(line.encode(errors="surrogatepass") + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            return partial.replace(folder / f"{hashed.hexdigest()[:24]}{extension}")
+        finally:
+            partial.unlink(missing_ok=True)

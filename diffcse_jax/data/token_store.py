@@ -120,7 +120,7 @@ class TokenStore(Examples):
 
 
 class SentenceVectors:
-    """Embeddings of all sentences of a token store, mapped into memory, from a folder of `make_vectors`."""
+    """Embeddings of all sentences of a text, mapped into memory from a folder of `make_vectors`."""
 
     def __init__(self, folder: Path):
         self._vectors: Float[np.ndarray, "distinct dimension"] = np.load(folder / "vectors.npy", mmap_mode="r")
@@ -147,10 +147,6 @@ def build_or_open(
         max_length: Tokens per sentence, including special tokens; longer sentences are cut.
         cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below $XDG_CACHE_HOME).
         quiet: Do not report; one of several processes reports.
-
-    Raises:
-        DataError: The corpus cannot be read, or it changed during the build.
-        DiskError: The store cannot be written.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
@@ -189,16 +185,8 @@ def build_or_open(
 def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
     """Open the embeddings of a text, and copy them first if needed.
 
-    An embedding is found by the text of its sentence, so the store may contain more text in another order.
-
-    Args:
-        store: The Parquet store, a `search.vector_store.VectorStore`.
-        corpus: The text.
-        tokens: The text's token store.
-        quiet: Do not report; one of several processes reports.
-
-    Raises:
-        DataError: The store lacks sentences of the text or cannot be read, or the text has changed.
+    An embedding is found by the text of its sentence, so the store (a `search.vector_store.VectorStore`) may contain
+    more text in another order. It must have all sentences of the text.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     with disk_errors(folder, safe=f"{store.folder} is unchanged."):
@@ -209,18 +197,8 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
 
 
 def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder of embeddings unless it exists and is sound.
-
-    Args:
-        folder: The folder.
-        make: Writes `vectors.npy` and `rows.npy` into a folder, which gets its name once it is complete.
-    """
-
-    def write(new: Path) -> dict[str, Any]:
-        make(new)
-        return {}
-
-    _make(folder, _VECTORS, write)
+    """Make a folder of embeddings unless it is sound. `make` writes `vectors.npy` and `rows.npy` into a folder."""
+    _make(folder, _VECTORS, make)
 
 
 # Folders of arrays
@@ -237,15 +215,15 @@ def _damaged(folder: Path, arrays: Sequence[str]) -> str:
         return META
 
 
-def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, Any]]) -> bool:
+def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, Any] | None]) -> bool:
     """Make a folder unless it is sound, and return whether it was made. `make` returns entries of its record."""
     damaged = _damaged(folder, arrays)
     if damaged and folder.exists():
         print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
     if damaged:
         with atomic_dir(folder) as new:
-            meta = make(new)
-            meta |= {"files": file_digests(new, new.iterdir())}
+            meta = make(new) or {}
+            meta["files"] = file_digests(new, new.iterdir())
             write_json(new / META, meta | {"sha256": json_digest(meta)})
             if folder.exists():
                 with partial_dir(folder) as old:
