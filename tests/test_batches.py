@@ -3,8 +3,6 @@
 import itertools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_run import environment, overrides, run_settings
+from tiny_run import run_settings
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, DataConfig
@@ -30,8 +28,8 @@ from diffcse_jax.data.batches import (
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.training.train import train
 
-ROOT = Path(__file__).parents[1]
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
 
 
@@ -379,35 +377,25 @@ def test_contradictory_options_are_refused(parts, message):
 
 
 @pytest.mark.slow
-def test_a_run_over_documents(tmp_path, minilm_dir):
+def test_a_run_over_documents(tmp_path, minilm_dir, capfd):
     """Train from the file to the metrics, with all options that read the text."""
-    lines = [f"Sentence {i} has {i % 7} small words more." for i in range(60)]
     text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
-    text.write_text("".join(f"{line}\n" + "\n" * (i % 9 == 8) for i, line in enumerate(lines)))
+    text.write_text("".join(f"Sentence {i} has {i % 7} small words more.\n" + "\n" * (i % 9 == 8) for i in range(60)))
     synonyms.write_text("small\tlittle\ttiny\n")
     settings = run_settings(
         tmp_path,
         minilm_dir,
-        data={
-            "train_file": text, "pairs": "dropout", "held_out": 0.3,
-            "augmentation": "synonyms", "synonyms_file": synonyms,
-        },
+        data={"train_file": str(text), "pairs": "dropout", "held_out": 0.3, "augmentation": "synonyms"},
         difference={"sentence": "next", "edit": "delete"},
         train={"steps": 3},
         eval={"every": 0, "metric": "neighbours_retrieval"},
-    )  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, "train.py", "--config", "configs/diffcse_minilm.py", "--workdir", tmp_path / "run",
-         *overrides(settings)],
-        cwd=ROOT, env=environment(tmp_path / "xla"), capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    sentences, held_out = re.search(r"(\d+) rows of sentence.*7 documents, (\d) of them held out", run.stderr).groups()
-    ends = 7 - int(held_out)
-    assert f"skipped {ends} of {sentences} sentences: the last one of a document has no next one" in run.stderr
-    assert "generator" not in run.stderr
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "loss" in row]
+    )
+    train(Config.from_dict(settings | {"data.synonyms_file": str(synonyms), "mesh.data": 1}), tmp_path / "run")
+    errors = capfd.readouterr().err
+    sentences, held_out = re.search(r"(\d+) rows of sentence.*7 documents, (\d) of them held out", errors).groups()
+    skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has no next one"
+    assert skipped in errors
+    assert "generator" not in errors
+    steps = [row for row in map(json.loads, (tmp_path / "run/metrics.jsonl").open()) if "loss" in row]
     assert len(steps) == 3
     assert all(0 < row["rtd_share_kept"] < 1 for row in steps)

@@ -3,6 +3,7 @@
 import collections
 import errno
 import gzip
+import io
 import itertools
 import json
 import time
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 from test_token_store import word_tokenizer
 
 from diffcse_jax.config import Config, DataConfig
-from diffcse_jax.data import docstrings, markup, pair_builders, sources, token_store
-from diffcse_jax.data.documents import Section, paragraphs, sentences_of, split_sentences
-from diffcse_jax.data.pair_builders import Holdout, lead_and_rest, texts_of
+from diffcse_jax.data import markup, pair_builders, sources, token_store
+from diffcse_jax.data.documents import paragraphs, sentences_of, split_sentences
+from diffcse_jax.data.pair_builders import Holdout, texts_of
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sampling import examples_of
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
@@ -169,7 +170,7 @@ def test_a_page_becomes_titled_sections(content, extension):
 
 
 def pdf(text: str) -> bytes:
-    """Return a pdf of one page with one line of text."""
+    """Return a pdf of one page with one line of text. Readers restore its missing table of objects."""
     stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -179,13 +180,8 @@ def pdf(text: str) -> bytes:
         b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
-    content, places = b"%PDF-1.4\n", []
-    for number, entry in enumerate(objects, 1):
-        places.append(len(content))
-        content += b"%d 0 obj\n%s\nendobj\n" % (number, entry)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    trailer = b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(content)
-    return content + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer
+    numbered = b"".join(b"%d 0 obj\n%s\nendobj\n" % entry for entry in enumerate(objects, 1))
+    return b"%PDF-1.4\n" + numbered + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n0\n%%EOF"
 
 
 @pytest.mark.parametrize(
@@ -222,55 +218,41 @@ def test_markdown_becomes_text_without_markup(text, expected):
     assert [line for _, lines in read(text) for line in lines] == expected
 
 
-@pytest.mark.parametrize("part", ["{%", "[!a", "<!--", "[a", "_*", "> ", "{{<", "title: '\n"])
+@pytest.mark.parametrize("part", ["{%", "[!a", "<!--", "title: '\n"])
 def test_hostile_markdown_takes_linear_time(part):
     start = time.process_time()
-    read("---\n" + part * 20_000)
-    assert time.process_time() - start < 5  # half a second in practice
+    read("---\n" + part * 10_000)
+    assert time.process_time() - start < 3  # half a second in practice
 
 
 def write(folder: Path, form: str) -> str:
     """Write `DOCUMENTS` in one of the forms that documents can have."""
-    texts = [" ".join([f"{title} is what this is about.", *sentences]) for title, sentences in DOCUMENTS]
+    texts = [[f"{title} is what this is about.", *sentences] for title, sentences in DOCUMENTS]
     rows = [{"title": title, "text": " ".join(text), "n": 1} for title, text in DOCUMENTS]
-    (folder / "docs/more").mkdir(parents=True)
-    match form:
-        case "blank lines":
-            content = "\n\n".join("\n".join([f"{title} is what this is about.", *text]) for title, text in DOCUMENTS)
-            (folder / "a.txt").write_text(content)
-        case "paragraphs":
-            (folder / "a.txt").write_text("\n\n".join(texts))
-        case "lines":
-            (folder / "a.txt").write_text("\n".join(texts) + "\n\n")
-        case "jsonl.gz":
-            (folder / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-        case "json":
-            (folder / "a.json").write_text(json.dumps(rows, indent=2))
-        case "csv":
-            (folder / "a.csv").write_text("title,text\n" + "".join(f'{row["title"]},"{row["text"]}"\n' for row in rows))
-        case "parquet":
-            pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
-        case "shards":
-            for number, row in enumerate(rows):
-                (folder / f"docs/{number}.jsonl").write_text(json.dumps(row))
-            (folder / "docs/_state.json").write_text("{}")
-            return str(folder / "docs")
-        case "files" | "pattern":
-            (folder / "docs/.git").mkdir()
-            (folder / "docs/.git/a.txt").write_text("Not this.")
-            for number, row in enumerate(rows):
-                path = folder / "docs" / ("more" if number else "") / f"{number}.md"
-                path.write_text(f"# {row['title']}\n\n{row['text']}\n")
-            return str(folder / "docs") + "/**/*.md" * (form == "pattern")
-        case "mixed":
-            (folder / "docs/0.html").write_text(f"<h1>A clock</h1><p>{rows[0]['text']}</p>")
-            (folder / "docs/_1.rst").write_text(f"A boat\n======\n\n{rows[1]['text']}\n")
-            (folder / "docs/more/2.jsonl").write_text(json.dumps(rows[2]))
-            (folder / "docs/_category_.json").write_text('{"label": "Pages"}')
-            (folder / "docs/settings.json").write_text('{"label": "Pages"}')
-            (folder / "docs/a.png").write_bytes(b"")
-            return str(folder / "docs")
-    return str(next(folder.glob("a.*")))
+    jsonl, prose = [json.dumps(row) for row in rows], [f"# {row['title']}\n\n{row['text']}\n" for row in rows]
+    table = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    files: dict[str, dict[str, str | bytes]] = {
+        "blank lines": {"a.txt": "\n\n".join(map("\n".join, texts))},
+        "paragraphs": {"a.txt": "\n\n".join(map(" ".join, texts))},
+        "lines": {"a.txt": "\n".join(map(" ".join, texts)) + "\n\n"},
+        "jsonl.gz": {"a.jsonl.gz": gzip.compress("\n".join(jsonl).encode())},
+        "json": {"a.json": json.dumps(rows, indent=2)},
+        "csv": {"a.csv": "title,text\n" + "".join(f'{row["title"]},"{row["text"]}"\n' for row in rows)},
+        "parquet": {"a.parquet": table.getvalue()},
+        "shards": {f"docs/{number}.jsonl": row for number, row in enumerate(jsonl)} | {"docs/_state.json": "{}"},
+        "files": dict(zip(("docs/0.md", "docs/more/1.md", "docs/more/2.md", "docs/.git/a.txt"), [*prose, "Not this."])),
+        "mixed": {
+            "docs/0.html": f"<h1>A clock</h1><p>{rows[0]['text']}</p>", "docs/more/2.jsonl": jsonl[2],
+            "docs/_1.rst": f"A boat\n======\n\n{rows[1]['text']}\n", "docs/a.png": "",
+            "docs/_category_.json": '{"label": "Pages"}', "docs/settings.json": '{"label": "Pages"}',
+        },
+    }  # fmt: skip
+    for name, content in files["files" if form == "pattern" else form].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (path,) = [each for each in folder.iterdir() if each.name == "docs" or each.stem[0] == "a"]
+    return str(path) + "/**/*.md" * (form == "pattern")
 
 
 TITLED = ["jsonl.gz", "json", "csv", "shards", "parquet", "files", "pattern", "mixed"]
@@ -291,7 +273,9 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
     assert corpus.columns == ("lead", "rest")
     skipped = "; skipped 1 file of other kinds: 1 .png; skipped 1 table without texts" if form == "mixed" else ""
     assert corpus.summary() == f"3 documents, 1 sections without a lead and a rest left out{skipped}"
-    if form != "csv":  # with data.pairs='dropout', a csv file contains rows
+    if form == "csv":  # with data.pairs='dropout', a csv file contains rows
+        assert len(list(opened(name, "dropout", columns=("title",)))) == 3
+    else:
         rows = list(opened(name, "dropout").in_documents())
         for document, sentences in zip(expected, itertools.groupby(rows, lambda row: row[0]), strict=True):
             assert [sentence for _, (sentence,) in sentences[1]] == document
@@ -324,13 +308,9 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 
 def test_tables_without_title_or_text(tmp_path):
     objects = [
-        {"text": "Here is one. Here is another text."},
-        {"title": None, "text": "This is a text of one sentence."},
-        {"title": "T", "text": "This is the third text."},
-        {"title": "T"},
-        {"title": 1, "text": "a"},
-        "no object",
-    ]
+        {"text": "Here is one. Here is another text."}, {"title": None, "text": "This is a text of one sentence."},
+        {"title": "T", "text": "This is the third text."}, {"title": "T"}, {"title": 1, "text": "a"}, "no object",
+    ]  # fmt: skip
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, objects)))
     corpus = opened(tmp_path / "a.jsonl", "lead")
     assert list(corpus) == [("Here is one.", "Here is another text."), ("T", "This is the third text.")]
@@ -369,19 +349,6 @@ def test_linked_folders_are_read_once_and_closed_ones_are_named(tmp_path, monkey
         opened(tmp_path, "lead")
 
 
-def test_docstrings_are_documents(monkeypatch):
-    items = [("f", "Return the first of them all."), ("g", "Return the second of them. It is not the first one.")]
-    monkeypatch.setattr(docstrings, "_documented", lambda: [docstrings.Documented(n, False, d) for n, d in items])
-    docstrings.docstring_documents.cache_clear()
-    try:
-        assert list(opened("docstrings", "lead")) == [("Return the second of them.", "It is not the first one.")]
-        assert [row for row, in opened("docstrings", "dropout")] == [
-            "Return the first of them all.", "Return the second of them.", "It is not the first one."
-        ]  # fmt: skip
-    finally:
-        docstrings.docstring_documents.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("name", "content", "options", "reason"),
     [
@@ -413,11 +380,6 @@ def test_sources_without_documents_are_refused(tmp_path, monkeypatch, name, cont
         list(open_corpus(DataConfig(train_file=train_file, **options)))
 
 
-def test_sentences_without_documents_are_their_own_positives(tmp_path):
-    (tmp_path / "a.csv").write_text("sentence\none\ntwo\n")
-    assert list(opened(tmp_path / "a.csv", "dropout")) == [("one",), ("two",)]
-
-
 # Pairs and passages
 
 
@@ -430,18 +392,6 @@ def test_a_long_sentence_changes_only_the_passages_around_it(limit):
         assert " ".join(passages) == " ".join(sentences)
         assert all(len(passage) <= limit or passage in sentences for passage in passages)
         assert len(passages) < 1.6 * sum(map(len, sentences)) / limit + 4 * len(long)
-
-
-def test_passages_contain_all_sentences_of_a_document(tmp_path):
-    texts = [[f"This is sentence {i} of document {count}." for i in range(count)] for count in (1, 20, 150)]
-    (tmp_path / "a.txt").write_text("\n\n".join(map(" ".join, texts)))
-    corpus = opened(tmp_path / "a.txt", "crops")
-    passages = [passage for (passage,) in corpus]
-    assert " ".join(passages) == " ".join(itertools.chain(*texts[1:]))
-    assert corpus.summary() == "3 documents, 1 documents too short for a passage left out"
-    sizes = [len(passage) for passage in passages[1:]]
-    assert len(sizes) == -(-sum(map(len, texts[2])) // pair_builders.PASSAGE_CHARACTERS)
-    assert max(sizes) - min(sizes) < 100
 
 
 def test_neighbouring_passages_have_about_the_same_length(tmp_path, monkeypatch):
@@ -536,21 +486,18 @@ def test_a_single_document_cannot_be_divided(tmp_path):
 def test_held_out_text_that_is_not_utf8_is_left_out(tmp_path):
     texts = [f"Document {i} is here. Its sentence {i} is {'a' if i % 3 else chr(255)} second one." for i in range(60)]
     (tmp_path / "a.txt").write_bytes("\n\n".join(texts).encode("latin-1"))
-    config = Config.from_dict(
-        {"data": {"train_file": str(tmp_path / "a.txt"), "pairs": "lead", "held_out": 0.5},
-         "eval": {"metric": "lead_retrieval"}, "difference": {"weight": 0.0}}
-    )  # fmt: skip
+    settings = {"data.train_file": str(tmp_path / "a.txt"), "data.pairs": "lead", "data.held_out": 0.5}
+    config = Config.from_dict(settings | {"eval.metric": "lead_retrieval", "difference.weight": 0.0})
     evaluation = build_dev_evaluation(config, lambda: ())
     assert len(evaluation.chosen.targets) > 5
     assert not any("\udcff" in text for text in evaluation.chosen.targets)
 
 
 def test_the_share_is_about_what_is_asked(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(f"Document {i}.\n" for i in range(5000)))
+    (tmp_path / "a.txt").write_text("".join(f"Document {i}.\n" for i in range(2000)))
     data = DataConfig(str(tmp_path / "a.txt"), pairs="lead")
-    count = len(list(Holdout(open_documents(data), 0.1)))
-    assert abs(count - 500) < 5 * (5000 * 0.1 * 0.9) ** 0.5
-    assert not Holdout(open_documents(data), 0.0).has([Section(1, "", ["Any."])])
+    assert abs(len(list(Holdout(open_documents(data), 0.1))) - 200) < 5 * (2000 * 0.1 * 0.9) ** 0.5
+    assert not list(Holdout(open_documents(data), 0.0))
 
 
 def test_each_change_of_the_rows_makes_another_store(tmp_path):
@@ -576,12 +523,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2e5  # the file has 4e5 bytes
-
-
-def test_real_documents(data_dir):
-    data = DataConfig(train_file=str(data_dir / "domains/man/documents.txt"), pairs="lead")
-    found = list(open_documents(data))
-    assert len(found) == 3365
-    leads = [lead_and_rest(texts_of(section)) for (section,) in found[:300]]
-    assert sum(pair is not None for pair in leads) > 270
-    assert 100 < len(list(Holdout(open_documents(data), 0.05))) < 240

@@ -115,12 +115,6 @@ def test_errors_name_file_line_and_fault(tmp_path, name, content, line, fault):
         list(open_text(tmp_path / name, on_bad_line="error"))
 
 
-def test_reading_continues_after_a_bad_row(tmp_path):
-    corpus = corpus_of(tmp_path / "a.tsv", b"sent0\tsent1\na\tb\nonly\nc\rd\te\nf\tg\n")
-    assert list(corpus) == [("a", "b"), ("f", "g")]
-    assert corpus.skipped == collections.Counter({"wrong number of fields": 1, "invalid CSV": 1})
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_memory_does_not_grow_with_a_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)

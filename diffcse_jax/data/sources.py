@@ -18,32 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import documents
+from diffcse_jax.data import documents, readers
 from diffcse_jax.data.documents import Documents, Section
 from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
-from diffcse_jax.data.readers import (
-    EXTENSIONS,
-    ROLES,
-    TABLES,
-    TRAINING_OPTIONS,
-    Corpus,
-    Fault,
-    OptionNames,
-    Row,
-    RowFile,
-    checked,
-    column_names,
-    extension,
-    file_sha256,
-    listed,
-    open_file,
-)
+from diffcse_jax.data.readers import Corpus, Fault, OptionNames, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, why_unreadable
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
-KNOWN_EXTENSIONS = tuple(dict.fromkeys((*EXTENSIONS, *documents.FORMATS)))
+KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.FORMATS)))
 KNOWN_DOCUMENTS = (
     "a txt file; a csv, tsv, jsonl, json or Parquet file with a column `text` (and `title`); markdown, html, rst or "
     "pdf files; a folder or pattern of any of these; or docstrings"
@@ -119,7 +103,7 @@ def open_text(
     return _rows(source, columns, on_bad_line, names, id_column)
 
 
-def find_source(name: str, names: OptionNames = TRAINING_OPTIONS) -> Source:
+def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Source:
     """Find what a name stands for, or raise a `DataError`.
 
     It is a file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m` or
@@ -216,9 +200,9 @@ def _reads_as_documents(source: Source) -> bool:
     """Tell whether `open_text` reads passages: a document format, or a table with a text and other columns."""
     if source.form in ("docstrings", "records") or source.name == "wiki1m":
         return False
-    if any(extension(file) not in EXTENSIONS for file in source.files):
+    if any(extension(file) not in readers.EXTENSIONS for file in source.files):
         return True
-    tables = source.of_kinds(TABLES)
+    tables = source.of_kinds(readers.TABLES)
     for table in tables:
         with contextlib.suppress(NoSentencesError):
             columns = open_file(table, ("text",)).columns
@@ -227,7 +211,7 @@ def _reads_as_documents(source: Source) -> bool:
 
 
 def _documents(
-    source: Source, data: DataConfig, why_none: str = "", *, names: OptionNames = TRAINING_OPTIONS
+    source: Source, data: DataConfig, why_none: str = "", *, names: OptionNames = readers.TRAINING_OPTIONS
 ) -> Documents:  # fmt: skip
     columns = data.columns
     if why_none and data.documents == "blank_lines":
@@ -238,7 +222,7 @@ def _documents(
     if why_none:
         option = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
         raise DataError(f"{source.name}: {why_none}. {option} needs documents: {KNOWN_DOCUMENTS}")
-    tables = source.of_kinds(TABLES)
+    tables = source.of_kinds(readers.TABLES)
     if columns and not tables:
         raise DataError(f"{source.name}: documents of this kind do not have columns. Leave {names.columns} empty")
     if len(columns) > 2:
@@ -291,7 +275,7 @@ def _rows(
     source: Source,
     wanted: Sequence[str],
     on_bad_line: str,
-    names: OptionNames = TRAINING_OPTIONS,
+    names: OptionNames = readers.TRAINING_OPTIONS,
     id_column: str = "",
 ) -> Corpus:
     """Open the rows of a source, numbered over all of its files."""
@@ -307,7 +291,7 @@ def _rows(
         read, paths = open_prepared(source.root, wanted)
         opened = [read]
     else:
-        files = source.of_kinds(EXTENSIONS)
+        files = source.of_kinds(readers.EXTENSIONS)
         if not files:
             raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
         counts = f" ({_counts(map(extension, files))} file{'s' * (len(files) > 1)})"
@@ -331,7 +315,7 @@ def _rows(
             )
     starts: list[int] = []
 
-    def records() -> Iterator[tuple[int, Row | Fault]]:
+    def records() -> Iterator[tuple[int, readers.Row | Fault]]:
         starts.clear()
         last = 0
         for file in opened:
@@ -345,7 +329,7 @@ def _rows(
         return f"{opened[index].path}, {opened[index].unit} {place - starts[index]}"
 
     def fingerprint() -> str:
-        parts = [f"{extension(path)} {file_sha256(path)}" for path in paths] or [text for (text,) in corpus]
+        parts = [f"{extension(path)} {readers.file_sha256(path)}" for path in paths] or [text for (text,) in corpus]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     unit, note = opened[0].unit, source.note
@@ -353,7 +337,7 @@ def _rows(
     return corpus
 
 
-def _row(entry: dict[str, Any] | Fault, columns: Sequence[str], id_column: str) -> Row | Fault:
+def _row(entry: dict[str, Any] | Fault, columns: Sequence[str], id_column: str) -> readers.Row | Fault:
     """Return the values of some columns. The `id_column` may also contain whole numbers."""
     if isinstance(entry, Fault):
         return entry
@@ -377,13 +361,13 @@ def _choose_columns(
         raise DataError(f"{name}: no column {missing[0]!r} ({names.columns}). It has: {listed(available)}")
     if wanted or len(available) == 1:
         return tuple(wanted or available)
-    for roles in (ROLES, ("sent0", "sent1", "hard_neg")):  # ours, and SimCSE's
-        if {*available} == {*(columns := column_names(len(available), roles))}:
+    for roles in (readers.ROLES, ("sent0", "sent1", "hard_neg")):  # ours, and SimCSE's
+        if {*available} == {*(columns := readers.column_names(len(available), roles))}:
             return columns
     if not names.columns:
         raise DataError(f"{name}: it has {len(available)} columns ({listed(available)}). Give a file with one column")
     example = available[-1][:100]
-    example = f"--config.data.columns=\"('{example}',)\"" if names == TRAINING_OPTIONS else example
+    example = f"--config.data.columns=\"('{example}',)\"" if names == readers.TRAINING_OPTIONS else example
     raise DataError(
         f"{name}: name one or more of its {len(available)} columns in {names.columns}: {listed(available)} "
         f"(for example {example})"
@@ -425,7 +409,7 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
         A jsonl file as of `write_sentences`, and a tsv file of sentences and positives.
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
-    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(checked(row), Fault)]
+    held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(readers.checked(row), Fault)]
     kept_out = {digest(text) for row in held_out for text in row}
     trained_on = [row for row in rows if kept_out.isdisjoint(map(digest, row))]
     if not trained_on or len(held_out) < 2:
@@ -446,7 +430,7 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
         elif isinstance(text, Mapping):
             row = {str(name): value for name, value in text.items()}
         elif isinstance(text, Sequence) and len(text) > 1 and all(isinstance(each, str) for each in text):
-            row = dict(zip(column_names(len(text)), text, strict=True))
+            row = dict(zip(readers.column_names(len(text)), text, strict=True))
         else:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
         first = first or row

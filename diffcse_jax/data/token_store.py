@@ -21,23 +21,11 @@ import numpy as np
 import transformers
 from jaxtyping import Float, Float32, Int, Integer, UInt64
 
+from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus, Row
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, DataError
 from diffcse_jax.hosts import Progress
-from diffcse_jax.io import (
-    atomic_dir,
-    cache_folder,
-    disk_errors,
-    expand_path,
-    file_digests,
-    first_changed,
-    json_digest,
-    lock,
-    partial_dir,
-    read_json_object,
-    write_json,
-)
 
 FORMAT_VERSION = 3
 META = "meta.json"
@@ -103,7 +91,7 @@ class TokenStore(Examples):
     """
 
     def __init__(self, folder: Path):
-        meta = read_json_object(folder / META)
+        meta = io.read_json_object(folder / META)
         self.folder = folder
         self.columns = tuple(meta["columns"])
         self.max_length = meta["max_length"]
@@ -153,7 +141,7 @@ def build_or_open(
     text = corpus.fingerprint()
     parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    folder = (expand_path(cache_dir) if cache_dir else cache_folder("tokens")) / name
+    folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
 
     def build(new: Path) -> dict[str, Any]:
         _write_arrays(corpus, backend, new, quiet)
@@ -162,10 +150,10 @@ def build_or_open(
         return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
 
     built = False
-    with disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
+    with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
         if _damaged(folder, _STORE):
             lock_file = folder.with_name(f".{name}.lock")
-            with lock(lock_file, wait=True):
+            with io.lock(lock_file, wait=True):
                 built = _make(folder, _STORE, build)  # unless another process has built it meanwhile
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
@@ -189,7 +177,7 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
     more text in another order. It must have all sentences of the text.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
-    with disk_errors(folder, safe=f"{store.folder} is unchanged."):
+    with io.disk_errors(folder, safe=f"{store.folder} is unchanged."):
         make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
     if not quiet:
         print(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}", file=sys.stderr)
@@ -207,10 +195,10 @@ def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
 def _damaged(folder: Path, arrays: Sequence[str]) -> str:
     """Return the first missing or damaged file of a folder, or an empty string."""
     try:
-        meta = read_json_object(folder / META)
-        if json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
+        meta = io.read_json_object(folder / META)
+        if io.json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
             return META
-        return first_changed(folder, dict.fromkeys(arrays, "") | meta["files"])
+        return io.first_changed(folder, dict.fromkeys(arrays, "") | meta["files"])
     except (CheckpointError, KeyError, TypeError):
         return META
 
@@ -221,12 +209,12 @@ def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, 
     if damaged and folder.exists():
         print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
     if damaged:
-        with atomic_dir(folder) as new:
+        with io.atomic_dir(folder) as new:
             meta = make(new) or {}
-            meta["files"] = file_digests(new, new.iterdir())
-            write_json(new / META, meta | {"sha256": json_digest(meta)})
+            meta["files"] = io.file_digests(new, new.iterdir())
+            io.write_json(new / META, meta | {"sha256": io.json_digest(meta)})
             if folder.exists():
-                with partial_dir(folder) as old:
+                with io.partial_dir(folder) as old:
                     folder.rename(old / "damaged")
     return bool(damaged)
 
