@@ -241,7 +241,7 @@ def write(folder: Path, form: str) -> str:
         "csv": {"a.csv": "title,text\n" + "".join(f'{row["title"]},"{row["text"]}"\n' for row in rows)},
         "parquet": {"a.parquet": table.getvalue()},
         "shards": {f"docs/{number}.jsonl": row for number, row in enumerate(jsonl)} | {"docs/_state.json": "{}"},
-        "files": dict(zip(("docs/0.md", "docs/more/1.md", "docs/more/2.md", "docs/.git/a.txt"), [*prose, "Not this."])),
+        "files": {"docs/0.md": prose[0], "docs/more/1.md": prose[1], "docs/more/2.md": prose[2], "docs/.git/a.txt": ""},
         "mixed": {
             "docs/0.html": f"<h1>A clock</h1><p>{rows[0]['text']}</p>", "docs/more/2.jsonl": jsonl[2],
             "docs/_1.rst": f"A boat\n======\n\n{rows[1]['text']}\n", "docs/a.png": "",
