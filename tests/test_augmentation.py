@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiny_networks import SIZES
 
 from diffcse_jax.config import Config, DataConfig
+from diffcse_jax.data import batches as batch_module
 from diffcse_jax.data.augmentation import Augmentation, begins_word, open_augmentation
 from diffcse_jax.data.batches import BatchSource, Packing, Shards
 from diffcse_jax.data.token_store import TokenStore
@@ -164,8 +165,9 @@ def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenSto
     return TokenStore(folder)
 
 
-def test_augmented_batches(tmp_path):
+def test_augmented_batches(tmp_path, monkeypatch):
     """Second views change with the step, but not with shards or layout. Anchors stay the same."""
+    monkeypatch.setattr(batch_module, "SAMPLE", 20)
     store, augmentation = store_of(tmp_path), Augmentation("word_deletion", 0.4, BEGINS)
 
     def source_of(**options) -> BatchSource:
