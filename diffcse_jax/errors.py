@@ -58,7 +58,7 @@ def reported_to_user() -> Iterator[None]:
     Warnings for the user are printed without a place in the code, each once.
     """
     try:
-        with _plain_warnings():
+        with _plain_warnings(), no_interruption_lost():
             yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,6 +69,39 @@ def reported_to_user() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def no_interruption_lost() -> Iterator[None]:
+    """Send an interruption again that Python has dropped in the block.
+
+    Python prints and drops exceptions that are raised during garbage collection, where JAX has a callback.
+    """
+    main, usual = threading.main_thread(), sys.unraisablehook
+    if threading.current_thread() is not main:
+        yield
+        return
+    timers: list[threading.Timer] = []
+
+    def hook(unraisable: "sys.UnraisableHookArgs", /) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background processes
+            number = signal.SIGTERM if is_ignored else signal.SIGINT
+            timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
+            timers[-1].start()
+        else:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+        unsent = [timer for timer in timers if timer.is_alive()]
+        for timer in unsent:
+            timer.cancel()
+    if unsent:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

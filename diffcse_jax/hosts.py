@@ -27,7 +27,6 @@ HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
 SHUTDOWN_SECONDS = 30  # a process that is done waits this long for the others, which its exit would end
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 SECONDS_BETWEEN_LINES = 30.0  # between two lines of progress where there is no terminal
-PAUSE = 0.1  # seconds until an interruption that Python dropped is sent again
 
 # Messages
 
@@ -342,35 +341,13 @@ def stop_requested() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed.
-
-    Python drops exceptions raised during garbage collection, where JAX has a callback. Such an interruption is sent
-    again, as SIGTERM: a shell may have set SIGINT to be ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    usual, timers = sys.unraisablehook, []
+    """Raise `KeyboardInterrupt` for SIGTERM in the block, as for Ctrl-C, so that partial files are removed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    def send_again(unraisable: "sys.UnraisableHookArgs", /) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            target = threading.main_thread().ident, signal.SIGTERM
-            timers.append(threading.Timer(PAUSE, signal.pthread_kill, target))
-            timers[-1].start()
-        else:
-            usual(unraisable)
-
-    with _handled([signal.SIGTERM], interrupt):
-        sys.unraisablehook = send_again
-        try:
-            yield
-        finally:
-            sys.unraisablehook = usual
-            for timer in timers:
-                timer.cancel()
+    with _handled([signal.SIGTERM], interrupt), errors.no_interruption_lost():
+        yield
 
 
 @contextlib.contextmanager
