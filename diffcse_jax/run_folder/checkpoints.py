@@ -32,12 +32,8 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.io import CHECKPOINTS, disk_error, disk_errors, json_digest, system_error
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.folder import set_aside
-from diffcse_jax.run_folder.records import (
-    METRICS,
-    Measured,
-    Record,
-)
+from diffcse_jax.run_folder.folder import damaged_path
+from diffcse_jax.run_folder.records import METRICS, Measured, Record
 
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
@@ -71,10 +67,14 @@ class Checkpoints:
         self._pooler = config.encoding_pooler
         self._dev_metric, self._dev_text, self._text = dev_metric, dev_text, text
         self._workdir, self._folder = workdir, workdir / CHECKPOINTS
-        self._scores = {step: _score(self._folder / str(step)) for step in saved_steps(self._folder)}
-        self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(_quiet_orbax())
+        self._scores: dict[int, float | None] = {}
+        for step in saved_steps(self._folder):
+            try:
+                self._scores[step] = read_record(self._folder / str(step)).score
+            except CheckpointError:
+                self._scores[step] = _UNKNOWN
         self._remove_discarded()
+        _quiet.__enter__()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -89,13 +89,17 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        with self._quiet:
-            if kind is None:
-                self._close()
-                return
-            with contextlib.suppress(UserError):  # a consequence of the error that is reported already
-                self._close()
-            self._quiet.pop_all().__exit__(kind, *error)
+        failure = kind
+        try:
+            with self._disk_errors():
+                self._manager.close()
+            self._remove_discarded()
+        except UserError as problem:
+            failure = failure or type(problem)
+            if kind is None:  # otherwise a consequence of the error that is reported already
+                raise
+        finally:
+            _quiet.__exit__(failure)
 
     @property
     def latest_step(self) -> int | None:
@@ -116,7 +120,6 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        items = {"params": state.params, "opt_state": state.opt_state}
         data = json.loads(json.dumps(data_state))
         record = Record(
             step,
@@ -131,7 +134,7 @@ class Checkpoints:
             metrics=self._metrics_digest(),
         )
         digests: dict[str, Any] = {"data": json_digest(data), "record": json_digest(record.content())}
-        digests |= {name: array_digests(arrays) for name, arrays in items.items()}
+        digests |= {item: array_digests(getattr(state, item)) for item in _ARRAYS}
         self._scores[step] = record.score
         with self._disk_errors():
             self._manager.wait_until_finished()
@@ -139,7 +142,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(arrays) for name, arrays in items.items()},
+                    **{item: ocp.args.StandardSave(getattr(state, item)) for item in _ARRAYS},
                     data=ocp.args.JsonSave(data),
                     record=ocp.args.JsonSave(record.content() | {"digests": digests}),
                 ),
@@ -160,17 +163,17 @@ class Checkpoints:
         """
         step = hosts.decided_by_first(self._newest_intact)
         self._manager.reload()
-        target = {"params": like.params, "opt_state": like.opt_state}
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
         checkpoint = self._folder / str(step)
         with _damage_named(checkpoint):
             record = read_record(checkpoint)
-            data = _read_data(checkpoint, record)
+            data = _read_json_item(checkpoint, "data")
             self._check_same_run(record)
-            self._check_metrics(record)
+            shapes = [
+                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), getattr(like, item))
+                for item in _ARRAYS
+            ]
             restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(**{name: ocp.args.StandardRestore(shapes[name]) for name in _ARRAYS}),
+                step, args=ocp.args.Composite(**dict(zip(_ARRAYS, map(ocp.args.StandardRestore, shapes), strict=True)))
             )
         state = TrainState(
             step=jax.device_put(np.int32(step), like.step.sharding),
@@ -189,22 +192,21 @@ class Checkpoints:
     def _newest_intact(self) -> int:
         """Return the step of the newest intact checkpoint, after moving damaged newer ones out of the way."""
         damaged: dict[int, CheckpointError] = {}
-        for step in sorted(saved_steps(self._folder), reverse=True):
+        for step in reversed(saved_steps(self._folder)):
             checkpoint = self._folder / str(step)
             try:
                 record, _ = read_arrays(checkpoint, _ARRAYS)
-                _read_data(checkpoint, record)
-                _check_descriptions(checkpoint)
+                with _damage_named(checkpoint):
+                    _require(record.digests["data"], json_digest(_read_json_item(checkpoint, "data")), "data")
+                    for description in checkpoint.glob("*/array_metadatas/*"):  # read only to restore to devices
+                        json.loads(description.read_bytes())
             except CheckpointError as error:
                 damaged[step] = error
                 continue
-            with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
-                moved = {other: set_aside(self._workdir, self._folder / str(other)) for other in damaged}
             for other, problem in damaged.items():
-                print(
-                    f"warning: {problem}. Moved it to {moved[other]}. Training resumes from step {step}",
-                    file=sys.stderr,
-                )
+                with disk_errors(self._workdir, safe="Its checkpoints are unchanged."):
+                    moved = (self._folder / str(other)).rename(damaged_path(self._workdir, str(other)))
+                print(f"warning: {problem}. Moved it to {moved}. Training resumes from step {step}", file=sys.stderr)
             return step
         raise CheckpointError(
             f"training cannot resume: no checkpoint of {self._workdir} is readable. Nothing was changed. Restore a "
@@ -213,6 +215,7 @@ class Checkpoints:
         )
 
     def _check_same_run(self, record: Record) -> None:
+        """Refuse other data than that of the checkpoint, and warn if earlier rows of `metrics.jsonl` have changed."""
         changed = {
             "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != self._text,
             f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric}; see "
@@ -226,30 +229,24 @@ class Checkpoints:
                 f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
                 "--workdir to begin a new run"
             )
-
-    def _metrics_digest(self, size: int | None = None) -> dict[str, Any]:
-        """Return size and SHA-256 of the beginning of `metrics.jsonl`, on the first process."""
-        path = self._workdir / METRICS
-        if jax.process_index() or not path.is_file():
-            return {}
-        with path.open("rb") as file:
-            content = file.read(size)
-        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-    def _check_metrics(self, record: Record) -> None:
-        """Warn if rows of `metrics.jsonl` have changed since the checkpoint was saved."""
-        expected = record.metrics
-        if jax.process_index() == 0 and expected and self._metrics_digest(expected["bytes"]) != expected:
+        if (
+            jax.process_index() == 0
+            and record.metrics
+            and self._metrics_digest(record.metrics["bytes"]) != record.metrics
+        ):
             print(
                 f"warning: {self._workdir / METRICS} is damaged: rows up to step {record.step} have changed. Training "
                 "does not need them. Restore the file before you use its numbers",
                 file=sys.stderr,
             )
 
-    def _close(self) -> None:
-        with self._disk_errors():
-            self._manager.close()
-        self._remove_discarded()
+    def _metrics_digest(self, size: int | None = None) -> dict[str, Any]:
+        """Return size and SHA-256 of the beginning of `metrics.jsonl`, on the first process."""
+        path = self._workdir / METRICS
+        if jax.process_index() or not path.is_file():
+            return {}
+        content = path.read_bytes()[:size]
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def _remove_discarded(self) -> None:
         """Delete old checkpoints, which Orbax has renamed first: no checkpoint is ever half deleted under its name."""
@@ -285,8 +282,7 @@ class _Best:
 
 def saved_steps(checkpoints: Path) -> list[int]:
     """Return the steps of the complete checkpoints: a checkpoint gets its name when it is complete."""
-    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+    return sorted(int(folder.name) for folder in checkpoints.glob("*") if folder.name.isdecimal())
 
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
@@ -311,59 +307,31 @@ def read_record(checkpoint: Path) -> Record:
         return record
 
 
-def _score(checkpoint: Path) -> float | None:
-    try:
-        return read_record(checkpoint).score
-    except CheckpointError:
-        return _UNKNOWN
-
-
-def _read_data(checkpoint: Path, record: Record) -> dict[str, Any]:
-    with _damage_named(checkpoint):
-        data = _read_json_item(checkpoint, "data")
-        _require(record.digests["data"], json_digest(data), "data")
-        return data
-
-
 def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
-    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
-    record = read_record(checkpoint)
-    with (
-        _damage_named(checkpoint),
-        _quiet_orbax(),
-        ocp.CheckpointManager(
-            checkpoint.parent.absolute(),
-            options=ocp.CheckpointManagerOptions(create=False, multiprocessing_options=_this_process_alone()),
-            item_handlers={item: ocp.StandardCheckpointHandler() for item in items},
-        ) as manager,
-    ):
-        saved = manager.item_metadata(int(checkpoint.name))
-        like = {item: jax.tree.map(_placeholder, saved[item].tree) for item in items}
-        arguments = {item: ocp.args.StandardRestore(like[item]) for item in items}
-        restored = manager.restore(int(checkpoint.name), args=ocp.args.Composite(**arguments))
+    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    record, arrays = read_record(checkpoint), {}
+    with _damage_named(checkpoint), _quiet:
         for item in items:
-            found = array_digests(restored[item])
+            handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
+            folder = checkpoint.absolute() / item
+            like = jax.tree.map(
+                lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),  # takes no memory
+                handler.metadata(folder).tree,
+            )
+            arrays[item] = handler.restore(folder, args=ocp.args.StandardRestore(like))
+            found = array_digests(arrays[item])
             for name, digest in record.digests[item].items():
                 _require(digest, found.get(name, "missing"), f"{item}/{name}")
-    return record, {item: restored[item] for item in items}
+    return record, arrays
 
 
 def _read_json_item(checkpoint: Path, item: str) -> dict[str, Any]:
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
     return handler.restore(checkpoint.absolute() / item)
-
-
-def _check_descriptions(checkpoint: Path) -> None:
-    """Check the descriptions of arrays that Orbax reads only when it restores to devices."""
-    with _damage_named(checkpoint):
-        for item in _ARRAYS:
-            for path in (checkpoint / item / "array_metadatas").glob("*"):
-                json.loads(path.read_bytes())
-
-
-def _placeholder(array: Any) -> np.ndarray:
-    """Return an array of the same shape and type that takes no memory."""
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def _require(expected: str, found: str, what: str) -> None:
@@ -393,11 +361,8 @@ def _this_process_alone() -> ocp.options.MultiprocessingOptions:
     )
 
 
-# Messages of Orbax
-
-
 class _Quiet(logging.Filter):
-    """Hides what Orbax logs and what its reads and writes raise after the first of them has failed.
+    """Hides messages of Orbax during a block and, if it fails, a few seconds longer.
 
     Orbax warns about normal things and logs each error several times. At the first failure it closes its event loop,
     so that later ones raise an error that nobody can catch. Python passes that error to `sys.unraisablehook`.
@@ -410,7 +375,7 @@ class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -418,7 +383,15 @@ class _Quiet(logging.Filter):
                 sys.unraisablehook = self._without_late_errors
                 logging.getLogger("absl").addFilter(self)
 
-    def end(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is None:
+            self._end()
+        else:
+            later = threading.Timer(_QUIET_SECONDS, self._end)
+            later.daemon = True
+            later.start()
+
+    def _end(self) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -432,23 +405,6 @@ class _Quiet(logging.Filter):
 
 
 _quiet = _Quiet()
-
-
-@contextlib.contextmanager
-def _quiet_orbax() -> Iterator[None]:
-    """Hide messages of Orbax during the block and, if it fails, a few seconds longer."""
-    _quiet.begin()
-    try:
-        yield
-    except BaseException:
-        later = threading.Timer(_QUIET_SECONDS, _quiet.end)
-        later.daemon = True
-        later.start()
-        raise
-    _quiet.end()
-
-
-# Digests of arrays
 
 
 def array_digests(tree: Any) -> dict[str, str]:
@@ -466,17 +422,13 @@ def array_digests(tree: Any) -> dict[str, str]:
 
 @jax.jit
 def _checksum(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    """Return the digest of an array whose type has at most 32 bits."""
     position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
         position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    mixed = _bits(array) ^ (position * jnp.uint32(0x9E3779B1))
+    if array.dtype != jnp.bool_:
+        array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    mixed = array.astype(jnp.uint32) ^ (position * jnp.uint32(0x9E3779B1))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # MurmurHash3's finalizer: one to one
         mixed = (mixed ^ (mixed >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> jnp.uint32(16)), dtype=jnp.uint32)
-
-
-def _bits(array: jax.Array) -> jax.Array:
-    """Return the elements' bits as uint32, for types of up to 32 bits."""
-    if array.dtype == jnp.bool_:
-        return array.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}").astype(jnp.uint32)

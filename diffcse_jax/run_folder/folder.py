@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -39,27 +40,18 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 
 START = "start.json"
-_FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
-LICENSE_KEYS = ("license", "license_name", "license_link")
-PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
+HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
 
+_FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _BASE_MODEL = "base_model.json"
+_PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _LONGEST_CARD = 1 << 20  # bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
 _SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")  # in the hub's cache
-HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
-
-_DAMAGED = "damaged"
 _BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # what a run writes before its first checkpoint
-_SAFE = "What is complete there stays as it is."
-_INSTEAD = "give another --workdir"
-_RESTORE = (
-    "Restore it from a copy, or from starts.jsonl in that folder, where each line has it under `configuration`. Or "
-    "begin a new run in another --workdir"
-)
 
 
 @contextlib.contextmanager
@@ -101,9 +93,9 @@ def open_run(
         workdir: The folder, on a file system that all processes share.
         config: The resolved configuration.
         encoder: The starting checkpoint.
-        tokenizer: The tokenizer of the starting checkpoint.
+        tokenizer: Its tokenizer.
         generator: The frozen masked LM of `generator.name_or_path`, if the run names one.
-        others: Digests of the other files that training reads, by the key that names them: frozen networks and tables.
+        others: Digests of the other files that training reads, by the key that names them.
 
     Raises:
         ConfigError: The run in the folder has another configuration (all differing keys are named) or began from other
@@ -112,21 +104,27 @@ def open_run(
         DiskError: The folder cannot be written.
     """
 
+    @disk_errors(workdir, safe="What is complete there stays as it is.", instead="give another --workdir")
     def begin_or_check() -> None:
-        with disk_errors(workdir, safe=_SAFE, instead=_INSTEAD):
-            digests = {"model.name_or_path": encoder.digest(), **others}
-            if generator is not None:
-                digests["generator.name_or_path"] = generator.digest()
-            if _has_checkpoint(workdir):
-                _check_same_config(workdir, config)
-                _check_same_files(workdir, config, digests)
-                _repair_encoder(workdir, config, encoder, tokenizer)
-                return
-            if (workdir / CONFIG).is_file():
-                _clear_unless_same(workdir, config, digests)
-            _write_encoder(workdir, config, encoder, tokenizer)
-            write_json(workdir / START, {**digests, _FILES: _digests_of_files(workdir, config)})
-            write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
+        digests = {"model.name_or_path": encoder.digest(), **others}
+        if generator is not None:
+            digests["generator.name_or_path"] = generator.digest()
+        if _has_checkpoint(workdir):
+            _check_same(workdir, config, digests)
+            _repair_encoder(workdir, config, encoder, tokenizer)
+            return
+        if (workdir / CONFIG).is_file():
+            try:
+                _check_same(workdir, config, digests)
+            except UserError:
+                (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
+                for name in _BEFORE_CHECKPOINTS:
+                    shutil.rmtree(workdir / name, ignore_errors=True)
+        _write_encoder(workdir, config, encoder, tokenizer)
+        files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
+        recorded = file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
+        write_json(workdir / START, {**digests, _FILES: recorded})
+        write_json(workdir / CONFIG, config.to_dict())  # last: it shows that the other files are complete
 
     hosts.decided_by_first(begin_or_check)
     if jax.process_count() > 1:
@@ -144,12 +142,7 @@ def check_run(workdir: Path, config: Config) -> None:
         ConfigError: The configuration differs; all differing keys are named.
         CheckpointError: The configuration of the run is damaged or missing.
     """
-
-    def check() -> None:
-        if _has_checkpoint(workdir):
-            _check_same_config(workdir, config)
-
-    hosts.decided_by_first(check)
+    hosts.decided_by_first(lambda: _check_same(workdir, config, {}) if _has_checkpoint(workdir) else None)
 
 
 def read_config(workdir: Path) -> Config:
@@ -163,18 +156,12 @@ def read_config(workdir: Path) -> Config:
     return _read_config(workdir)
 
 
-def set_aside(workdir: Path, path: Path) -> Path:
-    """Move a damaged file or folder to `WORKDIR/damaged` and return its new path."""
-    return path.rename(damaged_path(workdir, path.name))
-
-
 def damaged_path(workdir: Path, name: str) -> Path:
-    """Return a free path in `WORKDIR/damaged`."""
-    folder = workdir / _DAMAGED
+    """Return a free path in `WORKDIR/damaged`, to which a damaged file or folder can be moved."""
+    folder = workdir / "damaged"
     folder.mkdir(exist_ok=True)
-    taken = {path.name for path in folder.iterdir()}
-    names = (name, *(f"{name}.{number}" for number in range(2, len(taken) + 3)))
-    return folder / next(each for each in names if each not in taken)
+    names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(2)))
+    return next(path for each in names if not (path := folder / each).exists())
 
 
 def _has_checkpoint(workdir: Path) -> bool:
@@ -183,59 +170,45 @@ def _has_checkpoint(workdir: Path) -> bool:
 
 
 def _read_config(workdir: Path) -> Config:
-    path = workdir / CONFIG
+    path, recorded = workdir / CONFIG, _recorded_files(workdir, CONFIG)
     try:
         content = read_json_object(path)
+        if recorded.get(CONFIG) != json_digest(content):
+            raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. {_RESTORE}") from error
-    if _recorded_files(workdir, CONFIG).get(CONFIG) != json_digest(content):
-        raise CheckpointError(f"{path} differs from its checksum in {START}. {_RESTORE}")
+        raise CheckpointError(
+            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has it under "
+            "`configuration`. Or begin a new run in another --workdir"
+        ) from error
     return Config.from_dict(content)
 
 
-def _clear_unless_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
-    """Remove what a different run wrote that has no checkpoint yet."""
-    try:
-        _check_same_config(workdir, config)
-        _check_same_files(workdir, config, digests)
-    except UserError:
-        (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
-        for name in _BEFORE_CHECKPOINTS:
-            shutil.rmtree(workdir / name, ignore_errors=True)
-
-
-def _check_same_files(workdir: Path, config: Config, now: Mapping[str, str]) -> None:
-    earlier, values = read_json_object(workdir / START), flat(config.to_dict())
-    if changed := [f"{key}={values[key]!r}" for key in now if earlier.get(key) != now[key]]:
-        raise ConfigError(
-            f"the files of {' and '.join(changed)} have changed since the run in {workdir} began. Restore the earlier "
-            "files, or give another --workdir to begin a new run"
-        )
-
-
-def _check_same_config(workdir: Path, config: Config) -> None:
+def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+    """Check that the run in the folder has this configuration and began from files with these digests."""
     earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
     free = resume_keys()
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
-    if not changed:
-        return
-    lines = [f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed]
-    if "precision" in changed:
-        advice = f" (`auto` depends on the machine. Resume with --config.precision={earlier['precision']})"
-        lines[changed.index("precision")] += advice
-    raise ConfigError(
-        f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
-        "schedule depends on the number of steps as well). To begin a new run, give another --workdir, such as "
-        f"{_other_name(workdir, {key: now.get(key) for key in changed})}:\n  " + "\n  ".join(lines)
-    )
-
-
-def _other_name(workdir: Path, changed: Mapping[str, Any]) -> str:
-    """Return an example of a --workdir that tells the runs apart, by a changed key with a short value."""
-    keys = ["seed"] if "train.seed" in changed else [key for key, value in changed.items() if len(str(value)) < 20]
-    return f"'{workdir}_{{{keys[0]}}}' ({{{keys[0]}}} becomes its value)" if keys else f"'{workdir}_2'"
+    if changed:
+        lines = [f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed]
+        if "precision" in changed:
+            advice = f" (`auto` depends on the machine. Resume with --config.precision={earlier['precision']})"
+            lines[changed.index("precision")] += advice
+        short = [key for key in changed if len(str(now.get(key))) < 20]
+        name = "_{seed}" if "train.seed" in changed else f"_{{{short[0]}}}" if short else "_2"
+        becomes = f" ({name[1:]} becomes its value)" if name != "_2" else ""
+        raise ConfigError(
+            f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
+            "schedule depends on the number of steps as well). To begin a new run, give another --workdir, such as "
+            f"'{workdir}{name}'{becomes}:\n  " + "\n  ".join(lines)
+        )
+    began = read_json_object(workdir / START)
+    if other := [f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest]:
+        raise ConfigError(
+            f"the files of {' and '.join(other)} have changed since the run in {workdir} began. Restore the earlier "
+            "files, or give another --workdir to begin a new run"
+        )
 
 
 # The starting checkpoint
@@ -243,32 +216,27 @@ def _other_name(workdir: Path, changed: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class BaseModel:
-    """A starting checkpoint.
+    """A starting checkpoint."""
 
-    Attributes:
-        name: Its hub id, or the last part of its path if it is only a local folder.
-        hub_id: Its hub id, or the hub id that it records as its origin; empty if neither is known.
-        license: The license that its card or configuration states, by the keys of a card's metadata.
-        language: The language codes that its card states.
-    """
-
-    name: str
-    hub_id: str = ""
-    license: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    language: tuple[str, ...] = ()
+    name: str  # its hub id, or the last part of its path if it is only a local folder
+    hub_id: str = ""  # its hub id, or the one that it records as its origin; empty if neither is known
+    license: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by the keys of a card's metadata
+    language: tuple[str, ...] = ()  # codes that its card states
 
 
 def is_local(name_or_path: str) -> bool:
     """Return True for a path on this machine, False for a hub id or `minilm`."""
-    if name_or_path in PACKAGED:
+    if name_or_path in _PACKAGED:
         return False
     if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1 or "\\" in name_or_path:
         return True
     return os.path.isdir(expand_path(name_or_path))
 
 
-def is_hub_id(name: str) -> bool:
+def is_hub_id(name: Any) -> bool:
     """Return True if the recorded origin of a checkpoint can be a hub id and is not a folder."""
+    if not isinstance(name, str):
+        return False
     return bool(_HUB_ID.fullmatch(name)) and not is_local(name) and not _TRAINER_FOLDER.search(name)
 
 
@@ -280,11 +248,29 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
         folder: The folder with its files.
         hf_config: The content of its `config.json`.
     """
-    card = _card_metadata(folder)
-    license = {key: value for key in LICENSE_KEYS if isinstance(value := card.get(key, hf_config.get(key)), str)}
+    path, card = folder / "README.md", {}
+    with contextlib.suppress(Exception):  # the YAML parser and others raise many types
+        if path.is_file() and path.stat().st_size <= _LONGEST_CARD:
+            card = metadata_load(path) or {}
+    known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
+    license = {key: value for key, value in known.items() if isinstance(value, str)}
     language = card.get("language") or ()
     languages = tuple(map(str, [language] if isinstance(language, str) else language))
     return BaseModel(*_names(name_or_path, card, hf_config), license if "license" in license else {}, languages)
+
+
+def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the attributes `name` and `hub_id`."""
+    if not is_local(name_or_path):
+        name = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
+        return name, name
+    path = Path(os.path.realpath(expand_path(name_or_path)))
+    if cached := _SNAPSHOT.search(path.as_posix()):
+        name = cached[1].replace("--", "/", 1)
+        return name, name
+    origins = [card.get("base_model"), hf_config.get("_name_or_path")]
+    single = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in origins]
+    return path.name, next(filter(is_hub_id, single), "")
 
 
 def read_base_model(folder: Path) -> BaseModel:
@@ -298,33 +284,6 @@ def read_base_model(folder: Path) -> BaseModel:
         return BaseModel(**values | {"language": tuple(values["language"])})
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / _BASE_MODEL} does not describe a checkpoint: {error}") from error
-
-
-def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the attributes `name` and `hub_id`."""
-    if not is_local(name_or_path):
-        name = PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
-        return name, name
-    path = Path(os.path.realpath(expand_path(name_or_path)))
-    if cached := _SNAPSHOT.search(path.as_posix()):
-        name = cached[1].replace("--", "/", 1)
-        return name, name
-    for origin in (card.get("base_model"), hf_config.get("_name_or_path")):
-        origin = origin[0] if isinstance(origin, list) and len(origin) == 1 else origin
-        if isinstance(origin, str) and is_hub_id(origin):
-            return path.name, origin
-    return path.name, ""
-
-
-def _card_metadata(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata of the card in a folder; empty if there is no readable card."""
-    path = folder / "README.md"
-    try:
-        if not path.is_file() or path.stat().st_size > _LONGEST_CARD:
-            return {}
-        return metadata_load(path) or {}
-    except Exception:  # the YAML parser and others raise many types
-        return {}
 
 
 # The folder encoder/
@@ -357,11 +316,6 @@ def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
     if not isinstance(recorded, dict):
         raise CheckpointError(f"{path}: `{_FILES}` is not an object. Restore the file from a copy")
     return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
-
-
-def _digests_of_files(workdir: Path, config: Config) -> dict[str, str]:
-    files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
-    return file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
 
 
 def _write_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:

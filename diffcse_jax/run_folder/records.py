@@ -9,9 +9,9 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 from safetensors.numpy import load_file
@@ -33,7 +33,7 @@ from diffcse_jax.io import (
     write_text,
 )
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.folder import START, damaged_path, read_config
+from diffcse_jax.run_folder.folder import START, damaged_path
 
 METRICS = "metrics.jsonl"
 SELECTION = "selection.json"
@@ -43,8 +43,6 @@ _BASELINE = "start_scores.json"
 _WEIGHTS = "selected.safetensors"
 _CHECKSUM = "sha256"
 _SAFE = "The checkpoints are complete."
-_SELECT_AGAIN = "Run the command that trained the run again: it repeats the selection"
-_MEASURE_AGAIN = "Remove it and run the command again: it evaluates the starting checkpoint again"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "transformers", "tokenizers")
 
 
@@ -67,33 +65,19 @@ NOTHING = Measured({}, [])  # for a checkpoint that was not evaluated
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An encoder of a run and its dev evaluation.
+    """An encoder of a run and its dev evaluation."""
 
-    Attributes:
-        step: The training step; 0 for the starting checkpoint.
-        pooler: How the encoder pools.
-        dev: The dev scores by name; empty if it was not evaluated.
-        dev_metric: The dev score that chooses the best checkpoint.
-        text: Identifies the tokenised training text.
-        outcomes: The outcomes that `dev_metric` summarises.
-        eligible: Whether it may be the best checkpoint.
-        bad_steps: Number of steps that were skipped because of a NaN or infinite loss or gradient.
-        dev_text: Identifies the text that `dev_metric` is measured on.
-        metrics: For a checkpoint, size and SHA-256 of the metrics written before it.
-        digests: For a checkpoint, the digests of its items.
-    """
-
-    step: int
+    step: int  # 0 for the starting checkpoint
     pooler: str
-    dev: dict[str, float]
-    dev_metric: str
-    text: str
-    outcomes: Outcomes = dataclasses.field(default_factory=list)
-    eligible: bool = True
-    bad_steps: int = 0
-    dev_text: str = ""
-    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dev: dict[str, float]  # dev scores by name; empty if it was not evaluated
+    dev_metric: str  # the dev score that chooses the best checkpoint
+    text: str  # identifies the tokenised training text
+    outcomes: Outcomes = dataclasses.field(default_factory=list)  # that `dev_metric` summarises
+    eligible: bool = True  # whether it may be the best checkpoint
+    bad_steps: int = 0  # number of steps that were skipped because of a NaN or infinite loss or gradient
+    dev_text: str = ""  # identifies the text that `dev_metric` is measured on
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # size and SHA-256 of the metrics before it
+    digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the items of a checkpoint
 
     @property
     def score(self) -> float | None:
@@ -107,21 +91,11 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The model that a finished run exports.
+    """The model that a finished run exports."""
 
-    Attributes:
-        record: Its record. The step is that of the checkpoint that it was made from, or 0.
-        interpolation: The share of the trained weights: 1 for the checkpoint itself, 0 for the starting checkpoint, a
-            value in between for a weighted mean of both.
-        verdict: One line on how the best model compares with the starting checkpoint and what is exported.
-    """
-
-    record: Record
-    interpolation: float
-    verdict: str
-
-
-_Kept = TypeVar("_Kept", Record, Selection)
+    record: Record  # its step is that of the checkpoint that it was made from, or 0
+    interpolation: float  # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
+    verdict: str  # one line: how it compares with the starting checkpoint and what is exported
 
 
 def origin(interpolation: float, step: int) -> str:
@@ -146,7 +120,12 @@ def read_baseline(workdir: Path) -> Record | None:
         CheckpointError: The record is damaged.
     """
     path = workdir / _BASELINE
-    return _build(Record, _read_with_checksum(path, _MEASURE_AGAIN), path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with _read_with_checksum(
+        path, "Remove it and run the command again: it evaluates the starting checkpoint again"
+    ) as content:
+        return Record(**content)
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
@@ -183,10 +162,10 @@ def read_selection(workdir: Path) -> Selection | None:
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    values = _read_with_checksum(path, _SELECT_AGAIN)
-    if name := first_changed(workdir, values.pop("files", {})):
-        raise CheckpointError(f"{workdir / name} differs from its checksum. {_SELECT_AGAIN}")
-    return _build(Selection, values | {"record": _build(Record, values.get("record", {}), path)}, path)
+    with _read_with_checksum(path, "Run the command that trained the run again: it repeats the selection") as content:
+        if name := first_changed(workdir, content.pop("files")):
+            raise CheckpointError(f"{workdir / name} differs from its checksum")
+        return Selection(**content | {"record": Record(**content["record"])})
 
 
 def read_weights(workdir: Path) -> Params:
@@ -198,21 +177,18 @@ def _write_with_checksum(path: Path, content: dict[str, Any]) -> None:
     write_json(path, content | {_CHECKSUM: json_digest(content)})
 
 
-def _read_with_checksum(path: Path, remedy: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def _read_with_checksum(path: Path, remedy: str) -> Iterator[dict[str, Any]]:
+    """Yield the content of a record. Errors of reading it, here or in the block, end with the remedy."""
     try:
         content = read_json_object(path)
+        if content.pop(_CHECKSUM, None) != json_digest(content):
+            raise CheckpointError(f"{path} differs from its checksum")
+        yield content
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {remedy}") from error
-    if content.pop(_CHECKSUM, None) != json_digest(content):
-        raise CheckpointError(f"{path} differs from its checksum. {remedy}")
-    return content
-
-
-def _build(kind: type[_Kept], values: dict[str, Any], path: Path) -> _Kept:
-    try:
-        return kind(**values)
-    except TypeError as error:  # an unknown or missing key
-        raise CheckpointError(f"{path} is not a record of this version: {error}") from error
+    except (KeyError, TypeError) as error:  # an unknown or missing key
+        raise CheckpointError(f"{path} is not a record of this version ({error}). {remedy}") from error
 
 
 # Metrics
@@ -239,7 +215,7 @@ class MetricsWriter:
             if unreadable:
                 copy = damaged_path(workdir, METRICS)
                 copy.write_bytes(before)
-                log_line(f"warning: {_skipped(self._path, unreadable)}. A copy of the file is kept in {copy}")
+                log_line(f"warning: {self._path}: {unreadable}. A copy of the file is kept in {copy}")
             kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= resumed_at) if resumed_at else ""
             if kept.encode() != before or not before:
                 write_text(self._path, kept)
@@ -256,14 +232,14 @@ class MetricsWriter:
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
     """Return the rows of a run's `metrics.jsonl`; unreadable lines are skipped with a warning."""
     path = workdir / METRICS
-    rows, unreadable = _parse_rows(path.read_bytes()) if path.is_file() else ([], [])
+    rows, unreadable = _parse_rows(path.read_bytes() if path.is_file() else b"")
     if unreadable:
-        log_line(f"warning: {_skipped(path, unreadable)}")
+        log_line(f"warning: {path}: {unreadable}")
     return rows
 
 
-def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], list[int]]:
-    """Return the rows and the numbers of the unreadable lines. A truncated last line is ignored."""
+def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
+    """Return the rows and, in words, which lines are unreadable. A truncated last line is ignored."""
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
@@ -271,15 +247,13 @@ def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], list[int]]:
             if type(row["step"]) is not int or not all(isinstance(value, int | float) for value in row.values()):
                 raise ValueError(line)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            unreadable.append(number)
+            unreadable.append(str(number))
         else:
             rows.append(row)
-    return rows, unreadable
-
-
-def _skipped(path: Path, lines: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, lines[:5])) + (" ..." if len(lines) > 5 else "")
-    return f"{path}: skipped {len(lines)} unreadable line{'s' if len(lines) > 1 else ''}: {numbers}"
+    if not unreadable:
+        return rows, ""
+    numbers = ", ".join(unreadable[:5]) + (" ..." if len(unreadable) > 5 else "")
+    return rows, f"skipped {len(unreadable)} unreadable line{'s' if len(unreadable) > 1 else ''}: {numbers}"
 
 
 # The environment of each start
@@ -294,9 +268,14 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         text: Identifies the tokenised training text.
         step: The step that training starts or resumes from.
     """
-    earlier = read_starts(workdir)
-    before = earlier[-1] if earlier else {}
-    now = environment() | {
+    before = next(reversed(read_starts(workdir)), {})
+    now: dict[str, Any] = {
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "versions": {"python": platform.python_version(), "diffcse_jax": diffcse_jax.__version__}
+        | {package: importlib.metadata.version(package) for package in _PACKAGES},
+        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count(), "hosts": jax.process_count()},
+        "git": commit(Path(diffcse_jax.__file__).parent),
         "step": step,
         "configuration": config.to_dict(),
         "digests": {"text": text, **read_json(workdir / START)},
@@ -324,18 +303,6 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def environment() -> dict[str, Any]:
-    """Return the time, host, versions, devices, and the commit of the package if it is in a git repository."""
-    return {
-        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
-        "versions": {"python": platform.python_version(), "diffcse_jax": diffcse_jax.__version__}
-        | {package: importlib.metadata.version(package) for package in _PACKAGES},
-        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count(), "hosts": jax.process_count()},
-        "git": commit(Path(diffcse_jax.__file__).parent),
-    }
-
-
 def commit(folder: Path) -> dict[str, Any] | None:
     """Return the commit of the repository that tracks the folder and whether tracked files differ, or None."""
 
@@ -349,34 +316,3 @@ def commit(folder: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):  # no git, no repository or no commit
         return None
-
-
-# All of them
-
-
-class Records(NamedTuple):
-    """The records of a run.
-
-    Attributes:
-        config: The resolved configuration.
-        rows: The rows of `metrics.jsonl`.
-        baseline: The record of the starting checkpoint, or None if it is not evaluated yet.
-        selection: The selected model, or None while training is not finished.
-        starts: The lines of `starts.jsonl`.
-    """
-
-    config: Config
-    rows: list[dict[str, float]]
-    baseline: Record | None
-    selection: Selection | None
-    starts: list[dict[str, Any]]
-
-
-def read_records(workdir: Path) -> Records:
-    """Return the records of a run.
-
-    Raises:
-        CheckpointError: The folder is not a run's, or a record is damaged.
-    """
-    config, rows, starts = read_config(workdir), read_metrics(workdir), read_starts(workdir)
-    return Records(config, rows, read_baseline(workdir), read_selection(workdir), starts)

@@ -11,7 +11,16 @@ from typing import Any
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path, find_run, read_json
-from diffcse_jax.run_folder.records import Record, Selection, origin, read_records
+from diffcse_jax.run_folder.folder import read_config
+from diffcse_jax.run_folder.records import (
+    Record,
+    Selection,
+    origin,
+    read_baseline,
+    read_metrics,
+    read_selection,
+    read_starts,
+)
 
 EXPORT = "export"
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
@@ -266,14 +275,15 @@ def _run_folder(path: Path) -> Path:
 
 
 def _read(workdir: Path, label: str) -> Run:
-    records = read_records(workdir)
+    config = read_config(workdir)
     rows = [
         {name: value for name, value in row.items() if math.isfinite(value)}
-        for row in records.rows
+        for row in read_metrics(workdir)
         if math.isfinite(row.get("step", math.nan))
     ]
     results: list[dict[str, Any]] = []
     for name in RESULTS:
         if not results and (workdir / name).is_file():
             results = read_results(workdir / name)
-    return Run(label, workdir, records.config, rows, records.baseline, records.selection, records.starts, results)
+    baseline, selection = read_baseline(workdir), read_selection(workdir)
+    return Run(label, workdir, config, rows, baseline, selection, read_starts(workdir), results)
