@@ -5,8 +5,6 @@ pages that load nothing. A request must name this machine in its Host header, so
 answers through a name of their own (DNS rebinding).
 """
 
-import dataclasses
-import http
 import ipaddress
 import socket
 import sys
@@ -14,9 +12,10 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from diffcse_jax.apps import render
 from diffcse_jax.data.sources import open_text
@@ -25,8 +24,9 @@ from diffcse_jax.errors import ConfigError, NoSentencesError, UserError
 from diffcse_jax.hosts import keep_compiled
 
 LONGEST_QUERY = 1000  # characters
-EXAMPLES = 3
-HEADERS = {
+
+_EXAMPLES = 3
+_HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # in addition to the page's own policy
@@ -34,35 +34,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-PATIENCE = 20  # seconds that a browser may take to send its request
-
-
-@runtime_checkable
-class Searcher(Protocol):
-    """An encoder with an index."""
-
-    def search(self, queries: str, top_k: int = 5) -> Any:
-        """Return pairs of text and cosine similarity, best first."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """The results of a search.
-
-    Attributes:
-        query: The query.
-        hits: Texts with cosine similarities, best first, by the name of the model.
-        milliseconds: The time that the search took.
-    """
-
-    query: str
-    hits: Mapping[str, Sequence[tuple[str, float]]]
-    milliseconds: float
-
-    def other_places(self, model: str, text: str) -> dict[str, int | None]:
-        """Return the place of a text in the hits of each other model, counted from 1; None if it is not there."""
-        found = {name: [hit for hit, _ in hits] for name, hits in self.hits.items() if name != model}
-        return {name: texts.index(text) + 1 if text in texts else None for name, texts in found.items()}
 
 
 class Corpus:
@@ -78,23 +49,21 @@ class Corpus:
         ConfigError: `top_k` is below 1.
     """
 
-    def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Searcher], top_k: int = 10):
+    def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Any], top_k: int = 10):
         if top_k < 1:
             raise ConfigError(f"--top_k {top_k}: a search returns at least one text. Use 1 or more")
         self.name, self.size = name, len(sentences)
-        shown = min(EXAMPLES, self.size)
+        shown = min(_EXAMPLES, self.size)
         self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
         self._models, self._top_k, self._lock = models, top_k, threading.Lock()
 
-    def search(self, query: str) -> Answer:
-        """Search with each model."""
+    def search(self, query: str) -> dict[str, list[tuple[str, float]]]:
+        """Return texts with cosine similarities, best first, by the name of the model."""
         with self._lock:
-            start = time.perf_counter()
-            hits = {
+            return {
                 name: [(text, score) for text, score, *_ in model.search(query, top_k=self._top_k)]
                 for name, model in self._models.items()
             }
-            return Answer(query, hits, 1000 * (time.perf_counter() - start))
 
 
 def serve(
@@ -118,17 +87,16 @@ def serve(
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
     keep_compiled()
     sentences = read_sentences(text, columns)
-    corpus_name = Path(text).name
     models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
-    corpus = Corpus(corpus_name, sentences, models, top_k)
+    corpus = Corpus(Path(text).name, sentences, models, top_k)
     with open_server(corpus, host, port) as server:  # before the slow part: the port may be in use
         for name, encoder in models.items():
             print(f"encoding {len(sentences):,} texts with {name}", file=sys.stderr)
             encoder.build_index(sentences, show_progress=True)
-        corpus.search(corpus_name)  # compiles what short queries need
+        corpus.search(corpus.name)  # compiles what short queries need
         shown_host = f"[{host}]" if ":" in host else host
         print(f"search at http://{shown_host}:{server.server_address[1]}/ (stop with Ctrl-C)", flush=True)
-        if not _is_loopback(host):
+        if not ipaddress.ip_address(server.server_address[0]).is_loopback:
             print(f"warning: with --host {host} everyone who reaches this machine can search", file=sys.stderr)
         try:
             server.serve_forever()
@@ -154,11 +122,6 @@ def read_sentences(text: str, columns: Sequence[str] = ()) -> list[str]:
 def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
     """Open a listening server; `serve_forever` answers requests.
 
-    Args:
-        corpus: What is searched.
-        host: Address or name to listen at.
-        port: Port to listen at; 0 takes any free one.
-
     Raises:
         ConfigError: The server cannot listen there.
     """
@@ -169,9 +132,8 @@ def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
     handler = type("Handler", (_Handler,), {"corpus": corpus, "host": host})
-    server = type("Server", (_Server,), {"address_family": family})
     try:
-        return server((host, port), handler)
+        return type("Server", (_Server,), {"address_family": family})((host, port), handler)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -195,13 +157,6 @@ def names_this_machine(header: str, host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -214,14 +169,15 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     corpus: Corpus
     host: str
-    timeout = PATIENCE
+    timeout = 20  # seconds that a browser may take to send its request
     server_version, sys_version = "diffcse", ""
 
     def do_GET(self) -> None:
-        status, content = self._answer()
-        body = content.encode()
+        status, values = self._answer()
+        page = {"query": "", "hits": None, "problem": "", "milliseconds": 0.0} | values
+        body = render("demo.html.j2", corpus=self.corpus, longest_query=LONGEST_QUERY, **page).encode()
         self.send_response(status)
-        for name, value in HEADERS.items():
+        for name, value in _HEADERS.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -233,45 +189,26 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None:
         """Log nothing: queries are private."""
 
-    def _answer(self) -> tuple[http.HTTPStatus, str]:
-        """Return the status and the page."""
+    def _answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Return the status and what the page shows."""
         if not names_this_machine(self.headers.get("Host", ""), self.host):
-            return http.HTTPStatus.MISDIRECTED_REQUEST, self._page(problem="Open this page by its own address.")
+            return HTTPStatus.MISDIRECTED_REQUEST, {"problem": "Open this page by its own address."}
         address = urllib.parse.urlsplit(self.path)
         if address.path != "/":
-            return http.HTTPStatus.NOT_FOUND, self._page(problem="There is no such page. Search here instead.")
+            return HTTPStatus.NOT_FOUND, {"problem": "There is no such page. Search here instead."}
         try:
             fields = urllib.parse.parse_qs(address.query, max_num_fields=10, errors="replace")
         except ValueError:
-            return http.HTTPStatus.BAD_REQUEST, self._page(problem="The address has too many parts.")
+            return HTTPStatus.BAD_REQUEST, {"problem": "The address has too many parts."}
         query = fields.get("q", [""])[0].strip()
         if len(query) > LONGEST_QUERY:
             problem = f"A query may have {LONGEST_QUERY:,} characters; this one has {len(query):,}."
-            return http.HTTPStatus.BAD_REQUEST, self._page(problem=problem)
+            return HTTPStatus.BAD_REQUEST, {"problem": problem}
+        if not query:
+            return HTTPStatus.OK, {}
+        start = time.perf_counter()
         try:
-            return http.HTTPStatus.OK, self._page(self.corpus.search(query) if query else None)
+            hits = self.corpus.search(query)
         except UserError as error:
-            return http.HTTPStatus.INTERNAL_SERVER_ERROR, self._page(problem=str(error))
-
-    def _page(self, answer: Answer | None = None, problem: str = "") -> str:
-        return search_page(self.corpus, answer, problem)
-
-
-def search_page(corpus: Corpus, answer: Answer | None = None, problem: str = "") -> str:
-    """Return the page with its search box and, after a search, the hits of each model.
-
-    Args:
-        corpus: What is searched.
-        answer: The results; None before a search.
-        problem: Why there is no answer, in words.
-    """
-    return render(
-        "demo.html.j2",
-        corpus=corpus.name,
-        size=corpus.size,
-        examples=corpus.examples,
-        query=answer.query if answer else "",
-        answer=answer,
-        problem=problem,
-        longest_query=LONGEST_QUERY,
-    )
+            return HTTPStatus.INTERNAL_SERVER_ERROR, {"problem": str(error)}
+        return HTTPStatus.OK, {"query": query, "hits": hits, "milliseconds": 1000 * (time.perf_counter() - start)}

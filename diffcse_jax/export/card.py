@@ -1,14 +1,17 @@
 """The model card: README.md of an exported folder, rendered from `card.md.j2`, with metadata for the hub."""
 
+import dataclasses
+import importlib.metadata
 import json
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+import diffcse_jax
 from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_by_column, table
@@ -25,8 +28,7 @@ BIBTEX: dict[str, str] = {
     for name, entry in tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8")).items()
 }
 
-PLACE = "path/to/this/folder"  # in the examples for a model that is not on the hub
-_SENTENCES = 'sentences = ["A man plays the guitar.", "Someone makes music."]'
+_PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "transformers", "diffcse", "jax")
 _LANGUAGES = {"wiki1m": "en", "docstrings": "en"}  # of texts with a name
 _DATASETS = {"wiki1m": HUB_REPOSITORY}
@@ -45,175 +47,96 @@ _RETRIEVAL = {
 }
 
 
-class RecordedResults(NamedTuple):
-    """Test results of the exported model and, if they are known, of its starting checkpoint."""
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What the user adds to the model card."""
 
-    model: Results
-    baseline: Results | None
-
-
-class Exported(NamedTuple):
-    """What a card says about an export.
-
-    Attributes:
-        name: The model's id on the hub, or the name of the run.
-        on_hub: Whether the name is an id on the hub.
-        truncate_dim: The size that embeddings are cut to.
-        results: Test results.
-        checks: Sentences on how its readers agree with the trained model.
-        versions: Versions of the software that wrote it.
-        license: The license, if it differs from the base model's.
-        language: The languages, if they differ from the base model's.
-        onnx: Whether it has ONNX files.
-    """
-
-    name: str
-    on_hub: bool
-    truncate_dim: int | None
-    results: RecordedResults
-    checks: Sequence[str]
-    versions: Mapping[str, str]
-    license: str | None = None
-    language: Sequence[str] = ()
-    onnx: bool = False
+    hub_id: str | None = None  # the model's id on the hub, `USER/NAME`
+    license: str | None = None  # if it differs from the base model's
+    language: tuple[str, ...] = ()  # codes, if they differ from the base model's
+    results: tuple[Path, ...] = ()  # files of `diffcse evaluate`; if empty, those in the run's folder are used
 
 
-def model_card(saved: SavedEncoder, base: BaseModel, exported: Exported) -> str:
+def model_card(
+    saved: SavedEncoder,
+    base: BaseModel,
+    about: About,
+    *,
+    name: str,
+    truncate_dim: int | None,
+    results: tuple[Results, Results | None],
+    checks: Sequence[str],
+    onnx: bool,
+) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
     Args:
         saved: The exported encoder.
         base: The starting checkpoint.
-        exported: Everything else.
+        about: What the user adds.
+        name: Name of the model if it has no id on the hub.
+        truncate_dim: The size that embeddings are cut to.
+        results: Test results of the model and of the starting checkpoint, as of `recorded_results`.
+        checks: Sentences on how readers of the folder agree with the trained model.
+        onnx: Whether it has ONNX files.
     """
-    config, whole = saved.config, saved.transformer_config.hidden_size
-    baseline_label = base.name
-    dev_rows = []
-    if saved.baseline is not None:
-        baseline_label = f"{base.name} before training ({saved.baseline.pooler})"
-        dev_rows.append(Row(baseline_label, format_scores(saved.baseline.dev)))
-    label = f"this model ({saved.pooler})"
-    dev_rows.append(Row(label, format_scores(saved.dev)))
-    tests = {baseline_label: exported.results.baseline, label: exported.results.model}
-    test_rows = [Row(name, format_scores(scores_by_column(results))) for name, results in tests.items() if results]
-    card = ModelCard.from_template(
-        metadata(saved, base, exported),
-        template_path=str(TEMPLATE),
-        title=exported.name,
-        base=_describe_base(base),
-        unchanged=saved.interpolation == 0,
-        size=exported.truncate_dim or whole,
-        whole_size=whole,
-        is_cut=_is_cut(saved, exported),
-        facts={name: _cell(value) for name, value in _facts(saved, base, exported).items()},
-        dev_table=_markdown(dev_rows) if saved.dev else "",
-        verdict=_sentence(saved.verdict.replace(config.model.name_or_path, base.name)),
-        test_table=_markdown(test_rows),
-        not_official=exported.results.model.get("not_official", {}),
-        sentences=_SENTENCES,
-        place=exported.name if exported.on_hub else PLACE,
-        max_length=saved.transformer_config.max_length,
-        pooling=_pooling_in_torch(saved, exported.truncate_dim),
-        two_layers=saved.pooler in _LAYERS,
-        matryoshka=config.matryoshka.sizes,
-        onnx=exported.onnx,
-        graph=GRAPH,
-        on_hub=exported.on_hub,
-        command=recipe_of(config).command,
-        configuration=json.dumps(portable(config), indent=2),
-        citations=[BIBTEX[paper] for paper in papers_of(config)],
-        checks=exported.checks,
-        versions=", ".join(f"{package} {version}" for package, version in exported.versions.items()),
-    )
-    return f"{card.content.rstrip()}\n"
-
-
-def metadata(saved: SavedEncoder, base: BaseModel, exported: Exported) -> ModelCardData:
-    """Return the metadata for the hub. What is not known is left out."""
-    text = training_text(saved.config)
-    results = [] if _is_cut(saved, exported) else dev_results(saved)  # dev scores are those of whole embeddings
-    results += official_results(exported.results.model)
-    language = exported.language or base.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
-    license = {"license": exported.license} if exported.license else dict(base.license)
-    optional = {"matryoshka": bool(saved.config.matryoshka.sizes), "onnx": exported.onnx}
-    return ModelCardData(
+    config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
+    is_cut = truncate_dim not in (None, sizes.hidden_size)
+    text = training_text(config)
+    found = [] if is_cut else dev_results(saved)  # dev scores are those of whole embeddings
+    found += official_results(results[0])
+    language = about.language or base.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
+    license = {"license": about.license} if about.license else dict(base.license)
+    title = about.hub_id or name
+    metadata = ModelCardData(
         base_model=base.hub_id or None,
         datasets=[_DATASETS[text]] if text in _DATASETS else None,
-        eval_results=results or None,
+        eval_results=found or None,
         language=(language[0] if len(language) == 1 else list(language)) or None,
         library_name="sentence-transformers",
-        model_name=exported.name.rpartition("/")[2] if results else None,
+        model_name=title.rpartition("/")[2] if found else None,
         pipeline_tag="sentence-similarity",
-        tags=[*_TAGS, *(tag for tag, applies in optional.items() if applies)],
-        license=license.get("license"),
-        license_name=license.get("license_name"),
-        license_link=license.get("license_link"),
+        tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * onnx],
+        **{key: license.get(key) for key in ("license", "license_name", "license_link")},
     )
-
-
-def _is_cut(saved: SavedEncoder, exported: Exported) -> bool:
-    return exported.truncate_dim not in (None, saved.transformer_config.hidden_size)
-
-
-def _describe_base(base: BaseModel) -> str:
-    if base.name == base.hub_id:
-        return f"[{base.name}](https://huggingface.co/{base.name})"
-    return f"`{base.name}` (a local checkpoint{f', derived from {base.hub_id}' if base.hub_id else ''})"
-
-
-def _facts(saved: SavedEncoder, base: BaseModel, exported: Exported) -> dict[str, Any]:
-    config, whole, cut = saved.config, saved.transformer_config.hidden_size, exported.truncate_dim
-    facts = {
-        "starting checkpoint": base.name,
-        "training text": training_text(config),
-        "loss": " + ".join(f"{each.weight:g} {name}" for name, each in config.losses.items()),
-        "pooler": saved.pooler,
-        "projector": config.model.projector + (" (training only)" if config.model.projector_train_only else ""),
-        "batch size, maximum length in training": f"{config.train.batch_size}, {config.data.max_length} tokens",
-        "learning rate, seed": f"{config.optim.learning_rate:g}, {config.train.seed}",
-        "weights": origin(saved.interpolation, saved.step),
-        "chosen by": saved.dev_metric,
-        "embedding size": f"{cut}, cut from {whole}" if cut else str(whole),
-    }
-    if sizes := config.matryoshka.sizes:
-        facts["sizes that it was trained for"] = ", ".join(map(str, [*sizes, whole]))
-    facts["longest input"] = f"{saved.transformer_config.max_length} tokens; longer texts are cut"
-    return facts
-
-
-_LAYERS = {"avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
-
-
-def _pooling_in_torch(saved: SavedEncoder, truncate_dim: int | None) -> str | None:
-    """Return the code from the model's outputs to embeddings, or None if transformers has no such pooler."""
-    lines = ["embeddings = outputs.pooler_output"]
-    if saved.pooler == "cls":
-        if not families.find(saved.transformer_config.family).pooler:
-            return None
-    elif saved.pooler == "cls_before_pooler":
-        lines = ["embeddings = outputs.last_hidden_state[:, 0]"]
-    else:
-        layers = [f"outputs.hidden_states[{layer}]" for layer in _LAYERS.get(saved.pooler, ())]
-        states = f"({' + '.join(layers)}) / 2" if layers else "outputs.last_hidden_state"
-        lines = [
-            f"states = {states}",
-            'mask = inputs["attention_mask"].unsqueeze(-1)',
-            "embeddings = (states * mask).sum(dim=1) / mask.sum(dim=1)",
-        ]
-    return "\n".join([*lines, *([f"embeddings = embeddings[:, :{truncate_dim}]"] if truncate_dim else [])])
+    ours = f"this model ({saved.pooler})"
+    start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name
+    dev = [Row(start, format_scores(baseline.dev))] if baseline else []
+    tests = zip((start, ours), reversed(results), strict=True)
+    card = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        title=title,
+        on_hub=bool(about.hub_id),
+        place=about.hub_id or "path/to/this/folder",
+        saved=saved,
+        base=base,
+        config=config,
+        text=text,
+        whole=sizes.hidden_size,
+        cut=truncate_dim,
+        is_cut=is_cut,
+        origin=origin(saved.interpolation, saved.step),
+        dev_table=_markdown([*dev, Row(ours, format_scores(saved.dev))]) if saved.dev else "",
+        verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
+        test_table=_markdown([Row(label, format_scores(scores_by_column(each))) for label, each in tests if each]),
+        not_official=results[0].get("not_official", {}),
+        max_length=sizes.max_length,
+        has_pooler=bool(families.find(sizes.family).pooler),
+        graph=GRAPH if onnx else "",
+        command=command_of(config),
+        configuration=json.dumps(portable(config), indent=2),
+        citations=[BIBTEX[paper] for paper in papers_of(config)],
+        checks=checks,
+        diffcse_jax=diffcse_jax.__version__,
+        versions={package: importlib.metadata.version(package) for package in _PACKAGES},
+    )
+    return f"{card.content.rstrip()}\n"
 
 
 def _markdown(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row.cells))
     return table(columns, rows, "markdown") if rows else ""
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-def _sentence(text: str) -> str:
-    return f"{text.rstrip('.')}." if text else ""
 
 
 def papers_of(config: Config) -> list[str]:
@@ -225,40 +148,23 @@ def papers_of(config: Config) -> list[str]:
     return list(dict.fromkeys(papers))
 
 
-# The recipe: a run's configuration without local paths
+# A run's configuration without local paths
 
 
-class Recipe(NamedTuple):
-    """A run as its difference from a shipped configuration.
+def command_of(config: Config) -> str:
+    """Return the command that trains with the same configuration, without the keys that depend on the machine.
 
-    Attributes:
-        config: Name of the shipped configuration that differs in the fewest keys.
-        changed: The keys that differ, with the run's values.
-        subcommand: The command of `diffcse` for such runs.
+    It names the shipped configuration that differs in the fewest keys, and has one override per line.
     """
-
-    config: str
-    changed: Mapping[str, Any]
-    subcommand: str = "train"
-
-    @property
-    def command(self) -> str:
-        """The command that trains with the same configuration, one override per line."""
-        overrides = (f"--config.{key}={shlex.quote(str(value))}" for key, value in self.changed.items())
-        return " \\\n    ".join([f"diffcse {self.subcommand} --config {self.config}", *overrides])
-
-
-def recipe_of(config: Config) -> Recipe:
-    """Return the recipe of a run, without the keys that depend on the machine."""
-    values = flat(portable(config))
-    subcommand = "finetune" if config.needs("labels") else "train"
-    recipes = [Recipe(name, _changed(values, name), subcommand) for name in shipped_names()]
-    return min(recipes, key=lambda recipe: (len(recipe.changed), recipe.config))
-
-
-def shipped_names() -> list[str]:
-    """Return the names of the shipped configurations."""
-    return sorted(path.stem for path in SHIPPED.glob("*.py"))
+    values = {key: value for key, value in flat(portable(config)).items() if key not in machine_keys()}
+    changes = {}
+    for name in sorted(path.stem for path in SHIPPED.glob("*.py")):
+        shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
+        changes[name] = {key: value for key, value in values.items() if shipped.get(key) != value}
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    overrides = (f"--config.{key}={shlex.quote(str(value))}" for key, value in changes[nearest].items())
+    command = "finetune" if config.needs("labels") else "train"
+    return " \\\n    ".join([f"diffcse {command} --config {nearest}", *overrides])
 
 
 def training_text(config: Config) -> str:
@@ -284,60 +190,46 @@ def _without_folder(key: str, value: Any) -> Any:
     return PurePath(value.replace("\\", "/")).name if key.endswith("file") or is_local(value) else value
 
 
-def _changed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    shipped = flat(Config.from_dict(shipped_config(name).to_dict()).to_dict())
-    return {key: value for key, value in values.items() if key not in machine_keys() and shipped.get(key) != value}
-
-
 # Scores
 
 
 def recorded_results(
     source: Path, saved: SavedEncoder, truncate_dim: int | None, files: Sequence[Path]
-) -> RecordedResults:
-    """Return the results that `diffcse evaluate` has written for the exported model; empty if there are none.
+) -> tuple[Results, Results | None]:
+    """Return the results that `diffcse evaluate` has written for the exported model and its starting checkpoint.
 
     Args:
         source: The run's folder, or the checkpoint in it, that is exported.
         saved: The encoder.
         truncate_dim: The size that its embeddings are cut to.
-        files: The `results.json` files to look in. If empty, those in the run's folder.
+        files: The `results.json` files to look in. If empty, those in the run's folder that are newer than its
+            selection.
+
+    Returns:
+        Those of the model, empty if there are none, and those of the starting checkpoint, None if there are none.
 
     Raises:
         ConfigError: The given files have no results of this model.
     """
     run = find_run(source) or source
-    rows = [row for path in files or _result_files(run) for row in _read_rows(path)]
-    ours = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
-    model = next(
-        (
-            row
-            for row in rows
-            if row["pooler"] == saved.pooler
-            and row.get("truncate_dim") == truncate_dim
-            and expand_path(row["model"]).resolve() in ours
-        ),
-        None,
-    )
-    if model is None:
+    since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
+    newer = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
+    rows = [row for path in files or newer for row in _read_rows(path)]
+    places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
+    for model in rows:
+        cut, place = model.get("truncate_dim"), expand_path(model["model"]).resolve()
+        if (model["pooler"], cut) == (saved.pooler, truncate_dim) and place in places:
+            break
+    else:
         if files:
             raise ConfigError(
                 f"--results: {', '.join(map(str, files))} has no test results of {source} with the pooler "
                 f"{saved.pooler}. Write them with: diffcse evaluate --model {source} --output FILE"
             )
-        return RecordedResults({}, None)
-    baseline = saved.baseline
-    for row in rows:
-        if row["model"] == saved.config.model.name_or_path and (baseline is None or row["pooler"] == baseline.pooler):
-            return RecordedResults(model, row)
-    return RecordedResults(model, None)
-
-
-def _result_files(run: Path) -> list[Path]:
-    """Return the files of results in a run's folder that are newer than its selection."""
-    selection = run / SELECTION
-    since = selection.stat().st_mtime if selection.is_file() else 0.0
-    return [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
+        return {}, None
+    poolers = {saved.baseline.pooler} if saved.baseline else {row["pooler"] for row in rows}
+    start = (row for row in rows if row["model"] == saved.config.model.name_or_path and row["pooler"] in poolers)
+    return model, next(start, None)
 
 
 def _read_rows(path: Path) -> list[Results]:
@@ -355,16 +247,26 @@ def _read_rows(path: Path) -> list[Results]:
 
 def dev_results(saved: SavedEncoder) -> list[EvalResult]:
     """Return the dev scores as results of metadata."""
-    results: dict[tuple, EvalResult] = {}  # the drift check may be the dev metric as well
-    for metric, score in saved.dev.items():
-        name, _, k = metric.partition("_recall@")
-        if data := _dev_data(name, saved.config):
-            kind = "spearman" if name.endswith("spearman") else f"recall@{k}" if k else "mrr"
-            results.setdefault((kind, *data), _result(kind, score, *data))
+    config = saved.config
+    held_out = "held-out documents of" if config.data.held_out else "the training text"
+    pairs = f"pairs of {PurePath(config.eval.pairs_file).name}"
+    if config.eval.pairs_file == "docstrings":
+        pairs = "first sentences and rests of the docstrings of held-out functions"
+    names = {"sickr_spearman": "SICK-R, dev (trial)", "pairs_spearman": pairs, "pairs_retrieval": pairs}
+    names |= dict.fromkeys(("stsb_spearman", "guard_stsb_spearman"), "STS-B, dev")
+    for metric, what in _RETRIEVAL.items():
+        names[metric] = f"{what} of {held_out} {PurePath(config.data.train_file).name}"
+    results: dict[tuple[str, str], EvalResult] = {}  # the drift check may be the dev metric as well
+    for column, score in saved.dev.items():
+        metric, _, k = column.partition("_recall@")
+        if name := names.get(metric):
+            kind = "spearman" if metric.endswith("spearman") else f"recall@{k}" if k else "mrr"
+            data = _HUB_DATA["STSBenchmark"] if metric.endswith("stsb_spearman") else _UNKNOWN
+            results.setdefault((kind, name), _result(kind, score, data, name, "validation"))
     return list(results.values())
 
 
-def official_results(results: Results) -> list[EvalResult]:
+def official_results(results: Mapping[str, Any]) -> list[EvalResult]:
     """Return test scores as results of metadata."""
     not_official = results.get("not_official", {})
     found = []
@@ -374,22 +276,6 @@ def official_results(results: Results) -> list[EvalResult]:
             data, name = _UNKNOWN, f"{name}, not the official data: {not_official[task]}"
         found += [_result(kind, scores[key], data, name, "test") for kind, key in _METRICS.items() if key in scores]
     return found
-
-
-def _dev_data(metric: str, config: Config) -> tuple[str, str, str] | None:
-    """Return hub id, name and split of a dev metric's data, or None if it is not the score of a data set."""
-    text, pairs = PurePath(config.data.train_file).name, PurePath(config.eval.pairs_file).name
-    if metric in ("stsb_spearman", "guard_stsb_spearman"):
-        return _HUB_DATA["STSBenchmark"], "STS-B, dev", "validation"
-    if metric == "sickr_spearman":
-        return _UNKNOWN, "SICK-R, dev (trial)", "validation"
-    if metric in ("pairs_spearman", "pairs_retrieval"):
-        docstrings = "first sentences and rests of the docstrings of held-out functions"
-        return _UNKNOWN, docstrings if config.eval.pairs_file == "docstrings" else f"pairs of {pairs}", "validation"
-    if metric in _RETRIEVAL:
-        held_out = "held-out documents of" if config.data.held_out else "the training text"
-        return _UNKNOWN, f"{_RETRIEVAL[metric]} of {held_out} {text}", "validation"
-    return None
 
 
 def _result(kind: str, score: float, data: str, name: str, split: str) -> EvalResult:

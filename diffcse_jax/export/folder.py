@@ -4,25 +4,21 @@ The folder is read back and compared with the encoder in memory before it gets i
 comparison if it is installed.
 """
 
-import contextlib
-import dataclasses
 import functools
-import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import diffcse_jax
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.dev import DRIFT_AGREEMENT, DRIFT_STSB, build_drift_check, general_sentences
 from diffcse_jax.export import hub, onnx
-from diffcse_jax.export.card import Exported, model_card, recorded_results
+from diffcse_jax.export.card import About, model_card, recorded_results
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import (
     EXPORT_CHECK,
@@ -58,24 +54,6 @@ SAMPLES = (
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 _SCORES = {DRIFT_STSB: "Spearman on STS-B dev", DRIFT_AGREEMENT: "agreement of similarities (Spearman x 100)"}
-_PACKAGES = ("jax", "flax", "transformers", "tokenizers", "safetensors", "numpy")
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """What the user adds to the model card.
-
-    Attributes:
-        hub_id: The model's id on the hub, `USER/NAME`.
-        license: The license, if it differs from the base model's.
-        language: Language codes, if they differ from the base model's.
-        results: Files of `diffcse evaluate`. If empty, those in the run's folder are used.
-    """
-
-    hub_id: str | None = None
-    license: str | None = None
-    language: tuple[str, ...] = ()
-    results: tuple[Path, ...] = ()
 
 
 def export(
@@ -106,28 +84,30 @@ def export(
     saved = read_encoder(source)
     pooling_modules.checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
     results = recorded_results(source, saved, truncate_dim, about.results)
-    safe = "The checkpoints and any earlier export are complete."
-    with disk_errors(output, safe=safe, instead="name another folder"), _replaced(output) as folder:
-        write_folder(saved, folder, truncate_dim)
-        check = check_folder(saved, folder, truncate_dim)
-        if with_onnx:
-            onnx.write(folder, truncate_dim)
-            check["onnx"] = _check_onnx(saved, folder, truncate_dim)
-        check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
-        write_json(folder / EXPORT_CHECK, check)
-        versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-        exported = Exported(
-            name=about.hub_id or (find_run(source) or source).resolve().name,
-            on_hub=about.hub_id is not None,
-            truncate_dim=truncate_dim,
-            results=results,
-            checks=_describe_checks(check),
-            versions={"diffcse_jax": diffcse_jax.__version__, **versions},
-            license=about.license,
-            language=about.language,
-            onnx=with_onnx,
-        )
-        write_text(folder / "README.md", model_card(saved, read_base_model(saved.folder), exported))
+    with disk_errors(
+        output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
+    ):
+        if output.exists() and not (output / EXPORT_CHECK).is_file() and (output.is_file() or any(output.iterdir())):
+            raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
+        with replace_dir(output) as folder:
+            write_folder(saved, folder, truncate_dim)
+            check = check_folder(saved, folder, truncate_dim)
+            if with_onnx:
+                onnx.write(folder, truncate_dim)
+                check["onnx"] = _check_onnx(saved, folder, truncate_dim)
+            check["files"] = file_digests(folder, (path for path in folder.rglob("*") if path.is_file()))
+            write_json(folder / EXPORT_CHECK, check)
+            card = model_card(
+                saved,
+                read_base_model(saved.folder),
+                about,
+                name=(find_run(source) or source).resolve().name,
+                truncate_dim=truncate_dim,
+                results=results,
+                checks=_describe_checks(check),
+                onnx=with_onnx,
+            )
+            write_text(folder / "README.md", card)
     print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
     for line in _describe_checks(check):
         print(line.replace("`", ""))
@@ -140,13 +120,7 @@ def export(
 
 
 def export_and_upload(
-    source: Path,
-    output: Path | None,
-    truncate_dim: int | None,
-    *,
-    with_onnx: bool,
-    about: About,
-    private: bool,
+    source: Path, output: Path | None, truncate_dim: int | None, *, with_onnx: bool, about: About, private: bool
 ) -> None:
     """Do what `diffcse export` does: export, then upload the folder if `about` has a hub id.
 
@@ -282,18 +256,11 @@ def _describe_checks(check: Mapping[str, Any]) -> list[str]:
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove local paths that libraries have recorded; hub ids stay."""
-    names = {key: settings.get(key) for key in _PATHS if key.endswith("name_or_path")}
-    hub_ids = {key for key, name in names.items() if isinstance(name, str) and is_hub_id(name)}
-    return {key: value for key, value in settings.items() if key not in _PATHS - hub_ids}
-
-
-@contextlib.contextmanager
-def _replaced(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces an earlier export if the block succeeds."""
-    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / EXPORT_CHECK).is_file())):
-        raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
-    with replace_dir(output) as new:
-        yield new
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in _PATHS or (key.endswith("name_or_path") and is_hub_id(value))
+    }
 
 
 def _installed(module: str) -> bool:
