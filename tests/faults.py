@@ -1,12 +1,11 @@
 """Injects faults into small runs, and counts how they end: `python tests/faults.py --count 200`.
 
-Each trial begins with a folder as a run leaves it (fresh, begun, finished). A fault happens to a command, or to a file;
-then the same command runs again. It must end as it does without a fault, bit for bit (export, metrics, choice,
-checkpoints; results; Parquet), or tell in one paragraph what is wrong, and then, with that put right, end so.
+Each trial begins with a folder as a run leaves it (bare, fresh, begun, finished). A fault happens to a command or to a
+file, and then the same command runs again. It must end as it does without a fault, bit for bit, or report in one
+paragraph what is wrong and, with that put right, end so.
 
-Kinds: SIGKILL, SIGTERM and Ctrl-C (at a file operation, of which the one that SIGKILL hits is done by half, or at a
-moment of computing), a full disk and a read-only one (from a file operation on), a flipped bit or a cut-off end of
-every kind of file, and two of these at once.
+Signals come at a file operation or at a moment of computing. A write that SIGKILL hits is done by half. A disk is full
+or read-only from a file operation on. Every kind of file gets a flipped bit or a cut-off end.
 """
 
 import argparse
@@ -17,8 +16,10 @@ import datetime
 import errno
 import functools
 import hashlib
+import importlib
 import json
 import os
+import platform
 import random
 import re
 import resource
@@ -27,8 +28,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
@@ -45,36 +47,19 @@ SENTENCES = 60
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 KINDS = ("SIGKILL", "SIGTERM", "Ctrl-C", "disk full", "read-only", "flipped bit", "cut off", "two at once")
 PROBLEMS = ("lost", "silent", "traceback", "unclear", "hung", "left over")
+PACKAGES = ("jax", "orbax-checkpoint", "tensorstore", "safetensors", "pyarrow", "tokenizers", "transformers")
 UNTRAINED = ("evaluate", "embed", "load", "vectors")
 OUTPUTS = {"export": "out", "evaluate": "results.json", "embed": "embedded"}
 
 
-@dataclasses.dataclass(frozen=True)
 class World:
     """The folders of all trials. Each trial lives in `trial`, so that paths in files are the same in all."""
 
-    base: Path
-
-    @property
-    def trial(self) -> Path:
-        return self.base / "trial"
-
-    @property
-    def workdir(self) -> Path:
-        return self.trial / "workdir"
-
-    @property
-    def export(self) -> Path:
-        return self.workdir / "export"
-
-    @property
-    def inputs(self) -> Path:
-        return self.base / "inputs"
-
-    @property
-    def vectors(self) -> Path:
-        """The vectors that `load` and `vectors` have read."""
-        return self.base / "vectors"
+    def __init__(self, base: Path):
+        self.base, self.inputs, self.trial = base, base / "inputs", base / "trial"
+        self.workdir = self.trial / "workdir"
+        self.export = self.workdir / "export"
+        self.vectors = base / "vectors"  # that `load` and `vectors` have read
 
     def keep(self, state: str) -> None:
         shutil.copytree(self.trial, self.base / "kept" / state, symlinks=True)
@@ -86,25 +71,15 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A fault.
-
-    Attributes:
-        kind: one of `KINDS`.
-        phase: where it happens.
-        state: what the folder holds before.
-        command: that it happens to, or that reads the damaged file.
-        faults: of the command's runs, one after the other, before the one that must end well.
-        damaged: files that are spoiled before that one.
-        cold: the command has compiled nothing.
-    """
+    """Faults, and where they happen."""
 
     kind: str
     phase: str
-    state: str
-    command: str
-    faults: tuple[Fault, ...] = ()
-    damaged: tuple[str, ...] = ()
-    cold: bool = False
+    state: str  # what the folder holds before
+    command: str  # that the faults happen to, or that reads the damaged files
+    faults: tuple[Fault, ...] = ()  # of the command's runs before the one that must end well
+    damaged: tuple[str, ...] = ()  # files that are damaged before that one
+    cold: bool = False  # the command has compiled nothing
 
 
 # Commands, as they run in a worker.
@@ -129,26 +104,25 @@ def train(world: World) -> int:
     return 0
 
 
-def evaluate(world: World) -> int:
+def diffcse(*arguments: object) -> int:
     from diffcse_jax import cli
 
-    arguments = ["--model", str(world.export), "--tasks", "STSBenchmark"]
-    arguments += ["--data_dir", str(world.inputs / "senteval"), "--output", str(world.trial / "results.json")]
-    return cli.main(["evaluate", *arguments])
+    return cli.main([*map(str, arguments)])
+
+
+def evaluate(world: World) -> int:
+    data, output = world.inputs / "senteval", world.trial / "results.json"
+    options = ("--tasks", "STSBenchmark", "--data_dir", data, "--output", output)
+    return diffcse("evaluate", "--model", world.export, *options)
 
 
 def export(world: World) -> int:
-    from diffcse_jax import cli
-
-    return cli.main(["export", "--model", str(world.workdir), "--output", str(world.trial / "out")])
+    return diffcse("export", "--model", world.workdir, "--output", world.trial / "out")
 
 
 def embed(world: World) -> int:
-    from diffcse_jax import cli
-
-    arguments = ["--model", str(world.export), "--input", f"{world.inputs}/shards/*.txt"]
-    arguments += ["--output", str(world.trial / "embedded"), "--rows_per_file", "20"]
-    return cli.main(["embed", *arguments])
+    options = ("--input", f"{world.inputs}/shards/*.txt", "--output", world.trial / "embedded", "--rows_per_file", 20)
+    return diffcse("embed", "--model", world.export, *options)
 
 
 def load(world: World) -> int:
@@ -327,15 +301,11 @@ def phase_of(path: str, command: str) -> str:
 # Which faults there are.
 
 
-Operations = dict[tuple[str, str], list[tuple[int, str, str]]]  # number, name, path by state and command
+class Observed(NamedTuple):
+    """What commands do without a fault, by state and command."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Observed:
-    """What commands do without a fault: operations by (state, command), and seconds of computing."""
-
-    operations: Operations
-    spent: dict[tuple[str, str], dict[str, list[float]]]
+    operations: dict[tuple[str, str], list[tuple[int, str, str]]]  # number, name, path
+    spent: dict[tuple[str, str], dict[str, list[float]]]  # seconds of computing in each phase
 
 
 # Phases of these runs that others do not have, or have at a higher price.
@@ -454,7 +424,8 @@ def _pairs(observed: Observed, files: Sequence[str], chance: random.Random) -> I
     others = [path for path in files if re.match(r"workdir/(encoder|metrics|start|generator)|cache/\w+/\w+\.", path)]
     while True:
         first, second = (Fault(signal.SIGKILL, operation=chance.choice(saving)) for _ in range(2))
-        yield Trial("two at once", "save", "begun", "train", (first,), (_latest(checkpoints, 2),))
+        newest = next((path for path in checkpoints if "checkpoints/2/" in path), checkpoints[0])
+        yield Trial("two at once", "save", "begun", "train", (first,), (newest,))
         full = Fault(error=errno.ENOSPC, operation=chance.choice(saving))
         yield Trial("two at once", "save", "begun", "train", (full, Fault(signal.SIGTERM, operation=full.operation)))
         damaged = tuple(chance.sample(others, 2))
@@ -464,31 +435,17 @@ def _pairs(observed: Observed, files: Sequence[str], chance: random.Random) -> I
         yield Trial("two at once", "save", "finished", "train", damaged=damaged)
 
 
-def _latest(checkpoints: Sequence[str], step: int) -> str:
-    of_step = [path for path in checkpoints if f"checkpoints/{step}/" in path]
-    return (of_step or list(checkpoints))[0]
-
-
 # One trial, and how it ended.
 
 
 @dataclasses.dataclass
 class Verdict:
-    """How a trial ended.
-
-    Attributes:
-        trial: the fault.
-        ending: `identical`, or `told`: one paragraph first.
-        problems: of `PROBLEMS`, with what was seen.
-        fired: the fault did happen.
-        where: what was hit.
-        phase: in which that was.
-    """
+    """How a trial ended."""
 
     trial: Trial
-    ending: str = "identical"
-    problems: dict[str, str] = dataclasses.field(default_factory=dict)
-    fired: bool = True
+    ending: str = "identical"  # or "told": one paragraph first
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)  # of `PROBLEMS`, with what was seen
+    fired: bool = True  # the fault did happen
     where: str = ""
     phase: str = ""
 
@@ -496,18 +453,13 @@ class Verdict:
 class Judge:
     """Runs trials and compares their outcomes with those without faults."""
 
-    def __init__(self, world: World, worker: Worker, seed: int, *, talkative: bool):
-        self._world, self._worker, self._talkative = world, worker, talkative
+    def __init__(self, world: World, worker: Worker, seed: int, *, untrained: bool):
+        self._world, self._worker, self._untrained = world, worker, untrained
         self._chance = random.Random(seed)
         self._expected: dict[str, dict[str, str]] = {}
-        self._untrained = False
 
-    def observe(self, *, training: bool) -> Observed:
-        """Makes the states and learns what each command does and gives without a fault.
-
-        Args:
-            training: else the export is the untrained encoder, and there is but the state with all that is made of it.
-        """
+    def observe(self) -> Observed:
+        """Makes the states and learns what each command does and gives without a fault."""
         from tiny_model import HIDDEN
 
         from diffcse_jax.models import pooling_modules
@@ -518,15 +470,13 @@ class Judge:
         def observed(state: str, command: str, ended: Ended) -> None:
             operations[state, command], spent[state, command] = ended.operations, ended.spent
 
-        if not training:
+        if self._untrained:  # there is only the state with all that is made of it
             shutil.copytree(world.inputs / "model", world.export)
             pooling_modules.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
-            self._untrained = True
             for command in UNTRAINED:
                 observed("finished", command, self._clean(command))
                 self._expected[command] = outcome(world, command)
             world.keep("finished")
-            self._remember()
             return Observed(self._relative(operations), spent)
         world.keep("bare")
         # A signal that the loop knows stops it with everything saved, before its end.
@@ -553,19 +503,9 @@ class Judge:
         spent["fresh", "train"]["head training"] = spent["bare", "train"]["head training"]  # of a new process
         for key in (("bare", "train"), ("finished", "load"), ("finished", "vectors")):
             del spent[key]
-        self._remember()
         return Observed(self._relative(operations), spent)
 
-    def _remember(self) -> None:
-        content = {"expected": self._expected, "untrained": self._untrained}
-        (self._world.base / "outcomes.json").write_text(json.dumps(content))
-
-    def recall(self) -> None:
-        """Takes states and outcomes from an earlier run of this program in the same folder."""
-        content = json.loads((self._world.base / "outcomes.json").read_text())
-        self._expected, self._untrained = content["expected"], content["untrained"]
-
-    def _relative(self, operations: Operations) -> Operations:
+    def _relative(self, operations: dict) -> dict:
         """With paths in the trial's folder, and without what happens once in a process."""
         relative = {}
         for (state, command), found in operations.items():
@@ -624,8 +564,6 @@ class Judge:
             verdict.problems["hung" if ended.code is None else "lost"] = f"{ended.code}: {ended.output[-900:]}"
             return verdict
         self._judge_outcome(verdict, printed, ended, checkpoints)
-        if self._talkative:
-            print(printed)
         return verdict
 
     def _judge_fault(self, verdict: Verdict, fault: Fault, ended: Ended) -> None:
@@ -701,31 +639,24 @@ def main() -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="a folder for the runs; it is emptied")
     parser.add_argument("--output", type=Path, help="a JSON file for the counts and all trials")
     parser.add_argument("--untrained", action="store_true", help="only commands that train nothing: a short form")
-    parser.add_argument("--again", action="store_true", help="try out anew what --output says did not end well")
-    parser.add_argument("--talkative", action="store_true", help="print what the commands print")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
     load_library(options.workdir)
     world = World(options.workdir.resolve())
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.trial / "compiled")
-    _import_everything()
+    for name in ("api", "apps.embed", "evaluation.geometry", "evaluation.runner"):  # here, so that no worker has to
+        importlib.import_module(f"diffcse_jax.{name}")
     worker = Worker(COMMANDS, functools.partial(prepare, world))
-    judge = Judge(world, worker, options.seed, talkative=options.talkative)
-    if options.again:
-        judge.recall()
-        verdicts = [read_verdict(each) for each in json.loads(options.output.read_text())["trials"]]
-        chosen = [verdict.trial for verdict in verdicts if verdict.problems]
-        verdicts = [verdict for verdict in verdicts if not verdict.problems]
-    else:
-        for name in ("inputs", "trial", "kept"):
-            shutil.rmtree(world.base / name, ignore_errors=True)
-        make_inputs(world.inputs)
-        observed = judge.observe(training=not options.untrained)
-        finished = world.base / "kept" / "finished"
-        files = sorted(str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file())
-        if options.untrained:
-            files = [path for path in files if path.startswith(("cache", "embedded"))]
-        chosen, verdicts = trials(options.count, options.seed, observed, files), []
+    judge = Judge(world, worker, options.seed, untrained=options.untrained)
+    for name in ("inputs", "trial", "kept"):
+        shutil.rmtree(world.base / name, ignore_errors=True)
+    make_inputs(world.inputs)
+    observed = judge.observe()
+    finished = world.base / "kept" / "finished"
+    files = sorted(str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file())
+    if options.untrained:
+        files = [path for path in files if path.startswith(("cache", "embedded"))]
+    chosen, verdicts = trials(options.count, options.seed, observed, files), []
     begun = time.monotonic()
     for number, trial in enumerate(chosen, 1):
         verdict = judge.try_out(trial)
@@ -736,18 +667,6 @@ def main() -> int:
     worker.renew()
     print(table(verdicts))
     return 1 if any(verdict.problems for verdict in verdicts) else 0
-
-
-def _import_everything() -> None:
-    """Here, so that no worker has to."""
-    import diffcse_jax.api
-    import diffcse_jax.apps.embed
-    import diffcse_jax.evaluation.dev
-    import diffcse_jax.evaluation.geometry
-    import diffcse_jax.evaluation.runner
-    import diffcse_jax.export.folder
-    import diffcse_jax.training.curves
-    import diffcse_jax.training.train  # noqa: F401
 
 
 def shown(verdict: Verdict) -> str:
@@ -785,7 +704,7 @@ def document(verdicts: Sequence[Verdict], seed: int) -> dict[str, Any]:
     return {
         "command": f"python tests/faults.py --count {len(verdicts)} --seed {seed}",
         "date": datetime.date.today().isoformat(),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "cpu_seconds": round(sum(each.ru_utime + each.ru_stime for each in usage)),
         "faults": len(happened),
         "ended": dict(collections.Counter(verdict.ending for verdict in happened)),
@@ -793,21 +712,6 @@ def document(verdicts: Sequence[Verdict], seed: int) -> dict[str, Any]:
         "counts": [{"phase": p, "kind": k, "ended": e, "n": n} for (p, k, e), n in sorted(counts.items())],
         "trials": [dataclasses.asdict(verdict) for verdict in verdicts],
     }
-
-
-def read_verdict(values: dict[str, Any]) -> Verdict:
-    """From the JSON file."""
-    trial = values["trial"]
-    faults = tuple(Fault(**fault) for fault in trial["faults"])
-    return Verdict(**values | {"trial": Trial(**trial | {"faults": faults, "damaged": tuple(trial["damaged"])})})
-
-
-def _versions() -> dict[str, str]:
-    import importlib.metadata
-    import platform
-
-    packages = ("jax", "orbax-checkpoint", "tensorstore", "safetensors", "pyarrow", "tokenizers", "transformers")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
 
 
 if __name__ == "__main__":

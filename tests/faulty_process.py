@@ -41,48 +41,28 @@ MOMENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to a command.
-
-    Attributes:
-        signal: sent to it; 0: none.
-        error: what operations on files fail with from then on; 0: none.
-        operation: when: at this operation below the folder, from 1.
-        moment: or in this part of a run (`MOMENTS`), and not at an operation,
-        call: at this call of it,
-        seconds: after so much computing.
-    """
+    """What happens to a command: a signal or, from then on, errors; at a file operation or in a part of a run."""
 
     signal: int = 0
     error: int = 0
-    operation: int = 0
-    moment: str = ""
-    call: int = 1
-    seconds: float = 0.0
+    operation: int = 0  # number of the operation below the folder, from 1
+    moment: str = ""  # or the part of `MOMENTS`,
+    call: int = 1  # the call of it
+    seconds: float = 0.0  # and the seconds of computing in it
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        code: its exit code; of a process that a signal ended, less than 0; None where it had to be ended.
-        output: what it printed.
-        operations: number, name and path of those that were recorded.
-        spent: seconds of computing in the calls of each part, in order.
-    """
-
-    code: int | None
+    code: int | None  # negative if a signal ended the process; None if it hung
     output: str
-    operations: list[tuple[int, str, str]]
-    spent: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
+    operations: list[tuple[int, str, str]]  # number, name and path of those that were recorded
+    spent: Mapping[str, list[float]]  # seconds of computing in the calls of each part
 
 
 def load_library(folder: Path) -> None:
-    """Compiles the library and starts this program again with it, unless that is done.
-
-    Raises:
-        RuntimeError: there is no C compiler.
-    """
+    """Compiles the library and starts this program again with it, unless that is done."""
     if os.environ.get(LIBRARY):
         return
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -101,44 +81,31 @@ class Worker:
     Args:
         commands: functions by their names; each returns an exit code.
         prepare: called first in a new process.
-
-    Attributes:
-        process: the id of the present one.
-        started: how many there were.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., int]], prepare: Callable[[], None]):
         self._commands, self._prepare = commands, prepare
         self.process, self._connection = 0, None
-        self.started = 0
 
     def run(
         self, command: str, *arguments: Any, folder: Path, fault: Fault | None = None, every: bool = False
     ) -> Ended:
-        """Runs a command.
-
-        Args:
-            command: its name.
-            arguments: what it takes.
-            folder: operations below it count.
-            fault: what happens to it.
-            every: record all operations instead of the one that is hit.
-        """
+        """Runs a command, and counts operations below the folder. With `every`, records all of them."""
         if self._connection is None:
             self._start()
         log, record = folder.parent / "log", folder.parent / "record"
         log.write_bytes(b"")
         record.write_bytes(b"")
-        connection = self._connection
-        assert connection is not None
-        connection.send((command, arguments, folder, fault, every, log, record))
+        self._connection.send((command, arguments, folder, fault, every, log, record))
         code, spent = None, {}
-        if connection.poll(LONGEST):
+        if self._connection.poll(LONGEST):
             with contextlib.suppress(EOFError, ConnectionResetError):
-                code, spent = connection.recv()
+                code, spent = self._connection.recv()
         if code is None:
             code = self._end()
-        return Ended(code, log.read_text(errors="replace"), _operations(record), spent)
+        lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
+        operations = [(int(number), name, path) for number, name, path in lines]
+        return Ended(code, log.read_text(errors="replace"), operations, spent)
 
     def renew(self) -> None:
         """Lets the next command run in a new process, which has compiled nothing."""
@@ -158,11 +125,9 @@ class Worker:
                 os._exit(0)
         there.close()
         self._connection = here
-        self.started += 1
 
     def _end(self) -> int | None:
         """Ends the process; the exit code of one that had ended by itself."""
-        assert self._connection is not None
         self._connection.close()
         self._connection = None
         for _ in range(100):
@@ -173,11 +138,6 @@ class Worker:
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
         return None
-
-
-def _operations(record: Path) -> list[tuple[int, str, str]]:
-    lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
-    return [(int(number), name, path) for number, name, path in lines]
 
 
 def _serve(connection: Connection, commands: Mapping[str, Callable[..., int]]) -> None:

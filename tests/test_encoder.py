@@ -294,8 +294,9 @@ def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, mon
     base = hf.read(str(tiny_dir))
     head = random_params(MlpProjector, base.config, seed=3)
     saved = SavedEncoder(
-        Config(), base.hf_config, base.folder, base.config, base.transformer, head, "cls", 7, {}, "stsb_spearman"
-    )
+        7, "cls", {}, "stsb_spearman", config=Config(), hf_config=base.hf_config, folder=base.folder,
+        transformer_config=base.config, transformer=base.transformer, pooler_head=head,
+    )  # fmt: skip
     asked = []
     monkeypatch.setattr("diffcse_jax.encoder.read_encoder", lambda path: asked.append(path) or saved)
     vectors = SentenceEncoder.from_pretrained(tmp_path / inside).encode(SENTENCES)

@@ -500,8 +500,8 @@ def saved_encoder(folder: Path, family: str, pooler: str, tokenizer_from: Path) 
     loaded = hf.read(str(folder))
     head = random_params(MlpProjector, loaded.config, seed=5)
     return SavedEncoder(
-        Config.from_dict({}), loaded.hf_config, folder, loaded.config, loaded.transformer,
-        head if pooler == "cls" else None, pooler, 0, {}, "average",
+        0, pooler, {}, "average", config=Config.from_dict({}), hf_config=loaded.hf_config, folder=folder,
+        transformer_config=loaded.config, transformer=loaded.transformer, pooler_head=head if pooler == "cls" else None,
     )  # fmt: skip
 
 

@@ -33,8 +33,9 @@ def saved_with(config: Config, **fields: object) -> SavedEncoder:
     dev = {"stsb_spearman": 81.25, "guard_stsb_spearman": 81.25}
     start = Record(0, "avg", {"stsb_spearman": 79.5, "guard_stsb_spearman": 79.5}, "stsb_spearman", "text")
     return SavedEncoder(
-        config, {}, Path(), SIZES, {}, None, "cls_before_pooler", 250, dev, "stsb_spearman", baseline=start, **fields
-    )
+        250, "cls_before_pooler", dev, "stsb_spearman", config=config, hf_config={}, folder=Path(),
+        transformer_config=SIZES, transformer={}, pooler_head=None, baseline=start, **fields,
+    )  # fmt: skip
 
 
 def card_of(saved: SavedEncoder, base: BaseModel = BASE, about: About = About(), **fields: object) -> str:  # noqa: B008

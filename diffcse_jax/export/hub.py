@@ -16,10 +16,7 @@ _OF_EARLIER_EXPORTS = ["[0-9]_Pooling/*", "[0-9]_Dense/*", "[0-9]_WeightedLayerP
 
 
 def check(repository: str) -> None:
-    """Check that an upload is possible, before any work is done.
-
-    Args:
-        repository: `USER/NAME` or `ORGANISATION/NAME`.
+    """Check that an upload to `USER/NAME` or `ORGANISATION/NAME` is possible, before any work is done.
 
     Raises:
         ConfigError: The name is invalid, there is no token, or the token does not allow to write there.
@@ -50,15 +47,12 @@ def check(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, *, private: bool = False) -> str:
-    """Upload a folder as one model. Create the repository if it does not exist.
+    """Upload an export, and return the address of the commit. Create the repository if it does not exist.
 
     Args:
         folder: An export.
         repository: `USER/NAME`.
         private: Make a new repository private. The visibility of an existing one does not change.
-
-    Returns:
-        The address of the commit.
 
     Raises:
         UserError: The hub cannot be reached or refuses the upload.
@@ -84,23 +78,17 @@ def _explain(error: Exception, repository: str) -> UserError:
     """Return the cause of a failed upload and its remedy."""
     if isinstance(error, OfflineModeIsEnabled):
         return ConfigError("--push_to_hub: the hub's client is in offline mode. Unset HF_HUB_OFFLINE")
-    endpoint = HfApi().endpoint
+    at = f"--push_to_hub {repository}: {HfApi().endpoint}"
     reason = (str(error).splitlines() or [""])[0][:200]
     if not isinstance(error, HfHubHTTPError):
-        return CheckpointError(
-            f"--push_to_hub: {endpoint} cannot be reached ({type(error).__name__}: {reason}). Check the network and "
-            "HF_ENDPOINT"
-        )
+        cause = f"{type(error).__name__}: {reason}"
+        return CheckpointError(f"{at} cannot be reached ({cause}). Check the network and HF_ENDPOINT")
     status = error.response.status_code
     if status == 401:
-        return ConfigError(
-            f"--push_to_hub: {endpoint} does not accept the token (401). Make a new one with write permission, and set "
-            "HF_TOKEN or run `hf auth login`"
-        )
+        renew = "Make a new one with write permission, and set HF_TOKEN or run `hf auth login`"
+        return ConfigError(f"{at} does not accept the token (401). {renew}")
     if status in (403, 404):
-        return ConfigError(
-            f"--push_to_hub {repository}: the token may not write there ({status}). Use a token with write permission, "
-            "or a repository of its user"
-        )
+        instead = "Use a token with write permission, or a repository of its user"
+        return ConfigError(f"{at}: the token may not write there ({status}). {instead}")
     message = getattr(error, "server_message", None) or reason
-    return CheckpointError(f"--push_to_hub {repository}: {endpoint} refuses the upload ({status}): {message}")
+    return CheckpointError(f"{at} refuses the upload ({status}): {message}")

@@ -31,26 +31,16 @@ _TRACED = ("a cat", "a cat that sleeps on the warm stones beside the door")  # o
 
 
 def require_packages() -> None:
-    """Raise an error if a package is missing that writing or checking needs.
-
-    Raises:
-        ConfigError: A package is missing; the message names it.
-    """
+    """Raise a `ConfigError` that names the missing packages that writing or checking needs, if there are any."""
     needed = ("torch", "sentence_transformers", "onnx", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"--onnx needs {' and '.join(missing)}. Install the extra 'onnx': pip install 'diffcse_jax[onnx]'"
         )
 
 
 def write(folder: Path, truncate_dim: int | None = None) -> None:
-    """Add both files to an exported folder.
-
-    Args:
-        folder: The export.
-        truncate_dim: The size that embeddings are cut to; None for whole embeddings.
-    """
+    """Add both files to an exported folder, for embeddings that are cut to `truncate_dim`."""
     import torch
     from onnxruntime.quantization import quantize_dynamic
 
@@ -119,14 +109,7 @@ def _quiet() -> Iterator[None]:
 
 
 class OnnxEncoder:
-    """Normalised embeddings by ONNX Runtime on CPU.
-
-    Args:
-        folder: An export with ONNX files.
-        file: `GRAPH` or `INT8`.
-        pooler: The pooler in the graph, for users of this attribute.
-        truncate_dim: The size in the graph, for users of this attribute.
-    """
+    """Normalised embeddings by `GRAPH` or `INT8` of an export, by ONNX Runtime on CPU."""
 
     def __init__(self, folder: Path, file: str, pooler: str, truncate_dim: int | None):
         from onnxruntime import InferenceSession
@@ -140,13 +123,10 @@ class OnnxEncoder:
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
         """Return embeddings, shape (sentences, dim). Sentences longer than the model's positions are cut."""
         order = np.argsort([len(sentence) for sentence in sentences], kind="stable")
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings = np.concatenate([self._encode_batch([sentences[row] for row in rows]) for rows in batches])
-        return embeddings[np.argsort(order)]
-
-    def _encode_batch(self, sentences: list[str]) -> np.ndarray:
-        tokens = self._tokenizer(
-            sentences, padding=True, truncation=True, max_length=self._max_length, return_tensors="np"
-        )
-        inputs = {name: tokens[name].astype(np.int64) for name in self._inputs}
-        return self._session.run(["sentence_embedding"], inputs)[0]
+        options = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "np"}
+        embeddings = []
+        for start in range(0, len(order), batch_size):
+            tokens = self._tokenizer([sentences[row] for row in order[start : start + batch_size]], **options)
+            inputs = {name: tokens[name].astype(np.int64) for name in self._inputs}
+            embeddings += self._session.run(["sentence_embedding"], inputs)
+        return np.concatenate(embeddings)[np.argsort(order)]

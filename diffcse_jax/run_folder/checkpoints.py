@@ -53,14 +53,7 @@ class TrainState(NamedTuple):
 class Checkpoints:
     """The checkpoints of a run. The last two and the best one are kept. Saving continues in the background.
 
-    As a context manager, it waits for the last save and closes.
-
-    Args:
-        workdir: The run's folder.
-        config: The configuration.
-        dev_metric: The dev score that chooses the best checkpoint.
-        dev_text: Identifies the text that the score is measured on.
-        text: Identifies the tokenised training text.
+    As a context manager, it waits for the last save and closes. `Record` explains `dev_metric`, `dev_text` and `text`.
     """
 
     def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):

@@ -71,7 +71,7 @@ class Record:
     pooler: str
     dev: dict[str, float]  # dev scores by name; empty if it was not evaluated
     dev_metric: str  # the dev score that chooses the best checkpoint
-    text: str  # identifies the tokenised training text
+    text: str = ""  # identifies the tokenised training text
     outcomes: Outcomes = dataclasses.field(default_factory=list)  # that `dev_metric` summarises
     eligible: bool = True  # whether it may be the best checkpoint
     bad_steps: int = 0  # number of steps that were skipped because of a NaN or infinite loss or gradient
@@ -260,14 +260,7 @@ def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
 
 def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
-    """Append a line to `starts.jsonl`, and report versions and devices that differ from those of the start before.
-
-    Args:
-        workdir: The run's folder.
-        config: The resolved configuration.
-        text: Identifies the tokenised training text.
-        step: The step that training starts or resumes from.
-    """
+    """Append a line to `starts.jsonl`, and report versions and devices that differ from those of the start before."""
     before = next(reversed(read_starts(workdir)), {})
     now: dict[str, Any] = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

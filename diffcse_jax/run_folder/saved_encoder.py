@@ -13,12 +13,12 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
 from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_pooler
-from diffcse_jax.run_folder.records import Outcomes, Record, read_baseline, read_selection, read_weights
+from diffcse_jax.run_folder.records import Record, read_baseline, read_selection, read_weights
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedEncoder:
-    """The encoder of a checkpoint, or the one that a run has selected, with what encoding and exporting need."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedEncoder(Record):
+    """The encoder of a checkpoint, or the one that a run has selected: its record, and what encoding it needs."""
 
     config: Config
     hf_config: Mapping[str, Any]  # of the starting checkpoint
@@ -26,12 +26,6 @@ class SavedEncoder:
     transformer_config: TransformerConfig
     transformer: Params
     pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
-    pooler: str
-    step: int  # 0 for the starting checkpoint
-    dev: dict[str, float]
-    dev_metric: str
-    dev_text: str = ""
-    outcomes: Outcomes = dataclasses.field(default_factory=list)
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
     verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
@@ -58,18 +52,13 @@ def read_encoder(path: Path) -> SavedEncoder:
     folder = encoder_folder(workdir)
     hf_config = hf.read_hf_config(folder)
     return SavedEncoder(
+        **vars(record),
         config=config,
         hf_config=hf_config,
         folder=folder,
         transformer_config=hf.transformer_config(hf_config, source=str(folder)),
         transformer=parameters.subset(params, "encoder"),
         pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
-        pooler=record.pooler,
-        step=record.step,
-        dev=record.dev,
-        dev_metric=record.dev_metric,
-        dev_text=record.dev_text,
-        outcomes=record.outcomes,
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",
         baseline=read_baseline(workdir),
@@ -93,14 +82,11 @@ def default_step(checkpoints: Path) -> int | None:
     Raises:
         CheckpointError: A checkpoint that may be the best one is damaged.
     """
-    scores = {}
-    for step in saved_steps(checkpoints):
-        try:
-            scores[step] = read_record(checkpoints / str(step)).score
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one "
-                "away"
-            ) from error
+    try:
+        scores = {step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)}
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. It may be the best one. Name the checkpoint to use, as {checkpoints}/STEP, or move this one away"
+        ) from error
     best = best_step(scores)
     return max(scores, default=None) if best is None else best
