@@ -247,7 +247,8 @@ def export(parser: argparse.ArgumentParser) -> Run:
         if options.private and not options.push_to_hub:
             parser.error("--private needs --push_to_hub")
         with ctrl_c_ends_process():
-            from diffcse_jax.export.folder import About, export_and_upload
+            from diffcse_jax.export.card import About
+            from diffcse_jax.export.folder import export_and_upload
             from diffcse_jax.io import expand_path
         export_and_upload(
             expand_path(options.model),

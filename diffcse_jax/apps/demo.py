@@ -96,7 +96,7 @@ def serve(
         corpus.search(corpus.name)  # compiles what short queries need
         shown_host = f"[{host}]" if ":" in host else host
         print(f"search at http://{shown_host}:{server.server_address[1]}/ (stop with Ctrl-C)", flush=True)
-        if not ipaddress.ip_address(server.server_address[0]).is_loopback:
+        if not ipaddress.ip_address(str(server.server_address[0])).is_loopback:
             print(f"warning: with --host {host} everyone who reaches this machine can search", file=sys.stderr)
         try:
             server.serve_forever()

@@ -97,7 +97,9 @@ def model_card(
         model_name=title.rpartition("/")[2] if found else None,
         pipeline_tag="sentence-similarity",
         tags=[*_TAGS, *["matryoshka"] * bool(config.matryoshka.sizes), *["onnx"] * onnx],
-        **{key: license.get(key) for key in ("license", "license_name", "license_link")},
+        license=license.get("license"),
+        license_name=license.get("license_name"),
+        license_link=license.get("license_link"),
     )
     ours = f"this model ({saved.pooler})"
     start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name

@@ -268,7 +268,7 @@ def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, A
     if cached := _SNAPSHOT.search(path.as_posix()):
         name = cached[1].replace("--", "/", 1)
         return name, name
-    origins = [card.get("base_model"), hf_config.get("_name_or_path")]
+    origins: list[Any] = [card.get("base_model"), hf_config.get("_name_or_path")]
     single = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in origins]
     return path.name, next(filter(is_hub_id, single), "")
 
