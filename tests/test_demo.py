@@ -84,16 +84,15 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
         assert SENTENCES[0] in [attributes.get("value") for _, attributes in followed.tags]
         status, _, body = ask(port, "/", method="HEAD")
         assert (status, body) == (200, "")
+        assert ask(port, "/", method="POST")[0] == 501
+        assert ask(port, "/?q=" + "x" * 70_000)[0] == 414
 
 
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
         (query("rain"), {"Host": "evil.example"}, 421),
-        (query("rain"), {"Host": "evil.example:8000"}, 421),
-        ("/../../etc/passwd", {}, 404),
         ("/%2e%2e/%2e%2e/etc/passwd", {}, 404),
-        ("/demo.css", {}, 404),
         (query("x" * (LONGEST_QUERY + 1)), {}, 400),
         ("/?" + "&".join(f"a{index}=1" for index in range(50)), {}, 400),
         (query("broken"), {}, 500),
@@ -109,12 +108,6 @@ def test_what_is_refused(path, headers, status):
     assert searcher.queries == (["broken"] if status == 500 else [])
 
 
-def test_other_methods_and_endless_addresses_are_refused():
-    with served(one=Searcher()) as port:
-        assert ask(port, "/", method="POST")[0] == 501
-        assert ask(port, "/?q=" + "x" * 70_000)[0] == 414
-
-
 def test_encoders_are_asked_by_one_thread_at_a_time():
     searcher = Searcher()
     with served(one=searcher) as port:
@@ -127,31 +120,28 @@ def test_encoders_are_asked_by_one_thread_at_a_time():
     assert searcher.busiest == 1
 
 
-@pytest.mark.parametrize(
-    "header", ["127.0.0.1:8000", "localhost", "LOCALHOST:80", "[::1]:8000", "192.168.1.7", "box:1"]
-)
-def test_hosts_of_this_machine(header):
-    assert names_this_machine(header, host="box")
+def test_hosts_of_this_machine_and_of_others():
+    for header in ("127.0.0.1:8000", "localhost", "LOCALHOST:80", "[::1]:8000", "192.168.1.7", "box:1"):
+        assert names_this_machine(header, host="box"), header
+    for header in ("", "evil.example", "127.0.0.1.evil.example", "[::1", "localhost.evil.example:80"):
+        assert not names_this_machine(header, host="127.0.0.1"), header
 
 
-@pytest.mark.parametrize("header", ["", "evil.example", "127.0.0.1.evil.example", "[::1", "localhost.evil.example:80"])
-def test_hosts_of_others(header):
-    assert not names_this_machine(header, host="127.0.0.1")
-
-
-def test_a_port_in_use_and_an_unknown_host():
+def test_a_port_in_use_and_invalid_options():
+    corpus = Corpus("t", SENTENCES, {})
     with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"port {port}: .*--port"):
-        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", port)
-    with pytest.raises(ConfigError, match="--port 70000"):
-        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
-    with pytest.raises(ConfigError, match="--port -1"):
-        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", -1)
-    with pytest.raises(ConfigError, match="--port 70000"):
-        open_server(Corpus("t", SENTENCES, {}), "127.0.0.1", 70000)
+        open_server(corpus, "127.0.0.1", port)
+    for host, port, message in (
+        ("127.0.0.1", 70000, "--port 70000"),
+        ("127.0.0.1", -1, "--port -1"),
+        ("no such host", 0, "--host no such host"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_server(corpus, host, port)
     with pytest.raises(ConfigError, match="--top_k 0"):
         Corpus("t", SENTENCES, {}, top_k=0)
-    with pytest.raises(ConfigError, match="--host no such host"):
-        open_server(Corpus("t", SENTENCES, {}), "no such host", 0)
+    with pytest.raises(ConfigError, match="--against a is the same as --model"):
+        demo.serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
 
 
 def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
@@ -168,5 +158,3 @@ def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     file.write_text("\n")
     with pytest.raises(NoSentencesError):
         demo.read_sentences(str(file))
-    with pytest.raises(ConfigError, match="--against a is the same as --model"):
-        demo.serve("a", str(file), against="a", top_k=1, host="127.0.0.1", port=0)

@@ -36,7 +36,6 @@ from diffcse_jax.run_folder.folder import (
     read_config,
 )
 
-REPOSITORY = Path(__file__).parents[1]
 WITH_SIZES = dataclasses.replace(ENCODER, hf_config={"hidden_size": 16})
 HOLDER = """
 import sys, time
@@ -55,6 +54,7 @@ def start(
     encoder: Pretrained = ENCODER,
     generator: Pretrained = GENERATOR,
 ) -> None:
+    """Open a run, and leave a checkpoint in its folder."""
     config = config_of({"model": {"name_or_path": "bert"}, "generator": {"name_or_path": "distilbert"}}, *parts)
     config = dataclasses.replace(config, precision=precision)
     open_run(workdir, config, encoder, mock.Mock(spec=PreTrainedTokenizerFast), generator)
@@ -70,89 +70,16 @@ def other(pretrained: Pretrained, part: str) -> Pretrained:
     return dataclasses.replace(pretrained, **{part: params})
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"encoder": other(ENCODER, "transformer")}, "of model.name_or_path='bert' have changed"),
-        (
-            {"generator": other(GENERATOR, "mlm_head")},
-            "of generator.name_or_path='distilbert' have changed",
-        ),
-    ],
-)
-def test_a_run_does_not_resume_with_other_weights(changed, message, tmp_path):
+OTHER = other(ENCODER, "transformer")
+
+
+def test_a_run_does_not_resume_with_other_weights(tmp_path):
     start(tmp_path)
     start(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        start(tmp_path, **changed)
-
-
-def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys):
-    start(tmp_path, encoder=WITH_SIZES)
-    path = tmp_path / "encoder/config.json"
-    path.write_text(path.read_text().replace("16", "17"))
-    with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
-        encoder_folder(tmp_path)
-    start(tmp_path, encoder=WITH_SIZES)
-    assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
-    assert encoder_folder(tmp_path) == path.parent
-
-
-def test_a_starting_checkpoint_with_changed_sizes_is_refused(tmp_path):
-    start(tmp_path, encoder=WITH_SIZES)
-    with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
-        start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
-
-
-def test_a_damaged_configuration_is_named(tmp_path):
-    """A key on which no result depends: no comparison with the command's own would notice it."""
-    start(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"every": 125', '"every": 121'))
-    with pytest.raises(CheckpointError, match=r"config\.json differs from its checksum in start\.json"):
-        read_config(tmp_path)
-
-
-@pytest.mark.parametrize("content", [None, '{"model":'])
-def test_a_run_without_its_configuration_accepts_no_other(content, tmp_path):
-    start(tmp_path)
-    path = tmp_path / "config.json"
-    path.unlink()
-    if content:
-        path.write_text(content)
-    remedy = r"config\.json.*\. Restore it from a copy, or from starts\.jsonl .* in another --workdir$"
-    with pytest.raises(CheckpointError, match=remedy):
-        start(tmp_path, {"train": {"seed": 1}})
-    assert (path.read_text() if path.exists() else None) == content
-
-
-def test_the_name_of_the_starting_checkpoint_is_kept(tmp_path):
-    start(tmp_path)
-    assert read_base_model(tmp_path / "encoder").hub_id == "bert"
-
-
-def test_an_interrupted_start_begins_again(tmp_path):
-    start(tmp_path)
-    (tmp_path / "config.json").unlink()  # it is written last
-    (tmp_path / "checkpoints/1").rmdir()
-    start(tmp_path, encoder=other(ENCODER, "transformer"))
-    with pytest.raises(ConfigError, match=r"model\.name_or_path"):
-        start(tmp_path)
-
-
-def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
-    start(tmp_path)
-    (tmp_path / "checkpoints/1").rmdir()
-    trained_or_computed = [tmp_path / "generator", tmp_path / "vectors"]
-    for folder in trained_or_computed:
-        folder.mkdir()
-    start(tmp_path, {"mesh": {"data": 2}})
-    (tmp_path / "checkpoints/1").rmdir()
-    assert all(folder.is_dir() for folder in trained_or_computed)  # of the same run: they are kept
-    start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
-    assert read_config(tmp_path).train.seed == 1
-    assert not any(folder.exists() for folder in trained_or_computed)
-    start(tmp_path, {"train": {"seed": 1}}, encoder=other(ENCODER, "transformer"))
+    with pytest.raises(ConfigError, match=r"of model\.name_or_path='bert' have changed"):
+        start(tmp_path, encoder=OTHER)
+    with pytest.raises(ConfigError, match=r"of generator\.name_or_path='distilbert' have changed"):
+        start(tmp_path, generator=other(GENERATOR, "mlm_head"))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +96,67 @@ def test_digests_see_names_shapes_and_bytes(differs):
     assert dataclasses.replace(ENCODER, pooler={}, mlm_head=ENCODER.transformer).digest() != ENCODER.digest()
 
 
-def test_another_precision_is_refused_with_advice(tmp_path):
+def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys):
+    start(tmp_path, encoder=WITH_SIZES)
+    path = tmp_path / "encoder/config.json"
+    path.write_text(path.read_text().replace("16", "17"))
+    with pytest.raises(CheckpointError, match=r"encoder/config\.json differs from its checksum in start\.json"):
+        encoder_folder(tmp_path)
+    start(tmp_path, encoder=WITH_SIZES)
+    assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
+    assert encoder_folder(tmp_path) == path.parent
+    assert read_base_model(path.parent).hub_id == "bert"
+    (path.parent / "base_model.json").write_text('{"other": 1}')
+    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
+        read_base_model(path.parent)
+
+
+def test_a_starting_checkpoint_with_changed_sizes_is_refused(tmp_path):
+    start(tmp_path, encoder=WITH_SIZES)
+    with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
+        start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
+
+
+@pytest.mark.parametrize("content", [None, '{"model":', "a changed key"])
+def test_a_damaged_configuration_is_named(content, tmp_path):
+    """The changed key is one on which no result depends: comparing configurations would not notice it."""
     start(tmp_path)
-    message = r"precision: was 'float32', now 'bfloat16' \(.*Resume with --config\.precision=float32"
-    with pytest.raises(ConfigError, match=message):
-        start(tmp_path, precision="bfloat16")
+    path = tmp_path / "config.json"
+    if content == "a changed key":
+        content = path.read_text().replace('"every": 125', '"every": 121')
+    path.unlink()
+    if content:
+        path.write_text(content)
+    remedy = r"config\.json.*\. Restore it from a copy, or from starts\.jsonl .* in another --workdir$"
+    with pytest.raises(CheckpointError, match=remedy):
+        start(tmp_path, {"train": {"seed": 1}})
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(tmp_path)
+    assert (path.read_text() if path.exists() else None) == content
+
+
+def test_an_interrupted_start_begins_again(tmp_path):
+    start(tmp_path)
+    (tmp_path / "config.json").unlink()  # it is written last
+    (tmp_path / "checkpoints/1").rmdir()
+    start(tmp_path, encoder=OTHER)
+    with pytest.raises(ConfigError, match=r"model\.name_or_path"):
+        start(tmp_path)
+
+
+def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
+    start(tmp_path)
+    (tmp_path / "checkpoints/1").rmdir()
+    trained_or_computed = [tmp_path / "generator", tmp_path / "vectors"]
+    for folder in trained_or_computed:
+        folder.mkdir()
+    start(tmp_path, {"mesh": {"data": 2}})
+    (tmp_path / "checkpoints/1").rmdir()
+    assert all(folder.is_dir() for folder in trained_or_computed)  # of the same run: they are kept
+    start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
+    assert read_config(tmp_path).train.seed == 1
+    assert not any(folder.exists() for folder in trained_or_computed)
+    start(tmp_path, {"train": {"seed": 1}}, encoder=OTHER)
 
 
 def test_keys_that_do_not_change_results_may_change(tmp_path):
@@ -184,6 +167,9 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
     start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": train, "eval": evaluation})
     with pytest.raises(ConfigError, match=r"train\.seed: was 42, now 1"):
         start(tmp_path, {"train": {"seed": 1}})
+    message = r"precision: was 'float32', now 'bfloat16' \(.*Resume with --config\.precision=float32"
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, precision="bfloat16")
 
 
 def test_processes_that_see_different_folders_are_refused(tmp_path, monkeypatch):
@@ -194,22 +180,20 @@ def test_processes_that_see_different_folders_are_refused(tmp_path, monkeypatch)
         start(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_workdir_is_held_by_one_run(tmp_path):
     workdir = tmp_path / "runs/mine"
-    with held(workdir):
-        expected = rf"runs/mine is in use by process {os.getpid()} on host {socket.gethostname()} since 20\d\d-"
-        with pytest.raises(CheckpointError, match=expected), held(workdir):
-            pass
-    with held(workdir):
-        pass
-
-
-def test_an_unwritable_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(CheckpointError, match=r"cannot write .*/file/run: Not a directory"),
-        held(tmp_path / "file/run"),
-    ):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, workdir], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        expected = rf"runs/mine is in use by process {holder.pid} on host {socket.gethostname()} since 20\d\d-"
+        with pytest.raises(CheckpointError, match=expected):
+            run(config_of(SIMCSE), workdir)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert [file.name for file in workdir.iterdir()] == ["lock"]
+    with held(workdir):  # the lock died with its process
         pass
 
 
@@ -237,6 +221,8 @@ def test_a_lock_without_room_is_reported(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     with held(tmp_path / "run"):
         pass
+    with pytest.raises(CheckpointError, match=r"cannot write .*/lock/run: Not a directory"):
+        held(tmp_path / "run/lock/run").__enter__()
 
 
 def test_errors_of_the_system_that_libraries_quote_are_recognised():
@@ -264,28 +250,10 @@ def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatc
         pass
 
 
-@pytest.mark.slow
-def test_a_second_training_is_refused_until_the_first_has_ended(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], cwd=REPOSITORY, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"held\n"
-        command = [sys.executable, "train.py", "--config", "configs/quickstart.py", "--workdir", tmp_path]
-        second = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
-    assert second.returncode == 2
-    assert f"error: {tmp_path} is in use by process {holder.pid} on host" in second.stderr
-    assert "Traceback" not in second.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
-    with held(tmp_path):  # the lock died with its process
-        pass
-
-
 def test_the_true_name_of_a_base_model(tmp_path):
     def local(name: str, card: str = "", **recorded: str) -> BaseModel:
         folder = tmp_path / name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "README.md").write_text(card)
         return describe_base_model(str(folder), folder, recorded)
 
@@ -296,19 +264,12 @@ def test_the_true_name_of_a_base_model(tmp_path):
     assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
     assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
-        assert describe_base_model(str(tmp_path / "mine"), tmp_path, {"_name_or_path": path}) == BaseModel("mine")
+        assert local("mine", _name_or_path=path) == BaseModel("mine")
     card = "---\nbase_model: org/parent\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
     terms = {"license": "other", "license_name": "own"}
     assert local("carded", card) == BaseModel("carded", "org/parent", terms, ("de", "fr"))
     for damaged in ("---\nlicense: [\n---\n", "---\n- a list\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
-        (tmp_path / "carded/README.md").write_text(damaged)
-        assert describe_base_model(str(tmp_path / "carded"), tmp_path / "carded", {}) == BaseModel("carded")
-
-
-def test_a_damaged_base_model_is_named(tmp_path):
-    (tmp_path / "base_model.json").write_text('{"other": 1}')
-    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
-        read_base_model(tmp_path)
+        assert local("carded", damaged) == BaseModel("carded")
 
 
 def test_paths_and_hub_ids_are_told_apart(tmp_path, monkeypatch):

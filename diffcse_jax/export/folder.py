@@ -87,7 +87,7 @@ def export(
     with disk_errors(
         output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
     ):
-        if output.exists() and not (output / EXPORT_CHECK).is_file() and (output.is_file() or any(output.iterdir())):
+        if output.exists() and not (output / EXPORT_CHECK).is_file() and (not output.is_dir() or any(output.iterdir())):
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)

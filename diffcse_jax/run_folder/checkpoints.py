@@ -289,11 +289,7 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
 
 
 def read_record(checkpoint: Path) -> Record:
-    """Read the record of a checkpoint.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """Read the record of a checkpoint."""
     with _damage_named(checkpoint):
         record = Record(**_read_json_item(checkpoint, "record"))
         _require(record.digests["record"], json_digest(record.content()), "record")
@@ -301,11 +297,7 @@ def read_record(checkpoint: Path) -> Record:
 
 
 def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
-    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them.
-
-    Raises:
-        CheckpointError: It is damaged.
-    """
+    """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
     record, arrays = read_record(checkpoint), {}
     with _damage_named(checkpoint), _quiet:
         for item in items:

@@ -146,11 +146,7 @@ def check_run(workdir: Path, config: Config) -> None:
 
 
 def read_config(workdir: Path) -> Config:
-    """Return the resolved configuration of a run.
-
-    Raises:
-        CheckpointError: The folder is not a run's, or its configuration is damaged.
-    """
+    """Return the resolved configuration of a run."""
     if not (workdir / CHECKPOINTS).is_dir() or not (workdir / CONFIG).is_file():
         raise CheckpointError(f"{workdir} is not the folder of a run: it needs {CONFIG} and {CHECKPOINTS}/")
     return _read_config(workdir)
@@ -274,11 +270,7 @@ def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, A
 
 
 def read_base_model(folder: Path) -> BaseModel:
-    """Read the recorded starting checkpoint.
-
-    Raises:
-        CheckpointError: The record is missing or damaged.
-    """
+    """Read the recorded starting checkpoint."""
     values = read_json_object(folder / _BASE_MODEL)
     try:
         return BaseModel(**values | {"language": tuple(values["language"])})
@@ -290,11 +282,7 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def encoder_folder(workdir: Path) -> Path:
-    """Return the folder with config.json and the tokenizer of the starting checkpoint.
-
-    Raises:
-        CheckpointError: A file in it is damaged.
-    """
+    """Return the folder with config.json and the tokenizer of the starting checkpoint."""
     if name := first_changed(workdir, _recorded_files(workdir, _ENCODER)):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. Run the command that trained the run again: it "

@@ -114,11 +114,7 @@ def write_baseline(workdir: Path, record: Record) -> None:
 
 
 def read_baseline(workdir: Path) -> Record | None:
-    """Return the record of the starting checkpoint, or None if it is not evaluated yet.
-
-    Raises:
-        CheckpointError: The record is damaged.
-    """
+    """Return the record of the starting checkpoint, or None if it is not evaluated yet."""
     path = workdir / _BASELINE
     if not path.is_file():
         return None
@@ -154,11 +150,7 @@ def clear_selection(workdir: Path) -> None:
 
 
 def read_selection(workdir: Path) -> Selection | None:
-    """Return the selection, or None while training is not finished.
-
-    Raises:
-        CheckpointError: The record or its weights are damaged.
-    """
+    """Return the selection, or None while training is not finished."""
     path = workdir / SELECTION
     if not path.is_file():
         return None

@@ -38,9 +38,6 @@ def read_encoder(path: Path) -> SavedEncoder:
 
     Args:
         path: The run's folder, or `WORKDIR/checkpoints/STEP`.
-
-    Raises:
-        CheckpointError: There is nothing to read, or it is damaged.
     """
     workdir = find_run(path) or path
     config = read_config(workdir)
@@ -77,11 +74,7 @@ def read_parameters(workdir: Path, step: int | None) -> tuple[Params, Record]:
 
 
 def default_step(checkpoints: Path) -> int | None:
-    """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none.
-
-    Raises:
-        CheckpointError: A checkpoint that may be the best one is damaged.
-    """
+    """Return the step of the best checkpoint, of the newest if none was evaluated, or None if there is none."""
     try:
         scores = {step: read_record(checkpoints / str(step)).score for step in saved_steps(checkpoints)}
     except CheckpointError as error:
