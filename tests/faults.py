@@ -305,10 +305,10 @@ class Observed(NamedTuple):
     """What commands do without a fault, by state and command."""
 
     operations: dict[tuple[str, str], list[tuple[int, str, str]]]  # number, name, path
-    spent: dict[tuple[str, str], dict[str, list[float]]]  # seconds of computing in each phase
+    seconds: dict[tuple[str, str], float]  # of computing
 
 
-# Phases of these runs that others do not have, or have at a higher price.
+# Phases of these runs that others do not have, or that cost more there.
 ONLY = {
     ("bare", "train"): ("compile",),
     ("fresh", "train"): ("tokenising", "start", "head training"),
@@ -345,45 +345,31 @@ def trials(count: int, seed: int, observed: Observed, files: Sequence[str]) -> l
 
 
 def _processes(kind: str, observed: Observed, chance: random.Random) -> Iterator[Trial]:
-    """Faults of running commands: by turns in all phases."""
-    sources: dict[tuple[str, str, str, str], list] = collections.defaultdict(list)
+    """Faults of running commands, evenly in all phases and quarters of computing."""
+    places: dict[tuple[str, str, str, int], list[Fault]] = collections.defaultdict(list)
+    what = (SIGNALS.get(kind, 0), ERRORS.get(kind, 0))
     for (state, command), operations in observed.operations.items():
+        if kind == "SIGTERM" and command != "train":
+            continue  # only training listens to SIGTERM; to others it is what SIGKILL is
         for number, name, path in operations:
             phase = phase_of(path, command)
             if kind == "disk full" and not re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name):
                 continue  # nothing that needs room
             if phase in ONLY.get((state, command), [phase]):
-                sources[phase, state, command, "operation"].append(number)
-    if kind in SIGNALS:
-        for (state, command), spent in observed.spent.items():
-            for phase, seconds in spent.items():
-                if seconds and phase in ONLY.get((state, command), [phase]):
-                    sources[phase, state, command, "moment"] = seconds
-    # Only training listens to SIGTERM; to others it is what SIGKILL is.
-    order = sorted(key for key in sources if kind != "SIGTERM" or key[2] == "train")
+                places[phase, state, command, 0].append(Fault(*what, operation=number))
+        if kind in SIGNALS and state != "bare" and ONLY.get((state, command), True):
+            for quarter in range(1, 5):  # a process that has compiled is soon done, so early moments are likelier
+                shares = [((quarter - chance.random()) / 4) ** 4 for _ in range(20)]
+                faults = [Fault(*what, seconds=share * observed.seconds[state, command]) for share in shares]
+                places["computing", state, command, quarter] = faults
+    order = sorted(places)
     while True:
         chance.shuffle(order)
-        for phase, state, command, where in list(order):
-            new_process = state == "bare" or (where == "moment" and phase == "head training")
-            if new_process:  # once, since it costs much
-                order.remove((phase, state, command, where))
-                if kind not in ("SIGKILL", "disk full" if where == "operation" else "Ctrl-C"):
-                    continue
-            if where == "operation":
-                number = chance.choice(sources[phase, state, command, where])
-                fault = Fault(SIGNALS.get(kind, 0), ERRORS.get(kind, 0), operation=number)
-                yield Trial(kind, phase, state, command, (fault,), cold=state == "bare")
-            else:
-                seconds = sources[phase, state, command, where]
-                call = chance.randrange(len(seconds))
-                # What the head's training and the first step compile, a process compiles once.
-                cold = phase == "head training" or (phase == "step" and call == 0)
-                after = chance.random() * seconds[call]
-                cold = cold and kind == "SIGKILL"
-                name = "compile" if phase == "step" and cold else phase
-                name = "evaluation" if phase == "embed" and command != "embed" else name
-                fault = Fault(SIGNALS[kind], moment=phase, call=call + 1, seconds=after)
-                yield Trial(kind, name, state, command, (fault,), cold=cold)
+        for place in list(order):
+            is_cold = place[1] == "bare"
+            if is_cold:  # once, since it costs much
+                order.remove(place)
+            yield Trial(kind, *place[:3], (chance.choice(places[place]),), cold=is_cold)
 
 
 def _damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[Trial]:
@@ -464,56 +450,45 @@ class Judge:
 
         from diffcse_jax.models import pooling_modules
 
-        world, operations, spent = self._world, {}, {}
+        world, observed = self._world, Observed({}, {})
         world.trial.mkdir()
 
-        def observed(state: str, command: str, ended: Ended) -> None:
-            operations[state, command], spent[state, command] = ended.operations, ended.spent
+        def observe(state: str, command: str) -> None:
+            ended = self._clean(command)
+            paths = [(name, str(Path(path).relative_to(world.trial))) for _, name, path in ended.operations]
+            # Programs are compiled, and kept on disk, in the trials of `bare` alone.
+            own = [each for each in paths if state == "bare" or not each[1].startswith("compiled")]
+            observed.operations[state, command] = [(number, *each) for number, each in enumerate(own, 1)]
+            observed.seconds[state, command] = ended.seconds
+            self._expected[command] = outcome(world, command)
 
         if self._untrained:  # there is only the state with all that is made of it
             shutil.copytree(world.inputs / "model", world.export)
             pooling_modules.write(world.export, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
             for command in UNTRAINED:
-                observed("finished", command, self._clean(command))
-                self._expected[command] = outcome(world, command)
+                observe("finished", command)
             world.keep("finished")
-            return Observed(self._relative(operations), spent)
+            return observed
         world.keep("bare")
-        # A signal that the loop knows stops it with everything saved, before its end.
-        observed("bare", "train", self._clean("train", Fault(signal.SIGTERM, moment="evaluation"), code=130))
-        world.keep("begun")
+        observe("bare", "train")
         for path in world.trial.iterdir():
             if path.name != "compiled":
                 shutil.rmtree(path)
         world.keep("fresh")
-        observed("fresh", "train", self._clean("train"))
+        observe("fresh", "train")
         for command in ("export", "evaluate", "embed", "load", "vectors"):
-            observed("finished", command, self._clean(command))
-            self._expected[command] = outcome(world, command)
-        self._expected["train"] = outcome(world, "train")
+            observe("finished", command)
         world.keep("finished")
-        for state in ("begun", "fresh"):
-            shutil.rmtree(world.base / "kept" / state / "compiled")
-            shutil.copytree(world.trial / "compiled", world.base / "kept" / state / "compiled")
-        world.restore("begun")
+        expected = self._expected["train"]
+        saving = [number for number, _, path in observed.operations["fresh", "train"] if "checkpoints/" in path]
+        world.restore("fresh")
+        self._clean("train", Fault(signal.SIGTERM, operation=saving[0]), code=130)  # stops with everything saved
+        world.keep("begun")
         self._worker.renew()
-        observed("begun", "train", self._clean("train"))
-        if differing := self._differing("train"):
-            raise RuntimeError(f"a run that was stopped does not end as one that was not: {differing}")
-        spent["fresh", "train"]["head training"] = spent["bare", "train"]["head training"]  # of a new process
-        for key in (("bare", "train"), ("finished", "load"), ("finished", "vectors")):
-            del spent[key]
-        return Observed(self._relative(operations), spent)
-
-    def _relative(self, operations: dict) -> dict:
-        """With paths in the trial's folder, and without what happens once in a process."""
-        relative = {}
-        for (state, command), found in operations.items():
-            paths = [(name, str(Path(path).relative_to(self._world.trial))) for _, name, path in found]
-            # Programs are compiled, and kept on disk, in the trials of `bare` alone.
-            own = [each for each in paths if state == "bare" or not each[1].startswith("compiled")]
-            relative[state, command] = [(number, *each) for number, each in enumerate(own, 1)]
-        return relative
+        observe("begun", "train")
+        if self._expected["train"] != expected:
+            raise RuntimeError("a run that was stopped does not end as one that was not")
+        return observed
 
     def _clean(self, command: str, fault: Fault | None = None, *, code: int = 0) -> Ended:
         ended = self._worker.run(command, self._world, folder=self._world.trial, fault=fault, every=True)
@@ -573,7 +548,7 @@ class Judge:
             path = str(Path(path).relative_to(self._world.trial))
             verdict.where, verdict.phase = f"{name} {kind_of_file(path)}", phase_of(path, verdict.trial.command)
         else:
-            verdict.where = f"{fault.moment}, call {fault.call}, after {fault.seconds:.2f} s" if fault.moment else ""
+            verdict.where = f"after {fault.seconds:.2f} s" if fault.seconds else ""
         self._judge_message(verdict, ended)
         expected = (-fault.signal, 130) if fault.signal else (2,)
         if ended.code == 0:

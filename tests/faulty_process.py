@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import functools
 import os
-import pkgutil
 import shutil
 import signal
 import subprocess
@@ -27,28 +26,15 @@ LONGEST = 900  # seconds after which a command hangs
 SOURCE = Path(__file__).with_name("faulty_files.c")
 LIBRARY = "DIFFCSE_FAULTY_FILES"  # the variable that names the loaded library
 
-# Where a run computes: a signal may come at a moment of the n-th call.
-MOMENTS = {
-    "tokenising": "diffcse_jax.data.token_store._write_arrays",
-    "head training": "diffcse_jax.training.generator.train_head",
-    "step": "diffcse_jax.training.train.Programs.__call__",
-    "save": "diffcse_jax.run_folder.checkpoints.Checkpoints.save",
-    "evaluation": "diffcse_jax.training.loop.evaluate",
-    "export": "diffcse_jax.export.folder.check_folder",
-    "embed": "diffcse_jax.encoder.SentenceEncoder.encode",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to a command: a signal or, from then on, errors; at a file operation or in a part of a run."""
+    """What happens to a command: a signal or, from then on, errors; at a file operation or after some computing."""
 
     signal: int = 0
     error: int = 0
     operation: int = 0  # number of the operation below the folder, from 1
-    moment: str = ""  # or the part of `MOMENTS`,
-    call: int = 1  # the call of it
-    seconds: float = 0.0  # and the seconds of computing in it
+    seconds: float = 0.0  # or so much computing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Ended:
     code: int | None  # negative if a signal ended the process; None if it hung
     output: str
     operations: list[tuple[int, str, str]]  # number, name and path of those that were recorded
-    spent: Mapping[str, list[float]]  # seconds of computing in the calls of each part
+    seconds: float  # of computing
 
 
 def load_library(folder: Path) -> None:
@@ -97,15 +83,15 @@ class Worker:
         log.write_bytes(b"")
         record.write_bytes(b"")
         self._connection.send((command, arguments, folder, fault, every, log, record))
-        code, spent = None, {}
+        code, seconds = None, 0.0
         if self._connection.poll(LONGEST):
             with contextlib.suppress(EOFError, ConnectionResetError):
-                code, spent = self._connection.recv()
+                code, seconds = self._connection.recv()
         if code is None:
             code = self._end()
         lines = [line.split("\t") for line in record.read_text(errors="replace").splitlines()]
         operations = [(int(number), name, path) for number, name, path in lines]
-        return Ended(code, log.read_text(errors="replace"), operations, spent)
+        return Ended(code, log.read_text(errors="replace"), operations, seconds)
 
     def renew(self) -> None:
         """Lets the next command run in a new process, which has compiled nothing."""
@@ -144,8 +130,6 @@ def _serve(connection: Connection, commands: Mapping[str, Callable[..., int]]) -
     """The life of a worker."""
     library = ctypes.CDLL(os.environ[LIBRARY])
     library.fault_after.argtypes = [ctypes.c_double, ctypes.c_int]
-    watch = Watch(library)
-    watch.begin()
     while True:
         try:
             command, arguments, folder, fault, every, log, record = connection.recv()
@@ -156,13 +140,15 @@ def _serve(connection: Connection, commands: Mapping[str, Callable[..., int]]) -
         with _printing_to(log):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            watch.expect(fault)
-            at = (fault.operation, fault.signal, fault.error) if not fault.moment else (0, 0, 0)
-            library.fault_arm(str(folder).encode(), *(ctypes.c_long(at[0]), *at[1:]), records, int(every))
+            begun = time.process_time()
+            if fault.seconds:
+                library.fault_after(fault.seconds, fault.signal)
+            number = ctypes.c_long(fault.operation)
+            library.fault_arm(str(folder).encode(), number, fault.signal, fault.error, records, int(every))
             code = _code(functools.partial(commands[command], *arguments))
             library.fault_disarm()
         os.close(records)
-        connection.send((code, watch.spent))
+        connection.send((code, time.process_time() - begun))
 
 
 def _code(command: Callable[[], int]) -> int:
@@ -194,38 +180,6 @@ def _printing_to(path: Path) -> Iterator[None]:
             os.dup2(earlier, number)
             os.close(earlier)
         os.close(file)
-
-
-class Watch:
-    """Knows in which part of a run a process is, how long it computes there, and lets a signal come there."""
-
-    def __init__(self, library: ctypes.CDLL):
-        self._library = library
-        self.expect(Fault())
-
-    def expect(self, fault: Fault) -> None:
-        self._fault, self.spent = fault, {name: [] for name in MOMENTS}
-
-    def begin(self) -> None:
-        for name, path in MOMENTS.items():
-            owner, _, attribute = path.rpartition(".")
-            target = pkgutil.resolve_name(owner)
-            setattr(target, attribute, self._watched(name, getattr(target, attribute)))
-
-    def _watched(self, name: str, function: Callable) -> Callable:
-        @functools.wraps(function)
-        def watched(*arguments: Any, **options: Any) -> Any:
-            calls, fault = self.spent[name], self._fault
-            calls.append(0.0)
-            if fault.moment == name and len(calls) == fault.call:
-                self._library.fault_after(fault.seconds, fault.signal)
-            number, begun = len(calls) - 1, time.process_time()
-            try:
-                return function(*arguments, **options)
-            finally:
-                calls[number] = time.process_time() - begun
-
-        return watched
 
 
 class Compiled:
