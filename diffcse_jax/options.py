@@ -1,6 +1,7 @@
 """Typed options: dataclass fields that carry their documentation and the values that they accept."""
 
 import ast
+import contextlib
 import dataclasses
 import re
 import types
@@ -10,18 +11,16 @@ from typing import Any
 
 from diffcse_jax.errors import ConfigError
 
-EFFECTS = ("training", "selection", "nothing")
-
 
 def option(
     default: Any,
     doc: str,
     *,
     choices: tuple[str, ...] = (),
-    aliases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] = types.MappingProxyType({}),
     low: float | None = None,
     high: float | None = None,
-    changes: str = "training",
+    changes: typing.Literal["training", "selection", "nothing"] = "training",
 ) -> Any:
     """Return a dataclass field for an option.
 
@@ -35,8 +34,7 @@ def option(
         changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
             checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
     """
-    assert changes in EFFECTS
-    metadata = {"doc": doc, "choices": choices, "aliases": aliases or {}, "low": low, "high": high, "changes": changes}
+    metadata = {"doc": doc, "choices": choices, "aliases": aliases, "low": low, "high": high, "changes": changes}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -48,60 +46,49 @@ class Table(dict[str, Any]):
 
 
 def table(of: type, doc: str) -> Any:
-    """Return a dataclass field for a `Table`.
-
-    Args:
-        of: The dataclass of each group.
-        doc: The description, for the reference of keys.
-    """
+    """Return a dataclass field for a `Table` whose groups are dataclasses of the type `of`."""
     return dataclasses.field(default=Table(), metadata={"doc": doc, "of": of})
 
 
-def is_group(kind: Any) -> bool:
-    """Return True if the type of a field is a dataclass of options."""
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
-
-
-def build_options(cls: type, values: Mapping[str, Any], unknown: Callable[[str], str], prefix: str = "") -> Any:
+def build_options(cls: Any, values: Any, unknown: Callable[[str], str], key: str = "", of: Any = None) -> Any:
     """Build a dataclass of options, and the groups inside it, from nested mappings.
 
     Args:
-        cls: The dataclass.
+        cls: The dataclass, or `Table`.
         values: The values that differ from the defaults.
         unknown: Returns the error message for an unknown key.
-        prefix: Stands before the keys in messages.
+        key: The key of the group, for messages.
+        of: The dataclass of the groups in a table.
 
     Raises:
         ConfigError: If a key is unknown, or if a value has the wrong type or is out of range.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    built = {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}: expected a group of keys, got {values!r}")
+    keys = {name: f"{key}.{name}" if key else name for name in values}
+    if cls is Table:
+        for name in values:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
+                raise ConfigError(
+                    f"{key}: {name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter"
+                )
+        return Table({name: build_options(of, values[name], unknown, keys[name]) for name in sorted(values)})
+    fields, built = {field.name: field for field in dataclasses.fields(cls)}, {}
     for name, value in values.items():
         if name not in fields:
-            raise ConfigError(unknown(prefix + name))
-        kind = fields[name].type
-        if kind is Table:
-            built[name] = _build_table(prefix + name, value, fields[name].metadata["of"], unknown)
-        elif is_group(kind):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{prefix}{name}: expected a group of keys, got {value!r}")
-            built[name] = build_options(typing.cast(type, kind), value, unknown, f"{prefix}{name}.")
+            raise ConfigError(unknown(keys[name]))
+        field = fields[name]
+        if field.type is Table or dataclasses.is_dataclass(field.type):
+            built[name] = build_options(field.type, value, unknown, keys[name], field.metadata.get("of"))
         else:
-            built[name] = check_value(prefix + name, value, fields[name])
+            built[name] = check_value(keys[name], value, field)
     return cls(**built)
 
 
-def _build_table(key: str, groups: Any, of: type, unknown: Callable[[str], str]) -> Table:
-    if not isinstance(groups, Mapping):
-        raise ConfigError(f"{key}: expected groups of keys by name, got {groups!r}")
-    for name, values in groups.items():
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
-            raise ConfigError(
-                f"{key}: {name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter."
-            )
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{key}.{name}: expected a group of keys, got {values!r}")
-    return Table({name: build_options(of, groups[name], unknown, f"{key}.{name}.") for name in sorted(groups)})
+def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
+    """Return the type of a field, or of the items of a tuple, and whether the field is a tuple."""
+    items = typing.get_args(field.type)
+    return (items or (field.type,))[0], bool(items)
 
 
 def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
@@ -110,76 +97,47 @@ def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
     Raises:
         ConfigError: If the type is wrong, or if the value is not among the choices or is out of range.
     """
-    value = _typed(key, value, field.type)
+    kind, is_tuple = _item_type(field)
+    if is_tuple and not isinstance(value, (tuple, list)):
+        raise ConfigError(f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}")
     choices, aliases, low, high = (field.metadata[name] for name in ("choices", "aliases", "low", "high"))
-    if aliases:
-        named = tuple(aliases.get(item, item) for item in (value if isinstance(value, tuple) else (value,)))
-        value = named if isinstance(value, tuple) else named[0]
-    for item in value if isinstance(value, tuple) else (value,):
+    checked = []
+    for item in value if is_tuple else (value,):
+        if kind is float and type(item) is int:
+            try:
+                item = float(item)
+            except OverflowError as error:
+                raise ConfigError(f"{key}: the number is too large") from error
+        if type(item) is not kind:
+            raise ConfigError(f"{key}: expected {kind.__name__}, got {item!r}")
+        item = aliases.get(item, item)
         if choices and item not in choices:
             raise ConfigError(f"{key}: {item!r} is not one of {', '.join(choices)}")
         if low is not None and not item >= low:
             raise ConfigError(f"{key}: {item} is below {low}")
         if high is not None and not item <= high:
             raise ConfigError(f"{key}: {item} is above {high}")
-    return value
-
-
-def _typed(key: str, value: Any, expected: Any) -> Any:
-    if isinstance(expected, types.GenericAlias):
-        (item_type, *_) = typing.get_args(expected)
-        if not isinstance(value, (tuple, list)):
-            raise ConfigError(f"{key}: expected a tuple of {item_type.__name__} such as (0.1,), got {value!r}")
-        return tuple(_typed(key, item, item_type) for item in value)
-    if expected is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise ConfigError(f"{key}: the number is too large") from error
-    if type(value) is not expected:
-        raise ConfigError(f"{key}: expected {expected.__name__}, got {value!r}")
-    return value
+        checked.append(item)
+    return tuple(checked) if is_tuple else checked[0]
 
 
 def read_value(key: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value that a text on the command line stands for.
-
-    Args:
-        key: The key, for messages.
-        text: The text, such as `3e-5`, `true` or `(0.1,)`. A tuple of one needs no brackets.
-        field: The field of the key.
+    """Return the value that a text on the command line stands for, such as `3e-5`, `true`, `(0.1,)` or `0.1`.
 
     Raises:
         ConfigError: If the text does not stand for a value of the field.
     """
-    expected = field.type
-    if isinstance(expected, types.GenericAlias):
-        (item_type, *_) = typing.get_args(expected)
-        items = _literal(text)
-        if not isinstance(items, (tuple, list)):
-            items = [item.strip() for item in text.split(",") if item.strip()] if item_type is str else (items,)
-        return check_value(key, tuple(items), field)
-    if expected is str:
-        return check_value(key, text, field)
-    if expected is bool:
-        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-    else:
-        value = _number(text, typing.cast(type, expected))
-    if value is None:
-        example = {bool: "True or False", int: "a whole number such as 60", float: "a number such as 3e-5"}
-        raise ConfigError(f"{key}: expected {example[typing.cast(type, expected)]}, got {text!r}")
+    kind, is_tuple = _item_type(field)
+    value: Any = text
+    if is_tuple:
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(text)
+        if not isinstance(value, (tuple, list)):
+            value = [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
+        return check_value(key, value, field)
+    try:
+        value = {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        examples = {bool: "True or False", int: "a whole number such as 60", float: "a number such as 3e-5"}
+        raise ConfigError(f"{key}: expected {examples[kind]}, got {text!r}") from None
     return check_value(key, value, field)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _number(text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        return None

@@ -182,7 +182,7 @@ def test_every_form_of_a_configuration_is_the_same(tmp_path):
         (__file__, {}, r"--config: .*test_api\.py does not define get_config\(\)"),
         ("adapt", {"train": {"step": 3}}, r"unknown key train\.step; did you mean train\.steps\?"),
         ("adapt", {"train": 3}, "train: expected a group of keys, got 3"),
-        ("adapt", {"difference.lambda": 0.1}, r"unknown key difference\.lambda; did you mean difference\."),
+        ("adapt", {"difference.lambda": 0.1}, r"unknown key difference\.lambda; did you mean difference\.weight\?"),
     ],
 )
 def test_a_mistake_is_raised(given, changes, message):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_run import environment, overrides, run_settings
 
-from diffcse_jax.config import Config, read_overrides, tree
+from diffcse_jax.config import Config, installed_losses, read_overrides
 from diffcse_jax.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def package(tmp_path) -> Path:
 
 def test_a_loss_of_another_package_has_keys_of_its_own(package, monkeypatch):
     monkeypatch.syspath_prepend(package)
-    tree.installed_losses.cache_clear()
+    installed_losses.cache_clear()
     try:
         config = Config.from_dict({"uniformity.weight": 0.5, "contrast.weight": 0.0})
         assert list(config.losses) == ["difference", "uniformity"]
@@ -47,7 +47,7 @@ def test_a_loss_of_another_package_has_keys_of_its_own(package, monkeypatch):
         with pytest.raises(ConfigError, match=r"unknown key uniformity\.wight; did you mean uniformity\.weight\?"):
             Config.from_dict({"uniformity.wight": 1.0})
     finally:
-        tree.installed_losses.cache_clear()
+        installed_losses.cache_clear()
 
 
 @pytest.mark.parametrize("key", ["uniformity.weight", "installed.weight", "installed"])

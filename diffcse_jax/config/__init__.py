@@ -1,17 +1,21 @@
-"""The configuration. `groups.py` and the losses hold the keys, `tree.py` the whole, `files.py` files and overrides."""
+"""The configuration of a run: one static tree of dataclasses, its keys, its checks, its files and its overrides."""
 
-from diffcse_jax.config.files import (
-    SHIPPED,
-    ConvertsToDict,
-    configuration,
-    default_config,
-    read_overrides,
-    shipped_config,
-)
+import dataclasses
+import difflib
+import functools
+import importlib.metadata
+import os
+import runpy
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
 from diffcse_jax.config.groups import (
     DEV_METRICS,
-    HELD_OUT_METRICS,
     OWN_POOLER,
+    SECOND_TEXTS,
     DataConfig,
     EvalConfig,
     MeshConfig,
@@ -19,39 +23,413 @@ from diffcse_jax.config.groups import (
     OptimConfig,
     TrainConfig,
 )
-from diffcse_jax.config.tree import (
-    OWN_TASKS,
-    Config,
-    flat,
-    known_keys,
-    machine_keys,
-    nested,
-    resume_keys,
-    unknown_key_message,
-)
+from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.losses import MatryoshkaOptions, contrastive, decorrelation, diffcse_variants, masked_lm, ranking
+from diffcse_jax.losses.base import GeneratorOptions, Loss, RunInfo
+from diffcse_jax.losses.finetune import Finetune, Task
+from diffcse_jax.models.teachers import START
+from diffcse_jax.options import Table, build_options, option, read_value
 
-__all__ = [
-    "DEV_METRICS",
-    "HELD_OUT_METRICS",
-    "OWN_POOLER",
-    "OWN_TASKS",
-    "SHIPPED",
-    "Config",
-    "ConvertsToDict",
-    "DataConfig",
-    "EvalConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "TrainConfig",
-    "configuration",
-    "default_config",
-    "flat",
-    "known_keys",
-    "machine_keys",
-    "nested",
-    "read_overrides",
-    "resume_keys",
-    "shipped_config",
-    "unknown_key_message",
-]
+if TYPE_CHECKING:
+    import ml_collections
+
+SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
+ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
+OWN_TASKS = ("pairs_retrieval", "duplicates")  # dev metrics on the user's own files, named KIND:FILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The whole configuration of a run. To add a loss, add its file to `losses/` and one line here."""
+
+    model: ModelConfig = ModelConfig()
+    generator: GeneratorOptions = GeneratorOptions()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimConfig = OptimConfig()
+    matryoshka: MatryoshkaOptions = MatryoshkaOptions()
+    eval: EvalConfig = EvalConfig()
+    mesh: MeshConfig = MeshConfig()
+    precision: str = option(
+        "auto",
+        "type of the computation; `auto`: bfloat16 on accelerators, float32 on CPUs",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    distributed: bool = option(
+        False,
+        "start JAX's multi-host runtime first. It detects TPU pods, GKE, Slurm and Open MPI; elsewhere set "
+        "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+        changes="nothing",
+    )
+    # The losses, in alphabetical order.
+    anchor: ranking.Anchor = ranking.Anchor()
+    barlow_twins: decorrelation.BarlowTwins = decorrelation.BarlowTwins()
+    consistency: ranking.RankingConsistency = ranking.RankingConsistency()
+    contrast: contrastive.Contrast = contrastive.Contrast()
+    dcl: decorrelation.DimensionContrast = decorrelation.DimensionContrast()
+    difference: diffcse_variants.Difference = diffcse_variants.Difference()
+    distillation: ranking.RankingDistillation = ranking.RankingDistillation()
+    dropout_contrast: contrastive.DropoutContrast = contrastive.DropoutContrast()
+    edited_contrast: contrastive.EditedContrast = contrastive.EditedContrast()
+    finetune: Finetune = Finetune()
+    mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
+    reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
+    # Losses of other packages, by the names of their entry points. Their groups of keys are beside the others.
+    installed: Table = Table()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+        """Build a checked configuration.
+
+        Args:
+            values: What differs from the defaults, in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps":
+                60}`).
+
+        Raises:
+            ConfigError: If a key is unknown, if a value has the wrong type or is out of range, or if values cannot work
+                together.
+        """
+        groups, own = _nested(values), {field.name for field in dataclasses.fields(cls)} - {"installed"}
+        if "installed" in groups:
+            raise ConfigError(unknown_key_message("installed"))
+        others = installed_losses() if groups.keys() - own else {}
+        installed = {
+            name: build_options(others[name], groups.pop(name), unknown_key_message, name)
+            for name in sorted(groups.keys() & others.keys())
+        }
+        config = build_options(cls, groups, unknown_key_message)
+        config = dataclasses.replace(config, installed=Table(installed))
+        _check_combinations(config)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as nested dicts. Tuples stay tuples."""
+        values = dataclasses.asdict(self)
+        return values | dict(values.pop("installed"))
+
+    @cached_property
+    def losses(self) -> dict[str, Loss]:
+        """The losses to train with, by name, in alphabetical order."""
+        groups = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | self.installed
+        found = {name: group.active() for name, group in sorted(groups.items()) if isinstance(group, Loss)}
+        losses = {name: loss for name, loss in found.items() if loss is not None}
+        for loss in losses.values():
+            loss.check(self.run_info)
+        return losses
+
+    @property
+    def run_info(self) -> RunInfo:
+        """What losses may know about the run."""
+        rates = (*self.model.hidden_dropout, *self.model.attention_dropout)
+        has_dropout = self.model.dropout_schedule != "none" or rates != (0.0, 0.0)
+        return RunInfo(self.model.pooler, has_dropout, self.generator, self.data.max_length, self.train.seed)
+
+    def needs(self, what: str) -> bool:
+        """Return True if a loss that trains, or the data, needs this (see `Loss.needs`)."""
+        return bool(self.settings_that_need(what))
+
+    def settings_that_need(self, what: str) -> list[str]:
+        """Return the settings that need this (see `Loss.needs`), as messages name them."""
+        found = [f"{name}.weight > 0" for name, loss in self.losses.items() if what in loss.needs]
+        by_data = what in ("generator", "mask_token") and self.data.augmentation == "mlm"
+        return [*found, "data.augmentation='mlm'"] if by_data else found
+
+    @property
+    def trains_generator_head(self) -> bool:
+        """True if no generator is named, so that a masked-LM head is trained first."""
+        return self.needs("generator") and not self.generator.name_or_path
+
+    @property
+    def generator_is_start(self) -> bool:
+        """True if the generator is the encoder's own checkpoint, which then needs a masked-LM head."""
+        return self.needs("generator") and self.generator.name_or_path == START
+
+    @property
+    def keeps_projector(self) -> bool:
+        """True if the trained projector is kept, as the head of the pooler `cls`."""
+        return self.model.projector != "none" and not self.model.projector_train_only
+
+    @property
+    def encoding_pooler(self) -> str:
+        """The pooler to evaluate and export with, once `own` is resolved.
+
+        `cls` means Hugging Face's `pooler_output` (position 0, dense, tanh), so it needs the trained head. If the head
+        is dropped, the pooler is `cls_before_pooler`.
+        """
+        dropped = self.model.pooler == "cls" and not self.keeps_projector
+        return "cls_before_pooler" if dropped else self.model.pooler
+
+
+# Keys.
+
+
+@functools.cache
+def installed_losses() -> dict[str, type[Loss]]:
+    """Return the losses of other packages, by the names of their entry points.
+
+    Raises:
+        ConfigError: If one cannot be imported or is not a loss.
+    """
+    found = {}
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            loss = found[entry.name] = entry.load()
+        except Exception as error:  # whatever the other package raises
+            raise ConfigError(f"the loss {entry.name} ({entry.value}) cannot be imported: {error}") from error
+        if not (isinstance(loss, type) and issubclass(loss, Loss) and dataclasses.is_dataclass(loss)):
+            raise ConfigError(f"the loss {entry.name} ({entry.value}) is not a dataclass that extends Loss")
+    return found
+
+
+def known_keys(near: str = "") -> dict[str, dataclasses.Field]:
+    """Return every dotted key with its field. Users name the tables of `finetune.tasks`: only that of `near` is in."""
+    groups: dict[str, Any] = {"": Config, **{field.name: field.type for field in dataclasses.fields(Config)}}
+    if near.startswith("finetune.tasks."):
+        groups[".".join(near.split(".")[:3])] = Task
+    return {
+        f"{name}.{field.name}".removeprefix("."): field
+        for name, group in (groups | installed_losses()).items()
+        if dataclasses.is_dataclass(group)
+        for field in dataclasses.fields(group)
+        if field.type is not Table and not dataclasses.is_dataclass(field.type)
+    }
+
+
+def _nearest_key(key: str) -> str:
+    """Return the known key that is nearest to an unknown one. Empty: none is near."""
+    keys, key = known_keys(near=key), key.replace(".lambda", ".weight")  # the papers' name
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    return next(iter([*near, *(known for known in keys if known.split(".")[-1] == key.split(".")[-1])]), "")
+
+
+def unknown_key_message(key: str) -> str:
+    """Return `unknown key K; did you mean L?`, with the nearest known key if one is near."""
+    near = _nearest_key(key)
+    return f"unknown key {key}" + (f"; did you mean {near}?" if near else "")
+
+
+def machine_keys() -> frozenset[str]:
+    """Return the keys that change no result: where and how fast a run is computed, and what it logs."""
+    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] == "nothing")
+
+
+def resume_keys() -> frozenset[str]:
+    """Return the keys that may change when a run is resumed, because the trained parameters do not depend on them."""
+    return frozenset(key for key, field in known_keys().items() if field.metadata["changes"] != "training")
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values by dotted key: `{"model.pooler": "cls", ...}`."""
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        group = flat(value) if isinstance(value, Mapping) and value else None  # an empty table is a leaf
+        leaves |= {name: value} if group is None else {f"{name}.{key}": leaf for key, leaf in group.items()}
+    return leaves
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in groups: `{"model": {"pooler": "cls"}, ...}`. Paths become strings."""
+    groups: dict[str, Any] = {}
+    for key, value in flat(values).items():
+        *path, name = key.split(".")
+        members = groups
+        for group in path:
+            members = members.setdefault(group, {})
+            if not isinstance(members, dict):
+                raise ConfigError(f"{'.'.join(path)}: expected a group of keys, got {members!r}")
+        members[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return groups
+
+
+# Files and overrides.
+
+
+@runtime_checkable
+class ConvertsToDict(Protocol):
+    """A `Config`, or a ConfigDict of ml_collections."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values in nested groups."""
+
+
+def default_config() -> "ml_collections.ConfigDict":
+    """Return the defaults as a ConfigDict, for files in `configs/`."""
+    import ml_collections  # only configuration files need it
+
+    return ml_collections.ConfigDict(Config().to_dict())
+
+
+def shipped_config(name: str) -> "ml_collections.ConfigDict":
+    """Return the configuration of `configs/NAME.py`, for files that change a few keys of another one."""
+    return runpy.run_path(str(SHIPPED / f"{name}.py"))["get_config"]()
+
+
+def configuration(
+    given: str | os.PathLike[str] | Mapping[str, Any] | ConvertsToDict, changes: Mapping[str, Any]
+) -> tuple[str, Config]:
+    """Return the name of a configuration and the checked configuration.
+
+    Args:
+        given: The name of a file in configs/, the path of a configuration file, the values that differ from the
+            defaults, a `Config`, or a ConfigDict.
+        changes: Values that override those, by key or in groups.
+
+    Raises:
+        ConfigError: If there is no such file, if it cannot be used, or if a value is invalid.
+    """
+    if isinstance(given, Mapping | ConvertsToDict):
+        name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
+    else:
+        path = Path(given)
+        path = path if path.suffix == ".py" else SHIPPED / f"{path}.py"
+        name, values = path.stem, _read(path, str(given))
+    return name, Config.from_dict(flat(values) | flat(changes))
+
+
+def _read(path: Path, given: str) -> dict[str, Any]:
+    if not path.is_file():
+        known = sorted(file.stem for file in SHIPPED.glob("*.py"))
+        near = difflib.get_close_matches(Path(given).stem, known, n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"--config: {given!r} is neither a file nor the name of a configuration.{meant} Known names: "
+            f"{', '.join(known)}."
+        )
+    try:
+        functions = runpy.run_path(str(path))
+        if "get_config" not in functions:
+            raise ConfigError(f"--config: {path} does not define get_config(), which returns the configuration")
+        return functions["get_config"]().to_dict()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the code of the file raises
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise ConfigError(f"--config: {where}: {type(error).__name__}: {error}") from error
+
+
+def read_overrides(arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of arguments `--FLAG.KEY=VALUE`, by key.
+
+    Args:
+        arguments: The arguments that are not options of the command.
+        flag: What keys begin with.
+        others: The options of the command, for advice.
+
+    Raises:
+        ConfigError: If an argument has another form, if a key is unknown, or if a value cannot be read.
+    """
+    values: dict[str, Any] = {}
+    following = iter(arguments)
+    for argument in following:
+        name, equals, text = argument.partition("=")
+        bare = name.lstrip("-")
+        key = bare.removeprefix(f"{flag}.")
+        if key == bare or not name.startswith("-"):
+            if near := difflib.get_close_matches(bare, others, n=1, cutoff=0.7):
+                advice = f"Did you mean --{near[0]}?"
+            elif meant := _nearest_key(bare):
+                advice = f"Write --{flag}.{meant}={text or 'VALUE'}."
+            else:
+                advice = f"Overrides are written --{flag}.KEY=VALUE."
+            raise ConfigError(f"{argument!r} is not an option. {advice}")
+        if key not in (known := known_keys(near=key)):
+            raise ConfigError(unknown_key_message(key))
+        value = text if equals else next(following, None)
+        if value is None:
+            raise ConfigError(f"{argument}: the value is missing. Write {argument}=VALUE.")
+        values[key] = read_value(key, value, known[key])
+    return values
+
+
+# Checks of combinations. What depends on a checkpoint is checked where the checkpoint is loaded.
+
+
+def _check_combinations(config: Config) -> None:
+    model, data, train = config.model, config.data, config.train
+    if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
+        raise ConfigError(
+            "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'. Only a dense + tanh "
+            "head on position 0 can be exported, as Hugging Face's pooler."
+        )
+    if config.trains_generator_head and config.generator.head_steps == 0:
+        raise ConfigError(
+            f"{' and '.join(config.settings_that_need('generator'))} needs a generator. Name a masked LM in "
+            "generator.name_or_path, train a masked-LM head with generator.head_steps > 0, or set the weight to 0."
+        )
+    if config.matryoshka.sizes:
+        _check_matryoshka(config)
+    if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} cannot be cut into equal chunks close to train.chunk_size="
+            f"{train.chunk_size}: the chunks would have {size} sentences. Change one of the two so that they have a "
+            "common divisor, or set train.chunk_size=0."
+        )
+    if not config.losses:
+        names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]
+        raise ConfigError(f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0")
+    for metric in config.eval.beside:
+        kind, colon, file = metric.partition(":")
+        if not (kind in OWN_TASKS and file if colon else metric in DEV_METRICS):
+            known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
+            raise ConfigError(f"eval.beside: {metric!r} is not one of {', '.join(known)}")
+    for key, metrics in (("beside", config.eval.beside), ("hold", config.eval.hold), ("metric", [config.eval.metric])):
+        for metric in metrics:
+            _check_dev_metric(config, f"eval.{key}={metric!r}", metric)
+
+    needing = config.settings_that_need("next_sentence")
+    if second := SECOND_TEXTS.get(data.pairs):
+        if needing:
+            raise ConfigError(
+                f"data.pairs={data.pairs!r} makes {second} the positive, but {needing[0]} needs single sentences and "
+                "the sentences after them. Choose one of the two."
+            )
+        if data.augmentation != "none":
+            raise ConfigError(
+                f"data.augmentation={data.augmentation!r} changes the second view of single sentences, but with "
+                f"data.pairs={data.pairs!r} the second view is {second}. Choose one of the two."
+            )
+        needing = [f"data.pairs={data.pairs!r}"]
+    if needing and not data.reads_documents:
+        raise ConfigError(
+            f"{needing[0]} needs documents. If the text is a txt file with one sentence per line and blank lines "
+            "between documents, set data.documents='blank_lines'. Otherwise set data.documents='auto' and choose "
+            "data.pairs."
+        )
+    if data.held_out and not data.reads_documents:
+        raise ConfigError(
+            f"data.held_out={data.held_out} is a share of the documents, but data.pairs={data.pairs!r} with "
+            f"data.documents={data.documents!r} reads no documents. Use data.pairs='dropout' and data.documents='auto'."
+        )
+    if data.augmentation == "synonyms" and not data.synonyms_file:
+        raise ConfigError(
+            "data.augmentation='synonyms' needs data.synonyms_file: a word and its synonyms on each line, separated by "
+            "tabs"
+        )
+
+
+def _check_dev_metric(config: Config, setting: str, metric: str) -> None:
+    options = config.eval
+    if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
+        raise ConfigError(f"{setting} needs eval.pairs_file, a tab-separated file of pairs")
+    if metric == "stsb_spearman" and "STSBenchmark" not in options.tasks:
+        raise ConfigError(f"{setting} needs STSBenchmark in eval.tasks")
+    if metric == "average_spearman" and not options.tasks:
+        raise ConfigError(f"{setting} needs eval.tasks")
+    if metric in ("lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
+        raise ConfigError(f"{setting} needs held-out documents. Set data.held_out, such as 0.05.")
+
+
+def _check_matryoshka(config: Config) -> None:
+    sizes, weights, projector = config.matryoshka.sizes, config.matryoshka.weights, config.model.projector
+    if projector != "none" and not config.keeps_projector:
+        raise ConfigError(
+            f"matryoshka.sizes={sizes} shortens the embeddings that encoding gives, but model.projector={projector!r} "
+            "is dropped when encoding. Use model.projector='none', or 'mlp' with model.projector_train_only=False."
+        )
+    if len(weights) not in (0, len(sizes)):
+        raise ConfigError(
+            f"matryoshka.weights has {len(weights)} values for {len(sizes)} sizes. Give one per size, or none."
+        )
+    if not any(loss.compares_embeddings for loss in config.losses.values()):
+        raise ConfigError(f"matryoshka.sizes={sizes}, but no loss with a weight compares embeddings")

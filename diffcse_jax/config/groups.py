@@ -30,11 +30,10 @@ class ModelConfig:
     )
     pooler: str = option(
         "cls",
-        "how hidden states become the sentence embedding: `cls` and `cls_before_pooler` take position 0 of the last "
-        "layer; `avg` (or `mean`) takes the mean over real tokens; `avg_top2` takes the mean of the last two layers, "
-        "`avg_first_last` of the embedding output and the last layer (DiffCSE code), `avg_first_block_last` of the "
-        "first block and the last layer (SimCSE code of 2022); `own`: the pooler that the checkpoint records (`avg` if "
-        "it records none)",
+        "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
+        "the mean over real tokens of the last layer (`avg` or `mean`), of the last two (`avg_top2`), of the embedding "
+        "output and the last (`avg_first_last`, DiffCSE code), or of the first block and the last "
+        "(`avg_first_block_last`, SimCSE code of 2022); `own`: the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
         aliases={"mean": "avg"},
     )
@@ -53,16 +52,15 @@ class ModelConfig:
     )
     dropout_masks: str = option(
         "independent",
-        "dropout masks of the views of an example: `independent`, or `shared` by all views, so that views of the same "
-        "text are equal (SimCSE Table 3, `Fixed 0.1`)",
+        "dropout masks of the views of an example: `independent`, or `shared`, so that views of the same text are "
+        "equal (SimCSE Table 3, `Fixed 0.1`)",
         choices=("independent", "shared"),
     )
     dropout_schedule: str = option(
         "none",
-        "dropout rates by block, for hidden states and attention alike: `linear`, from the first to the second of the "
-        "two rates in model.hidden_dropout and model.attention_dropout; `maskN`, the N-th of twelve schedules of a "
-        "report on adjusting dropout, which raises the rates of the first of 12 blocks; `none`, the rates as given. "
-        "The embedding layer keeps the checkpoint's rate",
+        "rates by block: `none`, as given; `linear`, from the first to the second of the two rates in each of "
+        "model.hidden_dropout and model.attention_dropout; `maskN`, the N-th of twelve schedules of a report on "
+        "adjusting dropout, for 12 blocks. The embedding layer keeps the checkpoint's rate",
         choices=("none", "linear", *DROPOUT_MASKS),
     )
 
@@ -73,29 +71,28 @@ class DataConfig:
 
     train_file: str = option(
         "wiki1m",
-        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
-        "as `shards/*.txt.gz`, for all such files of one kind in the order of their names; a folder of ArrayRecord "
-        "shards; for documents also markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or "
-        "`docstrings` (English of the installed Python packages)",
+        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder or a pattern such "
+        "as `shards/*.txt.gz`, for all such files of one kind; a folder of ArrayRecord shards; for documents also "
+        "markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (English of the "
+        "installed Python packages)",
     )
     columns: tuple[str, ...] = option(
         (),
-        "columns (csv, tsv, Parquet) or keys (jsonl, json) to read: sentence [, positive [, hard negatives]]; empty: "
-        "the only column (Parquet: the only one of strings), or columns named sentence, positive, hard_negative, "
-        "hard_negative_2, ... or sent0, sent1, hard_neg, ...",
+        "columns or keys to read: sentence [, positive [, hard negatives]]; empty: the only column (Parquet: the only "
+        "one of strings), or those named sentence, positive, hard_negative, hard_negative_2, ... or sent0, sent1, "
+        "hard_neg, ...",
     )
     documents: str = option(
         "auto",
-        "what a document is: `blank_lines`: the lines of a txt file between blank (or skipped) lines, each line a "
-        "sentence; `none`: the text has no documents; `auto`: no documents with data.pairs='columns', otherwise text "
-        "between the blank lines of a txt file (each line if there are no blank lines), an object of a jsonl or json "
-        "file or a row of Parquet with title and text, a txt or markdown file of a folder or pattern, or a docstring "
-        "of `docstrings`; such text is split into sentences",
+        "what a document is: `blank_lines`: the lines of a txt file between blank (or skipped) lines, each a sentence; "
+        "`none`: the text has no documents; `auto`: no documents with data.pairs='columns', otherwise text between the "
+        "blank lines of a txt file (each line if there are none), a jsonl or json object or Parquet row with title and "
+        "text, a txt or markdown file of a folder or pattern, or a docstring; such text is split into sentences",
         choices=("auto", "none", "blank_lines"),
     )
     pairs: str = option(
         "columns",
-        "sentence and positive: the `columns` of the text (a single column is its own positive); or made of documents: "
+        "sentence and positive: the `columns` of the text (a single one is its own positive); or made of documents: "
         "`dropout`, a sentence twice (SimCSE); `lead`, the title or first sentence and the rest; `neighbours`, a "
         "sentence and the next one; `passages`, a passage of whole sentences of about data.max_length and the next "
         "one; `crops`, two random spans, new in each epoch (Contriever)",
@@ -103,7 +100,7 @@ class DataConfig:
     )
     held_out: float = option(
         0.0,
-        "share of the documents that is kept out of training for dev metrics, chosen by a hash of their text; their "
+        "share of the documents, chosen by a hash of their text, that is kept out of training for dev metrics; their "
         "text is also removed from other documents",
         low=0.0,
         high=0.5,
@@ -115,9 +112,9 @@ class DataConfig:
     )
     augmentation: str = option(
         "none",
-        "change of the second view of single sentences (SimCSE Table 1): `none`, dropout alone; `crop`, "
-        "`word_deletion` and `mlm` (the generator fills masked tokens), by data.augmentation_ratio; "
-        "`delete_one_word`; `synonyms`, one word by data.synonyms_file",
+        "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` and `mlm` (the "
+        "generator fills masked tokens), by data.augmentation_ratio; `delete_one_word`; `synonyms`, one word by "
+        "data.synonyms_file; `none`: dropout alone",
         choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
     )
     augmentation_ratio: float = option(
@@ -129,8 +126,7 @@ class DataConfig:
     max_length: int = option(32, "tokens per sentence, including [CLS] and [SEP]; longer sentences are cut", low=3)
     on_bad_line: str = option(
         "skip",
-        "empty lines, lines that are not UTF-8 or hold NUL, and rows of a wrong width: `skip` and count them, or stop "
-        "with an `error`",
+        "empty lines, lines that are not UTF-8 or hold NUL, rows of a wrong width: `skip` and count them, or `error`",
         choices=("skip", "error"),
     )
     cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
@@ -148,22 +144,19 @@ class TrainConfig:
     batch_size: int = option(64, "sentences per step, over all devices and hosts", low=2)
     chunk_size: int = option(
         0,
-        "largest number of sentences (over all devices) that the networks see at once in the exact chunked step; it "
-        "saves memory and costs a second forward pass, and loss and gradients stay those of the whole batch. The batch "
-        "is cut into as few equal chunks as possible; 0: off",
+        "largest number of sentences (over all devices) that the networks see at once. A batch is cut into as few "
+        "equal chunks as possible: less memory, a second forward pass, the same loss and gradients; 0: off",
         low=0,
     )
     packing: str = option(
         "auto",
-        "do not compute padding, which changes no result: `on`, `off`, or `auto` (on for CPUs and TPUs). Batches with "
-        "little padding are left as they are",
+        "do not compute padding, which changes no result: `on`, `off`, or `auto` (on for CPUs and TPUs)",
         choices=("auto", "on", "off"),
         changes="nothing",
     )
     recompute: str = option(
         "auto",
-        "recompute activations in the backward pass instead of storing them, which changes no result: `on`, `off`, or "
-        "`auto` (on for CPUs)",
+        "recompute activations in the backward pass, which changes no result: `on`, `off`, or `auto` (on for CPUs)",
         choices=("auto", "on", "off"),
         changes="nothing",
     )
@@ -180,10 +173,8 @@ class TrainConfig:
     @property
     def chunks(self) -> int:
         """The number of chunks of a batch: as few equal ones as `chunk_size` allows."""
-        if not self.chunk_size:
-            return 1
-        counts = range(1, self.batch_size + 1)
-        return next(n for n in counts if self.batch_size % n == 0 and self.batch_size // n <= self.chunk_size)
+        counts = (n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0)
+        return next(n for n in counts if self.batch_size // n <= (self.chunk_size or self.batch_size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +196,7 @@ class EvalConfig:
 
     every: int = option(
         125,
-        "steps between dev evaluations, each of which saves a checkpoint; 0: only at the end",
+        "steps between dev evaluations, each of which saves a checkpoint; 0: at the end",
         low=0,
         changes="selection",
     )
@@ -221,7 +212,7 @@ class EvalConfig:
     )
     beside: tuple[str, ...] = option(
         (),
-        "further dev metrics that are scored and logged at each evaluation but never select: those of eval.metric, and "
+        "further dev metrics that are logged at each evaluation but never select: those of eval.metric, and "
         "`pairs_retrieval:FILE` or `duplicates:FILE` as in `diffcse evaluate --tasks`",
     )
     tasks: tuple[str, ...] = option(
@@ -229,8 +220,7 @@ class EvalConfig:
     )
     data_dir: str = option(
         "",
-        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or the suite of the hub if that variable "
-        "is not set",
+        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval or, if that is not set, the hub's suite",
         changes="nothing",
     )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
@@ -243,10 +233,9 @@ class EvalConfig:
     )
     hold: tuple[str, ...] = option(
         (),
-        "document metrics in which the selected model must not be significantly worse than the starting checkpoint (a "
-        "95 % interval below 0, over up to 4,000 pairs), because a gain in eval.metric can cost other queries. With "
-        "eval.keep_start such a model is not exported, otherwise it is reported. Metrics with too few pairs are left "
-        "out",
+        "document metrics in which the selected model must not be significantly worse than the starting checkpoint (95 "
+        "% interval below 0, over up to 4,000 pairs). With eval.keep_start such a model is not exported, otherwise it "
+        "is reported. Metrics with too few pairs are left out",
         choices=HELD_OUT_METRICS,
         changes="selection",
     )
@@ -276,14 +265,8 @@ class EvalConfig:
 class MeshConfig:
     """Devices."""
 
-    data: int = option(
-        0, "devices along the data axis, over which batches are split; 0: all devices", low=0, changes="nothing"
-    )
-    model: int = option(
-        1, "devices along the model axis, over which weights are split (tensor parallelism)", low=1, changes="nothing"
-    )
+    data: int = option(0, "devices over which batches are split; 0: all devices", low=0, changes="nothing")
+    model: int = option(1, "devices over which weights are split (tensor parallelism)", low=1, changes="nothing")
     fully_sharded: bool = option(
-        False,
-        "also split parameters and optimizer state over the data axis: less memory, more communication",
-        changes="nothing",
+        False, "also split parameters and optimizer state over mesh.data: less memory, more traffic", changes="nothing"
     )

@@ -1,7 +1,7 @@
 """The training loss: a weighted sum of losses. Each file holds one idea; `base.py` says what a loss is."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,8 +14,7 @@ from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name
 from diffcse_jax.models.pooling import alignment, normalize, uniformity
 from diffcse_jax.options import option
 
-# The metric `uniformity` compares all pairs of anchors, so it takes no more anchors than this.
-UNIFORMITY_ANCHORS = 1024
+UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
 
 Inputs = dict[str, Any]  # what losses have prepared, by the name of the loss
 
@@ -26,36 +25,22 @@ class MatryoshkaOptions:
 
     sizes: tuple[int, ...] = option(
         (),
-        "losses that compare embeddings also compare their first numbers, this many of them, so that embeddings can be "
-        "shortened after training (Kusupati et al. 2022); empty: whole embeddings only",
+        "numbers of dimensions: losses that compare embeddings also compare their first dimensions, so that embeddings "
+        "can be shortened after training (Kusupati et al. 2022); empty: whole embeddings only",
         low=1,
     )
-    weights: tuple[float, ...] = option(
-        (), "weights of these losses relative to the loss of whole embeddings, one per size; empty: 1", low=0.0
-    )
-
-    def pairs(self) -> Iterator[tuple[int, float]]:
-        """Yield each size with its weight."""
-        yield from zip(self.sizes, self.weights or (1.0,) * len(self.sizes), strict=True)
+    weights: tuple[float, ...] = option((), "weight of each size, next to whole embeddings; empty: all 1", low=0.0)
 
 
 def prepare(losses: Mapping[str, Loss], frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Inputs:
-    """Compute the inputs of every loss, without gradients.
-
-    Args:
-        losses: The losses by name.
-        frozen: The frozen networks.
-        batch: The batch.
-        key: A random key. Each loss gets its own, which does not depend on the other losses.
-        run: The settings of the run.
-    """
+    """Compute the inputs of every loss, without gradients. Each loss gets a random key of its own."""
     return {name: loss.prepare(frozen, batch, fold_in_name(key, name), run) for name, loss in losses.items()}
 
 
 def total_loss(
     losses: Mapping[str, Loss], matryoshka: MatryoshkaOptions, forward: SharedForward, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Compute the weighted sum of the losses of one batch.
+    """Compute the weighted sum of the losses of one batch, and metrics by name.
 
     Args:
         losses: The losses by name.
@@ -63,36 +48,27 @@ def total_loss(
         forward: The batch and the trained networks.
         inputs: What `prepare` returned.
         key: A random key for dropout.
-
-    Returns:
-        The loss, and metrics by name.
     """
+    shortened = tuple(zip(matryoshka.sizes, matryoshka.weights or (1.0,) * len(matryoshka.sizes), strict=True))
     total, metrics = jnp.zeros([]), Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)
         value, own_metrics = loss.loss(forward, inputs[name], own_key)
-        for size, weight in matryoshka.pairs() if loss.compares_embeddings else ():
-            shortened, _ = loss.loss(forward.prefix(size), inputs[name], own_key)
-            metrics[f"loss_{name}_{size}"] = shortened
-            value += weight * shortened
+        for size, weight in shortened if loss.compares_embeddings else ():
+            metrics[f"loss_{name}_{size}"], _ = loss.loss(forward.prefix(size), inputs[name], own_key)
+            value += weight * metrics[f"loss_{name}_{size}"]
         metrics |= {f"loss_{name}": value} | own_metrics
         total += loss.weight * value
     # The two texts of a labelled pair are not a positive pair.
     if forward.embedded and forward.batch.labels is None:
-        metrics |= _similarity_metrics(forward)
+        z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
+        positive = (z1 * z2).sum(axis=1)
+        # The sum of all similarities is a product of two sums, so that no matrix of similarities is needed.
+        negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
+        metrics |= {
+            "similarity_positive": positive.mean(),
+            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),  # of pairs of different examples
+            "alignment": alignment(z1, z2).mean(),
+            "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
+        }
     return total, metrics | {"loss": total}
-
-
-def _similarity_metrics(forward: SharedForward) -> Metrics:
-    z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
-    positive = (z1 * z2).sum(axis=1)
-    # The mean over all pairs of different examples. The sum of all similarities is a product of two sums, so that no
-    # matrix of similarities is needed.
-    everything = z1.sum(axis=0) @ z2.sum(axis=0)
-    negative = (everything - positive.sum()) / (len(z1) * (len(z1) - 1))
-    return {
-        "similarity_positive": positive.mean(),
-        "similarity_negative": negative,
-        "alignment": alignment(z1, z2).mean(),
-        "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
-    }

@@ -22,19 +22,6 @@ from diffcse_jax.options import option
 
 Metrics = dict[str, jax.Array]
 
-# What a loss may ask of a step and of its data (`Loss.needs`).
-NEEDS = frozenset(
-    {
-        "vectors",  # sentence embeddings of all views
-        "dropout",  # views of the same text that differ by dropout
-        "anchors",  # a further pass over the anchors, with or without dropout
-        "mask_token",  # a tokenizer that has a mask token
-        "generator",  # the frozen masked LM: networks `generator` and `generator_head`
-        "next_sentence",  # the sentence after each example in its document: `batch.next`
-        "labels",  # labels of the examples of one task: `batch.labels`, which `diffcse finetune` gives
-    }
-)
-
 
 class Network(NamedTuple):
     """A network that a loss adds to the run."""
@@ -59,8 +46,7 @@ class GeneratorOptions:
     name_or_path: str = option(
         "distilbert-base-uncased",
         "frozen masked LM (folder or hub id) of any supported family and size, with the encoder's vocabulary; `start`: "
-        "the checkpoint that the encoder starts from, with its own masked-LM head; empty: first train a masked-LM head "
-        "on the frozen encoder",
+        "the starting checkpoint with its own masked-LM head; empty: first train such a head on the frozen encoder",
     )
     decode: str = option(
         "argmax",
@@ -104,22 +90,22 @@ class Loss(abc.ABC):
         return self if self.weight > 0 else None
 
     def check(self, run: RunInfo) -> None:  # noqa: B027
-        """Check the options against each other and against the run.
-
-        Raises:
-            ConfigError: If they cannot work together.
-        """
+        """Raise a `ConfigError` if the options contradict each other or the run."""
 
     def check_columns(self, count: int) -> None:  # noqa: B027
-        """Check that the loss can use data of this many text columns.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
+        """Raise a `ConfigError` if the loss cannot use data of this many text columns."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Members of `NEEDS`."""
+        """What the loss needs from the step and its data.
+
+        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
+        - `anchors`: a further pass over the anchors, with or without dropout;
+        - `mask_token`: a tokenizer that has a mask token; `generator`: the frozen masked LM, the networks `generator`
+          and `generator_head`;
+        - `next_sentence`: the sentence after each example in its document, `batch.next`;
+        - `labels`: labels of the examples of one task, `batch.labels`, which `diffcse finetune` gives.
+        """
         return frozenset({"vectors"})
 
     @property
@@ -139,28 +125,20 @@ class Loss(abc.ABC):
 
     @property
     def named_teachers(self) -> Mapping[str, str]:
-        """Frozen sentence encoders to load: poolers (empty: the recorded one) by folder or hub id.
+        """Frozen sentence encoders for `Checkpoints.teachers`: poolers (empty: the recorded one) by folder or hub id.
 
-        Each is then in `Checkpoints.teachers`. If the name is a folder of embeddings that `diffcse embed` wrote, the
-        embeddings are in `batch.vectors` instead.
+        If the name is a folder of embeddings that `diffcse embed` wrote, these are in `batch.vectors` instead.
         """
         return {}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> Mapping[str, Network]:
-        """Return the networks that this loss adds to the encoder and its projector.
-
-        Losses that name the same network share it.
-        """
+        """Return the networks that this loss adds. Losses that name the same network share it."""
         return {}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:  # noqa: B027
-        """Compute what `loss` reads besides the batch. No gradient flows through it.
+        """Compute what `loss` reads besides the batch, with the frozen networks and a random key of its own.
 
-        Args:
-            frozen: The frozen networks.
-            batch: The batch.
-            key: A random key for this loss alone.
-            run: The settings of the run.
+        No gradient flows through it.
         """
 
     @abc.abstractmethod

@@ -15,7 +15,6 @@ from diffcse_jax.config import (
     Config,
     configuration,
     flat,
-    nested,
     read_overrides,
     shipped_config,
 )
@@ -352,7 +351,7 @@ def _config(where: str, base: Config, *settings: Settings) -> Config:
     if "train.seed" in changes:
         raise ConfigError(f"{where}: train.seed: set seeds with `seeds` and `seeds_of`")
     try:
-        config = Config.from_dict(nested(flat(base.to_dict()) | changes))
+        config = Config.from_dict(flat(base.to_dict()) | changes)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     if config.distributed:
