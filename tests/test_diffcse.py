@@ -18,7 +18,7 @@ from tiny_networks import VOCABULARY as TINY_VOCABULARY
 
 from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.losses import diffcse_variants
-from diffcse_jax.losses.base import GeneratorOptions
+from diffcse_jax.losses.base import GeneratorOptions, RunInfo
 from diffcse_jax.losses.diffcse import (
     Edited,
     Masked,
@@ -27,12 +27,11 @@ from diffcse_jax.losses.diffcse import (
     label,
     mask_tokens,
     replaced_token_detection,
-    token_classifier,
 )
 from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
-from diffcse_jax.models.heads import MaskedLMHead
+from diffcse_jax.models.heads import MaskedLMHead, linear
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training import networks
@@ -324,9 +323,11 @@ def test_the_generator_fills_what_was_inserted(edit, positions, monkeypatch):
 
     monkeypatch.setattr(diffcse_variants, "generate", generated)
     masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
-    generator = GeneratorOptions(positions=positions)
+    monkeypatch.setattr(diffcse_variants, "change_lengths", lambda *_, **__: changed)
+    monkeypatch.setattr(diffcse_variants, "mask_tokens", lambda *_, **__: masked)
+    run = RunInfo("cls", True, GeneratorOptions(positions=positions), LONG, 0)
     frozen = Computation(Networks(VOCABULARY, {}), {})
-    edited = diffcse_variants.fill(frozen, changed, masked, edit, generator, jax.random.key(0))
+    edited = EditOptions(edit=edit).edited(frozen, rows, jax.random.key(0), run)
     expected = {
         ("insert", "all"): [CLS, 10, 20, 11, 12, SEP, PAD],
         ("insert", "masked"): [CLS, 10, 20, 11, 12, SEP, PAD],
@@ -383,8 +384,7 @@ def test_an_undecided_discriminator_pays_log_2():
 
 def test_the_token_classifier_is_initialised_as_a_torch_linear_layer():
     hidden = 768
-    config = dataclasses.replace(SIZES, hidden_size=hidden)
-    params = parameters.initial(partial(token_classifier, config), jax.random.key(0))
+    params = parameters.initial(partial(linear, hidden, 2), jax.random.key(0))
     bound = hidden**-0.5
     assert {name: array.shape for name, array in params.items()} == {"kernel": (hidden, 2), "bias": (2,)}
     assert np.abs(params["bias"]).max() <= bound

@@ -55,7 +55,7 @@ def test_the_encoder_learns_through_the_vector_alone(condition, reaches_projecto
 
         return jax.grad(loss, has_aux=True)(params, given), given["reconstruction"]
 
-    (grads, (metrics, _)), given = grad_of_loss(built.params, built.frozen, jax.random.key(0))
+    (grads, metrics), given = grad_of_loss(built.params, built.frozen, jax.random.key(0))
     per_token, selected = metrics["reconstruction_per_token"], given.masked.selected
     np.testing.assert_allclose(metrics["loss"], per_token * float(selected.sum()), rtol=1e-5)
     build = functools.partial(networks.Transformer, SIZES)

@@ -51,13 +51,11 @@ class Config:
     eval: EvalConfig = EvalConfig()
     mesh: MeshConfig = MeshConfig()
     precision: str = option(
-        "auto",
-        "type of the computation; `auto`: bfloat16 on accelerators, float32 on CPUs",
-        choices=("auto", "float32", "bfloat16"),
+        "auto", "type of the computation; `auto`: bfloat16 on accelerators", choices=("auto", "float32", "bfloat16")
     )
     distributed: bool = option(
         False,
-        "start JAX's multi-host runtime first. It detects TPU pods, GKE, Slurm and Open MPI; elsewhere set "
+        "start JAX's multi-host runtime first, which detects TPU pods, GKE, Slurm and Open MPI; elsewhere set "
         "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
         changes="nothing",
     )

@@ -39,8 +39,7 @@ class ModelConfig:
     )
     projector: str = option(
         "batchnorm",
-        "head between the sentence embedding and the losses: `mlp` is dense + tanh (SimCSE), `batchnorm` is the "
-        "two-layer head of DiffCSE appendix A",
+        "head between embedding and losses: `mlp` (dense + tanh, SimCSE) or `batchnorm` (DiffCSE appendix A)",
         choices=("none", "mlp", "batchnorm"),
     )
     projector_train_only: bool = option(True, "drop the projector when encoding (SimCSE's mlp_only_train)")
@@ -52,8 +51,7 @@ class ModelConfig:
     )
     dropout_masks: str = option(
         "independent",
-        "dropout masks of the views of an example: `independent`, or `shared`, so that views of the same text are "
-        "equal (SimCSE Table 3, `Fixed 0.1`)",
+        "dropout masks of views: `shared` makes views of the same text equal (SimCSE Table 3, `Fixed 0.1`)",
         choices=("independent", "shared"),
     )
     dropout_schedule: str = option(
@@ -106,9 +104,7 @@ class DataConfig:
         high=0.5,
     )
     next_within: int = option(
-        1,
-        "the next sentence or passage is drawn from this many that follow, anew in each epoch (SimCSE Table 2)",
-        low=1,
+        1, "the next sentence or passage is one of this many that follow, anew in each epoch (SimCSE Table 2)", low=1
     )
     augmentation: str = option(
         "none",
@@ -126,7 +122,7 @@ class DataConfig:
     max_length: int = option(32, "tokens per sentence, including [CLS] and [SEP]; longer sentences are cut", low=3)
     on_bad_line: str = option(
         "skip",
-        "empty lines, lines that are not UTF-8 or hold NUL, rows of a wrong width: `skip` and count them, or `error`",
+        "lines that are empty, not UTF-8, with NUL or of a wrong width: `skip` and count, or `error`",
         choices=("skip", "error"),
     )
     cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
@@ -150,13 +146,13 @@ class TrainConfig:
     )
     packing: str = option(
         "auto",
-        "do not compute padding, which changes no result: `on`, `off`, or `auto` (on for CPUs and TPUs)",
+        "do not compute padding, which changes no result; `auto`: on for CPUs and TPUs",
         choices=("auto", "on", "off"),
         changes="nothing",
     )
     recompute: str = option(
         "auto",
-        "recompute activations in the backward pass, which changes no result: `on`, `off`, or `auto` (on for CPUs)",
+        "recompute activations in the backward pass, which changes no result; `auto`: on for CPUs",
         choices=("auto", "on", "off"),
         changes="nothing",
     )
@@ -212,23 +208,20 @@ class EvalConfig:
     )
     beside: tuple[str, ...] = option(
         (),
-        "further dev metrics that are logged at each evaluation but never select: those of eval.metric, and "
-        "`pairs_retrieval:FILE` or `duplicates:FILE` as in `diffcse evaluate --tasks`",
+        "further dev metrics to log, which never select: as eval.metric, or `pairs_retrieval:FILE`, `duplicates:FILE`",
     )
     tasks: tuple[str, ...] = option(
         ("STSBenchmark",), "STS dev sets to score", choices=("STSBenchmark", "SICKRelatedness")
     )
     data_dir: str = option(
-        "",
-        "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval or, if that is not set, the hub's suite",
-        changes="nothing",
+        "", "SentEval's `downstream` folder; empty: $DIFFCSE_DATA_DIR/senteval, or else the hub's", changes="nothing"
     )
     pairs_file: str = option("", "tab-separated pairs for the `pairs_*` metrics, or `docstrings`")
     batch_size: int = option(64, "sentences per batch when encoding", low=1, changes="nothing")
     keep_start: bool = option(
         False,
-        "export the starting checkpoint, with its own pooler, unless a trained model has a significantly better "
-        "eval.metric: the 95 % interval of the gain must be above 0, over at least 20 queries or pairs",
+        "export the starting checkpoint, with its own pooler, unless a trained model is significantly better in "
+        "eval.metric (95 % interval of the gain above 0, over at least 20 queries or pairs)",
         changes="selection",
     )
     hold: tuple[str, ...] = option(
@@ -241,8 +234,8 @@ class EvalConfig:
     )
     interpolate: int = option(
         0,
-        "after training, also score this many models between the starting checkpoint and the best one, with weights "
-        "(1 - a) start + a trained for a = 1/n, 2/n, ... 1, and export the best of them; 0: off",
+        "after training, also score this many models (1 - a) start + a trained, a = 1/n, 2/n, ... 1, between the "
+        "starting checkpoint and the best one, and export the best of them; 0: off",
         low=0,
         changes="selection",
     )

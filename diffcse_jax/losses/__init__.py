@@ -25,8 +25,7 @@ class MatryoshkaOptions:
 
     sizes: tuple[int, ...] = option(
         (),
-        "numbers of dimensions: losses that compare embeddings also compare their first dimensions, so that embeddings "
-        "can be shortened after training (Kusupati et al. 2022); empty: whole embeddings only",
+        "losses that compare embeddings also compare their first dimensions, this many (Kusupati et al. 2022)",
         low=1,
     )
     weights: tuple[float, ...] = option((), "weight of each size, next to whole embeddings; empty: all 1", low=0.0)

@@ -45,18 +45,18 @@ class GeneratorOptions:
 
     name_or_path: str = option(
         "distilbert-base-uncased",
-        "frozen masked LM (folder or hub id) of any supported family and size, with the encoder's vocabulary; `start`: "
-        "the starting checkpoint with its own masked-LM head; empty: first train such a head on the frozen encoder",
+        "frozen masked LM (folder or hub id) with the encoder's vocabulary; `start`: the starting checkpoint with its "
+        "own masked-LM head; empty: first train such a head on the frozen encoder",
     )
     decode: str = option(
         "argmax",
-        "choice of tokens: the most probable one (`argmax`, the authors' code) or a random one (`sample`, the paper)",
+        "take the most probable token (`argmax`, authors' code) or a random one (`sample`, paper)",
         choices=("argmax", "sample"),
     )
     temperature: float = option(1.0, "temperature of the distribution that `sample` draws from", low=1e-6)
     positions: str = option(
         "all",
-        "where the generator's tokens are used: at `all` positions (the authors' code) or only at `masked` ones",
+        "use the generator's tokens at `all` positions (authors' code) or only at `masked` ones",
         choices=("all", "masked"),
     )
     dropout: bool = option(True, "keep the generator's dropout switched on (the authors' code)")

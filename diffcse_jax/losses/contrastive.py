@@ -17,7 +17,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
 from diffcse_jax.losses.diffcse import Edited
-from diffcse_jax.losses.diffcse_variants import EditOptions, edit_sentences
+from diffcse_jax.losses.diffcse_variants import EditOptions
 from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, row_keys
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.teachers import START, start_as_teacher
@@ -38,7 +38,7 @@ def info_nce(
     hard_negative_weight: float = 1.0,
     left_out: Bool[Array, "batch negatives"] | None = None,
 ) -> Float[Array, " batch"]:
-    """Compute the contrastive loss of SimCSE (Gao et al. 2021, Eq. 4; with hard negatives Eq. 8).
+    """Compute the contrastive loss of SimCSE per anchor (Gao et al. 2021, Eq. 4; with hard negatives Eq. 8).
 
     Each anchor should be closest to its own positive. The other positives in the batch act as negatives.
 
@@ -49,14 +49,10 @@ def info_nce(
         positives: Embeddings p of the matching texts.
         temperature: Divides the similarities. Smaller values sharpen the softmax.
         similarity: `cosine` or `dot`.
-        hard_negatives: Embeddings n_k. Each array holds one hard negative per anchor, which is a negative of all
-            anchors.
+        hard_negatives: Embeddings n_k. Each array holds one per anchor, which is a negative of all anchors.
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
         left_out: Pairs that leave the denominator: columns for the positives, then for each array of hard negatives. An
             anchor's own positive must not be among them.
-
-    Returns:
-        The loss of each anchor.
     """
     similarities = jnp.concatenate([SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
     # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
@@ -64,8 +60,9 @@ def info_nce(
     own = jax.lax.stop_gradient(jnp.diagonal(similarities))
     logits = (similarities - own[:, None]) / temperature
     own_weight = jnp.log(hard_negative_weight) * jnp.eye(len(anchors), dtype=logits.dtype)
-    weights = [jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)]
-    logits = _without(logits + jnp.concatenate(weights, axis=1), left_out)
+    logits += jnp.concatenate([jnp.zeros_like(own_weight), *[own_weight] * len(hard_negatives)], axis=1)
+    if left_out is not None:
+        logits = jnp.where(left_out, -jnp.inf, logits)
     # log_softmax subtracts the maximum before it sums. logsumexp - positive would lose digits, also in the gradient.
     return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
 
@@ -96,17 +93,14 @@ def separate_info_nce(
     """
     z1, z2 = (normalize(z) if similarity == "cosine" else z for z in positives)
     positive = jnp.sum(z1 * z2, axis=1) / temperature
+    others = SIMILARITIES[similarity](*negatives) / temperature
     if form == "code":
         positive *= ratio
-    others = SIMILARITIES[similarity](*negatives) / temperature
-    if form == "paper":
+    else:
         others += jnp.log(ratio)
-    others = _without(_without(others, jnp.eye(len(z1), dtype=bool)), left_out)
+    own = jnp.eye(len(z1), dtype=bool)
+    others = jnp.where(own if left_out is None else own | left_out, -jnp.inf, others)
     return -jax.nn.log_softmax(jnp.concatenate([positive[:, None], others], axis=1), axis=1)[:, 0]
-
-
-def _without(logits: Float[Array, "batch negatives"], left_out: jax.Array | None) -> Float[Array, "batch negatives"]:
-    return logits if left_out is None else jnp.where(left_out, -jnp.inf, logits)
 
 
 # Duplicates: texts that say the same should not be negatives of one another. A mask has a row for each anchor and, as
@@ -117,7 +111,7 @@ class Duplicates(NamedTuple):
     """The negatives that leave the denominator."""
 
     of_anchors: Bool[Array, "batch negatives"]
-    of_positives: Bool[Array, "batch batch"] | None = None  # of the direction from view 2 to view 1, if it is trained
+    of_positives: Bool[Array, "batch batch"] | None  # of the direction from view 2 to view 1, if it is trained
 
 
 def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "batch negatives"]:
@@ -126,13 +120,14 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
     The positive of another example is a duplicate if either text of that example equals either text of this one. A hard
     negative is a duplicate if it equals either text of this example.
     """
-    anchors, positives, *hard_negatives = (input_ids[:, view] for view in range(input_ids.shape[1]))
+    anchors, positives, *hard_negatives = jnp.moveaxis(input_ids, 1, 0)
 
     def equals_the_pair(texts: jax.Array) -> jax.Array:
-        return _equal(anchors, texts) | _equal(positives, texts)
+        anchor, positive = ((ours[:, None] == texts[None]).all(axis=-1) for ours in (anchors, positives))
+        return anchor | positive
 
-    blocks = [equals_the_pair(anchors) | equals_the_pair(positives)]
-    return _without_own_positives([*blocks, *map(equals_the_pair, hard_negatives)])
+    blocks = [equals_the_pair(anchors) | equals_the_pair(positives), *map(equals_the_pair, hard_negatives)]
+    return _without_own_positives(blocks)
 
 
 def near_duplicates(views: Sequence[Float[Array, "batch dim"]], *, threshold: float) -> Bool[Array, "batch negatives"]:
@@ -149,19 +144,9 @@ def near_duplicates(views: Sequence[Float[Array, "batch dim"]], *, threshold: fl
     return _without_own_positives([similarity > bound for similarity in similarities])
 
 
-def share(duplicates: Bool[Array, "batch negatives"]) -> Float[Array, ""]:
-    """Return the share of all negatives that a mask holds."""
-    return duplicates.sum().astype(jnp.float32) / (duplicates.size - len(duplicates))
-
-
-def _equal(ours: Int[Array, "batch length"], theirs: Int[Array, "batch length"]) -> Bool[Array, "batch batch"]:
-    return (ours[:, None] == theirs[None]).all(axis=-1)
-
-
 def _without_own_positives(blocks: list[jax.Array]) -> Bool[Array, "batch negatives"]:
     duplicates = jnp.concatenate(blocks, axis=1)
-    examples, negatives = duplicates.shape
-    return duplicates & ~jnp.eye(examples, negatives, dtype=bool)
+    return duplicates & ~jnp.eye(len(duplicates), duplicates.shape[1], dtype=bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,30 +155,26 @@ class Contrast(Loss):
 
     weight: float = option(1.0, "weight of the InfoNCE loss (SimCSE Eq. 4)", low=0.0)
     similarity: str = option(
-        "cosine",
-        "similarity of two embeddings: `cosine`, or the `dot` product (SimCSE Table D.1, where there is no "
-        "temperature: contrast.temperature=1)",
-        choices=tuple(SIMILARITIES),
+        "cosine", "`cosine`, or the `dot` product (SimCSE Table D.1, at temperature 1)", choices=tuple(SIMILARITIES)
     )
     temperature: float = option(0.05, "temperature that divides the similarities, also dot products", low=1e-6)
     positives: str = option(
         "dropout",
-        "embeddings of a positive pair: the two views (`dropout`), the views with Gaussian `noise`, or the `mean` of "
-        "several dropout samples of each view (SimCSE++ Table 1)",
+        "positive pairs: the two views (`dropout`), with Gaussian `noise`, or each a `mean` of dropout samples "
+        "(SimCSE++ Table 1)",
         choices=("dropout", "noise", "mean"),
     )
     negatives: str = option(
         "dropout",
-        "embeddings of negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, SimCSE++ Eq. "
-        "3), the views with Gaussian `noise`, or the `mean` of both views (SimCSE++ code, models_both.py), over "
-        "several dropout samples of each view (SimCSE++ Table 1)",
+        "negative pairs: the two views (`dropout`), a pass without dropout (`off_dropout`, SimCSE++ Eq. 3), the views "
+        "with Gaussian `noise`, or the `mean` of both views (SimCSE++ code) over several dropout samples (Table 1)",
         choices=("dropout", "off_dropout", "noise", "mean"),
     )
     noise_variance: float = option(0.1, "variance of the Gaussian noise (SimCSE++ Table 1)", low=0.0)
     samples: int = option(
         1,
-        "dropout samples of each view in a mean; each is a pass of the encoder. For positives this is K of SimCSE++ "
-        "Table 1 (10), for negatives half of K, because their mean is over both views",
+        "dropout samples of each view in a mean, each a pass of the encoder: for positives K of SimCSE++ Table 1 (10), "
+        "for negatives half of K, because their mean is over both views",
         low=1,
     )
     negative_ratio: float = option(
@@ -201,36 +182,27 @@ class Contrast(Loss):
     )
     negative_ratio_form: str = option(
         "code",
-        "`code`: m multiplies the positive logit (published numbers); `paper`: m multiplies the sum of negatives (Eq. "
-        "3)",
+        "m multiplies the positive logit (`code`, published) or the negatives (`paper`, Eq. 3)",
         choices=("code", "paper"),
     )
     hard_negative_weight: float = option(
-        1.0,
-        "weight of an anchor's own hard negatives (alpha of supervised SimCSE, Eq. 8); for data of three columns or "
-        "more",
-        low=1e-6,
+        1.0, "weight of an anchor's own hard negatives (alpha of SimCSE Eq. 8); for three columns or more", low=1e-6
     )
-    symmetric: bool = option(
-        False,
-        "train both directions and take the mean: from view 1 to view 2, and from view 2 to view 1 (CLIP, Radford et "
-        "al. 2021); hard negatives belong to view 1",
-    )
+    symmetric: bool = option(False, "train the mean of both directions (CLIP); hard negatives belong to view 1")
     second_encoder: bool = option(
         False,
-        "embed positives and hard negatives with a second encoder, which starts as a copy of the first (SimCSE Table "
-        "2); both share the projector, and the first encoder is evaluated and exported",
+        "embed positives and hard negatives with a second encoder, at first a copy of the first (SimCSE Table 2); both "
+        "share the projector, and the first encoder is evaluated and exported",
     )
     mask_duplicates: str = option(
         "none",
-        "pairs of different examples that are not used as negatives: `none` (published); pairs of equal `text`; or "
-        "pairs of equal text and near-duplicates by `similarity` under the frozen starting checkpoint",
+        "pairs not used as negatives: of equal `text`, or also near-duplicates by `similarity` under the starting "
+        "checkpoint",
         choices=("none", "text", "similarity"),
     )
     duplicate_similarity: float = option(
         0.0,
-        "cosine above which a pair counts as near-duplicates; 0: the cosine of the anchor and its own positive "
-        "(GISTEmbed)",
+        "cosine above which pairs are near-duplicates; 0: that of the anchor's own pair (GISTEmbed)",
         low=0.0,
         high=1.0,
     )
@@ -242,8 +214,8 @@ class Contrast(Loss):
 
     @property
     def needs(self) -> frozenset[str]:
-        extra = {"anchors"} if self.negatives == "off_dropout" else set()
-        return frozenset({"vectors"} | extra | ({"dropout"} if self.positives == "dropout" else set()))
+        extra = {"anchors": self.negatives == "off_dropout", "dropout": self.positives == "dropout"}
+        return frozenset({"vectors", *(name for name, needed in extra.items() if needed)})
 
     @property
     def _compares_views(self) -> bool:
@@ -270,9 +242,9 @@ class Contrast(Loss):
             )
         if count == 1 and self.mask_duplicates == "similarity" and not self.duplicate_similarity:
             raise ConfigError(
-                "contrast.mask_duplicates='similarity' with contrast.duplicate_similarity=0 compares negatives with "
-                "the anchor's own positive. In text of one column the positive is the anchor itself, and nothing is "
-                "more similar to it. Set contrast.duplicate_similarity, such as 0.9."
+                "contrast.mask_duplicates='similarity' compares negatives with the anchor's own positive. In text of "
+                "one column the positive is the anchor itself, and nothing is more similar to it. Set "
+                "contrast.duplicate_similarity, such as 0.9."
             )
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
@@ -300,49 +272,43 @@ class Contrast(Loss):
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         left_out, left_out_backward = (None, None) if inputs is None else inputs
-        temperature, similarity = self.temperature, self.similarity
         if self._compares_views:
-            z1, z2, *hard_negatives = forward.projected_views
-            losses = info_nce(
-                z1,
-                z2,
-                temperature=temperature,
-                similarity=similarity,
-                hard_negatives=hard_negatives,
-                hard_negative_weight=self.hard_negative_weight,
-                left_out=left_out,
-            )
+            z1, z2, *hard = forward.projected_views
+            contrast = partial(info_nce, temperature=self.temperature, similarity=self.similarity)
+            alpha = self.hard_negative_weight
+            losses = contrast(z1, z2, hard_negatives=hard, hard_negative_weight=alpha, left_out=left_out)
             if self.symmetric:
-                backward = info_nce(z2, z1, temperature=temperature, similarity=similarity, left_out=left_out_backward)
-                losses = (losses + backward) / 2
+                losses = (losses + contrast(z2, z1, left_out=left_out_backward)) / 2
         else:
             losses = separate_info_nce(
                 *self._pairs(forward, key),
-                temperature=temperature,
-                similarity=similarity,
+                temperature=self.temperature,
+                similarity=self.similarity,
                 ratio=self.negative_ratio,
                 form=self.negative_ratio_form,
                 left_out=left_out,
             )
-        return losses.mean(), {} if left_out is None else {"negatives_masked": share(left_out)}
+        if left_out is None:
+            return losses.mean(), {}
+        share = left_out.sum().astype(jnp.float32) / (left_out.size - len(left_out))
+        return losses.mean(), {"negatives_masked": share}
 
     def _pairs(self, forward: SharedForward, key: PRNGKeyArray) -> tuple[Pair, Pair]:
         """Return the embeddings of positive and of negative pairs."""
-        # What both need is computed once.
-        pairs = {kind: self._pair(kind, forward, key) for kind in dict.fromkeys((self.positives, self.negatives))}
-        n1, n2 = pairs[self.negatives]
+
+        def pair(kind: str) -> Pair:
+            if kind == "off_dropout":
+                return forward.off_dropout, forward.off_dropout
+            z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
+            if kind == "noise":
+                noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
+                z1, z2 = z1 + noise[0], z2 + noise[1]
+            return z1, z2
+
+        n1, n2 = pair(self.negatives)
         if self.negatives == "mean":
             n1 = n2 = (n1 + n2) / 2
-        return pairs[self.positives], (n1, n2)
-
-    def _pair(self, kind: str, forward: SharedForward, key: PRNGKeyArray) -> Pair:
-        if kind == "off_dropout":
-            return forward.off_dropout, forward.off_dropout
-        z1, z2 = forward.projected_means(self.samples if kind == "mean" else 1)
-        if kind == "noise":
-            noise = jax.random.normal(fold_in_name(key, "noise"), (2, *z1.shape)) * self.noise_variance**0.5
-            z1, z2 = z1 + noise[0], z2 + noise[1]
-        return z1, z2
+        return pair(self.positives), (n1, n2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,9 +319,7 @@ class DropoutContrast(Loss):
     out. Next to `contrast` on titles and texts, it keeps titles apart. No paper describes it.
     """
 
-    weight: float = option(
-        0.0, "weight of the contrast between anchors and themselves under other dropout masks", low=0.0
-    )
+    weight: float = option(0.0, "weight of the contrast of anchors with themselves under other dropout masks", low=0.0)
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
     compares_embeddings = True
     papers = ("simcse",)
@@ -386,13 +350,10 @@ class EditedContrast(EditOptions, Loss):
       place of `contrast`.
     """
 
-    weight: float = option(
-        0.0, "weight of the contrast with edited sentences (DiffCSE Table 15, with mask_ratio 0.15)", low=0.0
-    )
+    weight: float = option(0.0, "weight of the contrast with edited sentences (Table 15: mask_ratio 0.15)", low=0.0)
     role: str = option(
         "positive",
-        "role of an edited sentence: `positive` of its original, in addition to contrast.weight, or hard `negative` of "
-        "all sentences, in place of contrast.weight",
+        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for all, in its place",
         choices=("positive", "negative"),
     )
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)
@@ -404,13 +365,11 @@ class EditedContrast(EditOptions, Loss):
         return frozenset({"vectors"}) | self.edit_needs
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
-        """Edit every anchor."""
-        return edit_sentences(frozen, batch.anchors, self, key, run)
+        return self.edited(frozen, batch.anchors, key, run)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        edited: Edited = inputs
         z1, z2, *_ = forward.projected_views
-        edits = forward.projected(edited.rows, row_keys(key, len(z1)), name="edited_contrast")
+        edits = forward.projected(inputs.rows, row_keys(key, len(z1)), name="edited_contrast")
         if self.role == "positive":
             return info_nce(z1, edits, temperature=self.temperature).mean(), {}
         return info_nce(z1, z2, temperature=self.temperature, hard_negatives=[edits]).mean(), {}

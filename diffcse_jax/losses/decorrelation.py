@@ -19,10 +19,7 @@ class DimensionContrast(Loss):
     weight: float = option(0.0, "weight of dimension-wise contrast (SimCSE++ Eq. 5; published: 0.1)", low=0.0)
     temperature: float = option(5.0, "temperature of the correlations between dimensions", low=1e-6)
     form: str = option(
-        "code",
-        "`code`: correlations divided by the batch size, mean over dimensions; `paper`: not divided, sum over "
-        "dimensions (Eq. 5)",
-        choices=("code", "paper"),
+        "code", "`code`: C / batch size, mean over dimensions; `paper`: C, sum (Eq. 5)", choices=("code", "paper")
     )
     compares_embeddings = True
     papers = ("simcsepp",)
@@ -38,25 +35,16 @@ def dimension_contrast(
 ) -> Float[Array, " dim"]:
     """Compute DCL, one value per dimension (SimCSE++ Eq. 5).
 
-    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with columns standardised over the batch.
+    l_c = -log exp(C_cc / tau) / sum_d exp(C_cd / tau), C = z1^T z2, with the columns of both views standardised.
 
     The authors' code divides C by the batch size, adds 1e-5 to the biased variance, and takes the mean of l_c. The
     paper does not divide, has an unbiased variance without epsilon, and takes the sum. tau = 5 and the weight 0.1
     belong to the code's scale.
-
-    Args:
-        z1: Embeddings of the first views.
-        z2: Embeddings of the second views.
-        temperature: tau.
-        form: `code` or `paper`.
     """
-    if form == "code":
-        z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
-    else:
-        z1, z2 = (standardize(z, ddof=1, epsilon=0.0) for z in (z1, z2))
+    ddof, epsilon = (0, 1e-5) if form == "code" else (1, 0.0)
+    z1, z2 = (standardize(z, ddof=ddof, epsilon=epsilon) for z in (z1, z2))
     correlation = jnp.matmul(z1.T, z2, precision="highest") / (len(z1) if form == "code" else 1)
-    logits = correlation / temperature
-    return -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+    return -jnp.diagonal(jax.nn.log_softmax(correlation / temperature, axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +52,9 @@ class BarlowTwins(Loss):
     """Barlow Twins of the first two views (Zbontar et al. 2021; SimCSE++ Eq. 4 and Table 2)."""
 
     weight: float = option(0.0, "weight of the Barlow Twins loss, a sum over dimensions (SimCSE++ Eq. 4)", low=0.0)
-    off_diagonal_weight: float = option(
-        0.013, "weight of the correlations between different dimensions (lambda)", low=0.0
-    )
+    off_diagonal_weight: float = option(0.013, "weight of correlations between dimensions (lambda)", low=0.0)
     artificial_rows: int = option(
-        0,
-        "random rows from N(0, I), new in each step, that are appended to the embeddings of both views (M of SimCSE++ "
-        "Table 2: 100, 300, 704)",
-        low=0,
+        0, "random rows from N(0, I) that are appended to both views (SimCSE++ Table 2: 100, 300, 704)", low=0
     )
     compares_embeddings = True
 
@@ -93,11 +76,6 @@ def decorrelation(
 
     l_c = (1 - C_cc)^2 + lambda sum_{d != c} C_cd^2, C = z1^T z2 / rows, with columns standardised over the rows (biased
     variance + 1e-5, as BatchNorm does).
-
-    Args:
-        z1: Embeddings of the first views.
-        z2: Embeddings of the second views.
-        off_diagonal_weight: lambda.
     """
     z1, z2 = (standardize(z, ddof=0, epsilon=1e-5) for z in (z1, z2))
     correlation = dot_product(z1.T, z2.T) / len(z1)

@@ -26,17 +26,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import linear
-from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.packing import token_keys
-from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 
 TOKENS_AT_ONCE = 1024  # the generator holds the vocabulary logits of this many tokens
@@ -61,13 +58,11 @@ class MaskOptions:
     """How the tokens of a sentence are masked before the generator fills them."""
 
     mask_ratio: float = option(
-        0.30, "share of tokens masked before the generator fills them; for the edits `replace` and `mixed`",
-        low=0.0, high=1.0,
-    )  # fmt: skip
+        0.30, "share of tokens masked before the generator fills them; for `replace` and `mixed`", low=0.0, high=1.0
+    )
     mask_style: str = option(
         "bert",
-        "what masked tokens become: 80 % [MASK], 10 % random tokens, 10 % unchanged (`bert`, the authors' code), or "
-        "always [MASK] (`mask`, the paper)",
+        "`bert`: 80 % [MASK], 10 % random tokens, 10 % unchanged (authors' code); `mask`: [MASK] (paper)",
         choices=("bert", "mask"),
     )
 
@@ -79,13 +74,11 @@ class DiffCSE(Loss, MaskOptions):
     weight: float = option(0.005, "weight of the difference loss (lambda of DiffCSE)", low=0.0)
     condition: str = option(
         "projected",
-        "sentence embedding that the discriminator reads: after the projector (`projected`) or before it (`pooled`)",
+        "embedding that the discriminator reads: after or before the projector",
         choices=("projected", "pooled"),
     )
     loss_positions: str = option(
-        "all",
-        "positions that the RTD loss averages over: `all`, padding included (the authors' code), or `real` tokens",
-        choices=("all", "real"),
+        "all", "mean over all positions, padding included (authors' code), or over real tokens", choices=("all", "real")
     )
 
     @property
@@ -105,41 +98,39 @@ class DiffCSE(Loss, MaskOptions):
         sizes = checkpoints.encoder.config
         return {
             "discriminator": Network(partial(Transformer, sizes), checkpoints.encoder.transformer),
-            "token_classifier": Network(partial(token_classifier, sizes)),
+            "token_classifier": Network(partial(linear, sizes.hidden_size, 2)),
         }
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Edit every sentence of the batch."""
-        return self.edited(frozen, batch.rows, key, run)
-
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Edit sentences: x -> x' -> x'', y."""
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
-        return generate(frozen, rows, masked, run.generator, fold_in_name(key, "generator"))
+        """Edit every sentence of the batch: x -> x' -> x'', y."""
+        return replace_tokens(frozen, batch.rows, self, run.generator, key)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the discriminator's predictions about the edited sentences."""
-        return self.predict(forward, inputs, key)
-
-    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of predictions: x'', y, h -> L."""
-        only_real = self.loss_positions == "real"
-        rows = edited.rows if only_real else edited.rows.padded()
+        """Compute the loss of the discriminator's predictions about the edited sentences: x'', y, h -> L."""
+        only_real, replaced = self.loss_positions == "real", inputs.replaced
+        rows = inputs.rows if only_real else inputs.rows.padded()
         head = forward.computation.network("token_classifier")
         logits = discriminate(forward, rows, head, condition=self.condition, key=key).astype(jnp.float32)
 
         real = rows.attention_mask > 0
         # The authors' batches end where their longest sentence ends. Ours may be padded further, to a static length.
         counted = real if only_real else jnp.broadcast_to(real.any(axis=0, keepdims=True), real.shape)
-        loss = mean_where(replaced_token_detection(logits, edited.replaced), counted)
-        correct = (logits[..., 1] > logits[..., 0]) == edited.replaced
-        return loss, {
+        correct = (logits[..., 1] > logits[..., 0]) == replaced
+        return mean_where(replaced_token_detection(logits, replaced), counted), {
             "rtd_accuracy": mean_where(correct, real),
-            "rtd_accuracy_replaced": mean_where(correct, edited.replaced),
-            "rtd_accuracy_kept": mean_where(correct, real & ~edited.replaced),
-            "rtd_share_kept": mean_where(~edited.replaced, real),
+            "rtd_accuracy_replaced": mean_where(correct, replaced),
+            "rtd_accuracy_kept": mean_where(correct, real & ~replaced),
+            "rtd_share_kept": mean_where(~replaced, real),
         }
+
+
+def replace_tokens(
+    frozen: Computation, rows: TokenRows, mask: MaskOptions, options: GeneratorOptions, key: PRNGKeyArray
+) -> Edited:
+    """Edit sentences: mask tokens, and let the generator fill them."""
+    vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+    masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=mask.mask_ratio, style=mask.mask_style)
+    return generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
 
 
 # x -> x': mask.
@@ -212,23 +203,15 @@ def filled_positions(
 ) -> Bool[Array, "rows length"]:
     """Return the positions that take the generator's token: never position 0, never padding.
 
-    Args:
-        selected: The positions that were masked.
-        attention_mask: 1 for real tokens.
-        positions: `all` real tokens (also [SEP], as in the authors' code), or only the `masked` ones.
+    With `all`, these are all real tokens (also [SEP], as in the authors' code), and with `masked` only those `selected`
+    for masking.
     """
     real = (attention_mask > 0).at[:, 0].set(False)
     return real & selected if positions == "masked" else real
 
 
 def choose_token(logits: Float[Array, " vocab"], key: PRNGKeyArray | None, temperature: float = 1.0) -> Int[Array, ""]:
-    """Choose a token: the most probable one, or a random one if there is a key.
-
-    Args:
-        logits: The generator's output at one position.
-        key: A random key. None: the most probable token.
-        temperature: Divides the logits before a token is drawn.
-    """
+    """Choose a token by the generator's logits at one position: at random, or the most probable one without a key."""
     return jnp.argmax(logits) if key is None else jax.random.categorical(key, logits / temperature)
 
 
@@ -284,11 +267,6 @@ def discriminate(
         return head(discriminator(rows, condition=h, keys=keys)["last_hidden_state"], *values)
 
     return forward.computation.map_chunks(read, rows, row_keys(key, len(rows.input_ids)), h, *values)
-
-
-def token_classifier(sizes: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """Build the discriminator's head: two logits for each token, initialised as PyTorch's `nn.Linear`."""
-    return linear(sizes.hidden_size, 2, dtype=dtype, rngs=rngs)
 
 
 # D, y -> L: the loss.

@@ -9,19 +9,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
-from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, mask_tokens
+from diffcse_jax.losses.diffcse import (
+    DiffCSE,
+    Edited,
+    Masked,
+    MaskOptions,
+    discriminate,
+    generate,
+    mask_tokens,
+    replace_tokens,
+)
 from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense
-from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.options import option
 
 # Edits (Table 4).
@@ -33,8 +39,8 @@ class EditOptions(MaskOptions):
 
     edit: str = option(
         "replace",
-        "how a sentence is edited (DiffCSE Tables 4 and 15): `replace` masks tokens and lets the generator fill them, "
-        "`insert` adds tokens of the generator, `delete` drops tokens, `mixed` does all three",
+        "`replace` masks tokens and lets the generator fill them, `insert` adds tokens of the generator, `delete` "
+        "drops tokens, `mixed` does all three (DiffCSE Tables 4 and 15)",
         choices=("replace", "insert", "delete", "mixed"),
     )
     insert_ratio: float = option(
@@ -44,8 +50,27 @@ class EditOptions(MaskOptions):
 
     @property
     def edit_needs(self) -> frozenset[str]:
-        """The members of `NEEDS` that the edit needs."""
+        """What the edit needs (see `Loss.needs`)."""
         return frozenset({"mask_token"} if self.edit == "delete" else {"mask_token", "generator"})
+
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Drop, insert, mask and fill tokens.
+
+        Label 1 is on inserted tokens, on tokens that the generator replaced, and on tokens whose predecessor was
+        dropped.
+        """
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        lengths_key = fold_in_name(key, "lengths")
+        changed = change_lengths(lengths_key, rows, self, vocabulary=vocabulary, max_length=run.max_length)
+        if self.edit == "delete":
+            return Edited(changed.rows, changed.labels)
+        ratio, options = self.mask_ratio, run.generator
+        if self.edit == "insert":
+            ratio, options = 0.0, dataclasses.replace(options, positions="masked")
+        masked = mask_tokens(mask_key, changed.rows, vocabulary=vocabulary, ratio=ratio, style=self.mask_style)
+        masked = Masked(masked.rows, masked.selected | changed.inserted)
+        edited = generate(frozen, changed.rows, masked, options, fold_in_name(key, "generator"))
+        return Edited(edited.rows, edited.replaced | changed.labels)
 
 
 class ChangedLengths(NamedTuple):
@@ -54,32 +79,6 @@ class ChangedLengths(NamedTuple):
     rows: TokenRows  # an inserted token is [MASK]
     inserted: Bool[Array, "rows length"]
     labels: Bool[Array, "rows length"]  # inserted tokens, and tokens whose predecessor was dropped
-
-
-def edit_sentences(
-    frozen: Computation, rows: TokenRows, options: EditOptions, key: PRNGKeyArray, run: RunInfo
-) -> Edited:
-    """Drop, insert, mask and fill tokens.
-
-    Args:
-        frozen: The frozen networks.
-        rows: The sentences.
-        options: The edit.
-        key: A random key for these rows alone.
-        run: The settings of the run.
-    """
-    vocabulary = frozen.networks.vocabulary
-    changed = change_lengths(
-        fold_in_name(key, "lengths"), rows, options, vocabulary=vocabulary, max_length=run.max_length
-    )
-    masked = mask_tokens(
-        fold_in_name(key, "mask"),
-        changed.rows,
-        vocabulary=vocabulary,
-        ratio=options.mask_ratio if options.edit in ("replace", "mixed") else 0.0,
-        style=options.mask_style,
-    )
-    return fill(frozen, changed, masked, options.edit, run.generator, fold_in_name(key, "generator"))
 
 
 def change_lengths(
@@ -92,17 +91,11 @@ def change_lengths(
     afterwards loses its last tokens but keeps [SEP]. The token after a dropped one has label 1, even if it is [SEP], or
     if a token was inserted between them.
 
-    Args:
-        key: A random key. The edit of a row depends on the key, the row's number and the position, not on the padding.
-        rows: The sentences.
-        options: The edit.
-        vocabulary: The tokenizer's vocabulary.
-        max_length: The largest length of an edited sentence.
-
     Returns:
         The sentences, padded with 0. If the edit inserts tokens, they have up to twice as many positions, at most
         `max_length`. They have no layout, because their layout was made for other lengths. If the edit keeps the
-        lengths, the rows are returned unchanged.
+        lengths, the rows are returned unchanged. The edit of a row depends on the key, the row's number and the
+        position, not on the padding.
     """
     insert = options.insert_ratio if options.edit in ("insert", "mixed") else 0.0
     delete = options.delete_ratio if options.edit in ("delete", "mixed") else 0.0
@@ -129,79 +122,28 @@ def change_lengths(
     exists = interleave(real & ~dropped, inserted)
     is_last = interleave(real & ~has_next, nothing)
     positions = min(2 * length, max_length) if insert else length
-    place = partial(_place, *_destinations(exists, is_last, positions), positions)
-    new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
-    labels = place(interleave(after_dropped, ~nothing))
-    attention_mask = place(exists.astype(rows.attention_mask.dtype))
-    return ChangedLengths(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
-
-
-def _destinations(
-    exists: Bool[Array, "rows places"], is_last: Bool[Array, "rows places"], positions: int
-) -> tuple[Bool[Array, "rows places"], Int[Array, "rows places"]]:
-    """Return which places are kept, and their new positions; the last token always has one."""
     counts = jnp.cumsum(exists, axis=1)
-    end = jnp.minimum(counts[:, -1:], positions) - 1
-    return exists & ((counts - 1 < end) | is_last), jnp.where(is_last, end, counts - 1)
+    end = jnp.minimum(counts[:, -1:], positions) - 1  # the last token always has a position
+    kept = exists & ((counts - 1 < end) | is_last)
+    destinations = jnp.where(kept, jnp.where(is_last, end, counts - 1), positions)
 
+    def place(values: jax.Array) -> jax.Array:
+        empty = jnp.zeros((positions,), values.dtype)
+        return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(destinations, values)
 
-def _place(
-    kept: Bool[Array, "rows places"], destinations: Int[Array, "rows places"], positions: int, values: jax.Array
-) -> jax.Array:
-    """Move the kept values to their positions, and fill the rest with zeros."""
-    where = jnp.where(kept, destinations, positions)
-    empty = jnp.zeros((positions,), values.dtype)
-    return jax.vmap(lambda where, values: empty.at[where].set(values, mode="drop"))(where, values)
-
-
-def fill(
-    frozen: Computation,
-    changed: ChangedLengths,
-    masked: Masked,
-    edit: str,
-    options: GeneratorOptions,
-    key: PRNGKeyArray,
-) -> Edited:
-    """Let the generator fill the inserted and the masked tokens.
-
-    Args:
-        frozen: Holds the networks `generator` and `generator_head`, unless the edit is `delete`.
-        changed: The sentences after tokens were inserted and dropped.
-        masked: The same sentences, masked.
-        edit: The edit. `insert` uses the generator's tokens only where tokens were inserted.
-        options: How the generator's tokens are chosen, and where they are used.
-        key: A random key for the generator's dropout and for sampling.
-
-    Returns:
-        The edited sentences. Label 1 is on inserted tokens, on tokens that the generator replaced, and on tokens whose
-        predecessor was dropped.
-    """
-    if edit == "delete":
-        return Edited(changed.rows, changed.labels)
-    if edit == "insert":
-        options = dataclasses.replace(options, positions="masked")
-    masked = Masked(masked.rows, masked.selected | changed.inserted)
-    edited = generate(frozen, changed.rows, masked, options, key)
-    return Edited(edited.rows, edited.replaced | changed.labels)
+    new_ids = place(interleave(ids, jnp.full_like(ids, mask_id)))
+    attention_mask = place(exists.astype(rows.attention_mask.dtype))
+    labels = place(interleave(after_dropped, ~nothing))
+    return ChangedLengths(TokenRows(new_ids, attention_mask), place(interleave(nothing, ~nothing)), labels)
 
 
 def generated_second_views(
     frozen: Computation, batch: Batch, ratio: float, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Batch:
-    """Mask tokens of the second views and let the generator fill them (SimCSE Table 1, "MLM k %").
-
-    Args:
-        frozen: The frozen networks.
-        batch: The batch.
-        ratio: The share of tokens that are masked.
-        options: How the generator's tokens are chosen.
-        key: A random key for this purpose alone.
-    """
+    """Mask this share of the tokens of second views and let the generator fill them (SimCSE Table 1, "MLM k %")."""
     rows = TokenRows(batch.input_ids[:, 1], batch.attention_mask[:, 1])
-    vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-    masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=ratio, style="mask")
     options = dataclasses.replace(options, positions="masked")
-    edited = generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
+    edited = replace_tokens(frozen, rows, MaskOptions(ratio, "mask"), options, key)
     second = jnp.where(rows.attention_mask > 0, edited.rows.input_ids, rows.input_ids)
     return batch._replace(input_ids=batch.input_ids.at[:, 1].set(second))
 
@@ -215,14 +157,13 @@ class Difference(EditOptions, DiffCSE):
 
     objective: str = option(
         "rtd",
-        "what is predicted about the edited sentence: which tokens were replaced (`rtd`, DiffCSE), the masked tokens "
-        "(`conditional_mlm`), or the original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
+        "what is predicted: which tokens were replaced (`rtd`, DiffCSE), the masked tokens (`conditional_mlm`), or the "
+        "original of every token (`corrective_lm`; both DiffCSE Table 3); `none`: off",
         choices=("rtd", "conditional_mlm", "corrective_lm", "none"),
     )
     sentence: str = option(
         "same",
-        "the sentence that is edited: the `same` sentence as that of the embedding, the `next` one of the document, or "
-        "`both` (DiffCSE Table 3); `next` and `both` need data.documents",
+        "edit the `same` sentence, the `next` one of the document, or `both` (DiffCSE Table 3; needs data.documents)",
         choices=("same", "next", "both"),
     )
     copy_weight: float = option(
@@ -232,9 +173,8 @@ class Difference(EditOptions, DiffCSE):
     def active(self) -> Loss | None:
         if self.objective == "none" or self.weight == 0:
             return None
-        return {"rtd": Difference, "conditional_mlm": ConditionalMaskedLM, "corrective_lm": CorrectiveLM}[
-            self.objective
-        ](**vars(self))
+        kinds = {"rtd": Difference, "conditional_mlm": ConditionalMaskedLM, "corrective_lm": CorrectiveLM}
+        return kinds[self.objective](**vars(self))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -243,16 +183,10 @@ class Difference(EditOptions, DiffCSE):
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Edit the same sentences or the next ones. Both: a dict of the two."""
-        if self.sentence == "same":
-            return super().prepare(frozen, batch, key, run)
-        assert batch.next is not None  # the loss needs "next_sentence"
-        if self.sentence == "next":
-            return super().prepare(frozen, batch.next, key, run)
-        both = {"same": batch, "next": batch.next}
-        return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in both.items()}
-
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        return edit_sentences(frozen, rows, self, key, run)
+        batches: dict[str, Any] = {"same": batch, "next": batch.next}
+        if self.sentence != "both":
+            return self.edited(frozen, batches[self.sentence].rows, key, run)
+        return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in batches.items()}
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         """Compute the loss of the prediction. Both sentences: the mean of the two losses."""
@@ -260,6 +194,10 @@ class Difference(EditOptions, DiffCSE):
             return self.predict(forward, inputs, key)
         results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
         return jax.tree.map(lambda *values: jnp.stack(values).mean(), *results)
+
+    def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
+        """Compute the loss of the prediction about edited sentences."""
+        return super().loss(forward, edited, key)
 
 
 class _RecoversTokens(Difference):
@@ -273,22 +211,9 @@ class _RecoversTokens(Difference):
             )
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        sizes = checkpoints.encoder.config
-        networks = super().networks(checkpoints, run)
-        del networks["token_classifier"]
-        return networks | {"discriminator_lm_head": Network(partial(MaskedLMHead, sizes), checkpoints.encoder.mlm_head)}
-
-    def mask(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        return mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
-
-
-class Gaps(NamedTuple):
-    """Masked sentences and their original tokens."""
-
-    rows: TokenRows
-    selected: Bool[Array, "rows length"]  # the positions that were masked
-    original: Int[Array, "rows length"]
+        encoder, discriminator = checkpoints.encoder, super().networks(checkpoints, run)["discriminator"]
+        head = Network(partial(MaskedLMHead, encoder.config), encoder.mlm_head)
+        return {"discriminator": discriminator, "discriminator_lm_head": head}
 
 
 class ConditionalMaskedLM(_RecoversTokens):
@@ -302,12 +227,14 @@ class ConditionalMaskedLM(_RecoversTokens):
     def needs(self) -> frozenset[str]:
         return super().needs - {"generator"}
 
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> Gaps:
-        masked = self.mask(frozen, rows, key)
-        return Gaps(masked.rows, masked.selected, rows.input_ids)
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Return masked sentences and the original tokens."""
+        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
+        masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+        return masked, rows.input_ids
 
     def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        gaps: Gaps = edited
+        (rows, selected), original = edited
         computation = forward.computation
         head = computation.network("discriminator_lm_head")
         word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
@@ -319,18 +246,8 @@ class ConditionalMaskedLM(_RecoversTokens):
         def at_gaps(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
 
-        losses, correct = discriminate(
-            forward, gaps.rows, at_gaps, gaps.selected, gaps.original, condition=self.condition, key=key
-        )
-        accuracy = mean_where(correct, gaps.selected)
-        return mean_where(losses, gaps.selected), {"conditional_mlm_accuracy": accuracy}
-
-
-class Corrections(NamedTuple):
-    """Edited sentences and their original tokens."""
-
-    edited: Edited
-    original: Int[Array, "rows length"]
+        losses, correct = discriminate(forward, rows, at_gaps, selected, original, condition=self.condition, key=key)
+        return mean_where(losses, selected), {"conditional_mlm_accuracy": mean_where(correct, selected)}
 
 
 class CorrectiveLM(_RecoversTokens):
@@ -355,13 +272,13 @@ class CorrectiveLM(_RecoversTokens):
         return (*super().papers, "coco_lm")
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        copy = Network(partial(copy_head, checkpoints.encoder.config))
-        return super().networks(checkpoints, run) | {"copy_head": copy}
+        """Return also the head that gives the logit of p_copy for each token."""
+        copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
+        return super().networks(checkpoints, run) | {"copy_head": copy_head}
 
-    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> Corrections:
-        masked = self.mask(frozen, rows, key)
-        edited = generate(frozen, rows, masked, run.generator, fold_in_name(key, "generator"))
-        return Corrections(edited, rows.input_ids)
+    def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Return edited sentences and the original tokens."""
+        return super().edited(frozen, rows, key, run), rows.input_ids
 
     def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         (rows, replaced), original = edited
@@ -377,7 +294,7 @@ class CorrectiveLM(_RecoversTokens):
             correct = jnp.argmax(logits, axis=-1) == targets
             return corrective_language_model(logits, copy_logits, ~replaced, targets), correct
 
-        def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> tuple[Any, jax.Array]:
+        def at_rows(states: jax.Array, where: jax.Array, *values: jax.Array) -> PyTree:
             copy_logits = copy(states)[..., 0].astype(jnp.float32)
             return computation.gather_positions(at_token, where, states, copy_logits, *values, shares=MOST), copy_logits
 
@@ -390,11 +307,6 @@ class CorrectiveLM(_RecoversTokens):
             "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
             "corrective_lm_accuracy_replaced": mean_where(correct, where & replaced),
         }
-
-
-def copy_head(sizes: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
-    """Build the head that gives the logit of p_copy for each token."""
-    return Dense(sizes.hidden_size, 1, dtype=dtype, rngs=rngs)
 
 
 def corrective_language_model(
@@ -412,8 +324,7 @@ def corrective_language_model(
         targets: The original tokens.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    generated = target_logits - jax.nn.logsumexp(logits, axis=-1) + jax.nn.log_sigmoid(-copy_logits)
+    generated = jax.nn.log_sigmoid(-copy_logits) - masked_language_model(logits, targets)
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
 
 

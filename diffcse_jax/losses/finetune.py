@@ -29,24 +29,18 @@ class Task:
     file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
     dev_file: str = option("", "dev rows; empty: the share dev_share of `file`")
     dev_share: float = option(
-        0.1, "share of the rows of `file` used as dev rows if there is no dev_file, chosen by a hash of their text",
-        low=0.0, high=0.5,
-    )  # fmt: skip
+        0.1, "share of `file` used as dev rows, chosen by a hash of their text", low=0.0, high=0.5
+    )
     test_file: str = option("", "rows without labels, for predictions; empty: no predictions")
     texts: tuple[str, ...] = option(("sentence",), "column of the sentence, or the two columns of a sentence pair")
     label: str = option("label", "column of the label or value")
     id: str = option("", "column with the names of the rows in predictions; empty: row numbers from 0")
     prediction: str = option("prediction", "name of the column of predictions")
-    kind: str = option(
-        "classification",
-        "kind of label: a class (`classification`) or a number (`regression`)",
-        choices=("classification", "regression"),
-    )
+    kind: str = option("classification", "kind of label: a class or a number", choices=("classification", "regression"))
     labels: tuple[str, ...] = option((), "the classes; empty: the classes of the training rows, sorted")
     loss: str = option(
         "auto",
-        "`cross_entropy`; `binary_cross_entropy` of a single logit, for two classes; `squared_error`; `auto`: the loss "
-        "that fits the kind and the number of classes",
+        "`auto`: by kind and number of classes; `binary_cross_entropy` has a single logit, for two classes",
         choices=("auto", "cross_entropy", "binary_cross_entropy", "squared_error"),
     )
     weight: float = option(1.0, "weight of the task's loss", low=0.0)
@@ -87,14 +81,9 @@ class Finetune(Loss):
 
     weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
     tasks: Table = table(Task, "the tasks by name")  # noqa: RUF009
-    data_dir: str = option(
-        "", "folder that file names are relative to; empty: the working directory", changes="nothing"
-    )
+    data_dir: str = option("", "folder that file names are relative to; empty: the working one", changes="nothing")
     stages: str = option(
-        "together",
-        "`together`: train the encoder and all heads from the beginning; `heads_first`: first train the heads on "
-        "embeddings of the frozen encoder, which are computed once, and then everything",
-        choices=("together", "heads_first"),
+        "together", "train all `together`, or first the heads on stored embeddings", choices=("together", "heads_first")
     )
     heads_epochs: int = option(10, "passes over all rows while only the heads train", low=1)
     heads_steps: int = option(0, "steps while only the heads train; 0: as many as heads_epochs gives", low=0)
@@ -102,8 +91,8 @@ class Finetune(Loss):
     heads_weight_decay: float = option(1e-3, "decoupled weight decay while only the heads train", low=0.0)
     mixing: str = option(
         "ratio",
-        "task of each batch: `ratio`, random order within blocks in which each task has its `ratio` of batches; "
-        "`temperature`, random draws with probabilities proportional to rows^(1 / finetune.temperature)",
+        "order of tasks: random in blocks of `ratio` batches each, or drawn in proportion to rows^(1 / "
+        "finetune.temperature)",
         choices=("ratio", "temperature"),
     )
     temperature: float = option(
@@ -113,11 +102,7 @@ class Finetune(Loss):
         0.0, "temperature at the last batch, reached in equal steps; 0: the temperature is constant", low=0.0
     )
     predictions: str = option(
-        "csv",
-        "format of predictions: `csv`, or `cs224n`, the format of the report's course: a line `id TAB name`, then "
-        "lines `id , value`",
-        choices=("csv", "cs224n"),
-        changes="nothing",
+        "csv", "`csv`, or the `cs224n` course's format", choices=("csv", "cs224n"), changes="nothing"
     )
 
     def active(self) -> Loss | None:
@@ -173,19 +158,11 @@ def features(task: Task, embeddings: Sequence[Float[Array, "rows hidden"]]) -> F
     if not task.is_pair:
         return embeddings[0]
     u, v = embeddings
-    parts = {
-        "first": lambda: u,
-        "second": lambda: v,
-        "difference": lambda: jnp.abs(u - v),
-        "product": lambda: u * v,
-        "cosine": lambda: _cosine(u, v),
-    }
-    return jnp.concatenate([parts[name]() for name in task.features], axis=1)
-
-
-def _cosine(u: Float[Array, "rows hidden"], v: Float[Array, "rows hidden"]) -> Float[Array, "rows 1"]:
-    norms = jnp.linalg.norm(u, axis=1) * jnp.linalg.norm(v, axis=1)
-    return ((u * v).sum(axis=1) / jnp.maximum(norms, 1e-8))[:, None]
+    parts = {"first": u, "second": v, "difference": jnp.abs(u - v), "product": u * v}
+    if "cosine" in task.features:
+        norms = jnp.linalg.norm(u, axis=1) * jnp.linalg.norm(v, axis=1)
+        parts["cosine"] = ((u * v).sum(axis=1) / jnp.maximum(norms, 1e-8))[:, None]
+    return jnp.concatenate([parts[name] for name in task.features], axis=1)
 
 
 def cross_entropy(logits: Float[Array, "rows classes"], labels: Int[Array, " rows"]) -> Float[Array, " rows"]:

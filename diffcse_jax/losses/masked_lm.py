@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.batch import Batch, TokenRows
+from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
@@ -30,16 +30,9 @@ def masked_language_model(
 class AuxiliaryMaskedLM(Loss):
     """The encoder recovers masked tokens of every view, with a head of its own (SimCSE appendices A, D and E)."""
 
-    weight: float = option(
-        0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A, where it is 0.1)", low=0.0
-    )
+    weight: float = option(0.0, "weight of the encoder's auxiliary masked LM (SimCSE appendix A: 0.1)", low=0.0)
     mask_ratio: float = option(0.15, "share of tokens masked for the auxiliary masked LM", low=0.0, high=1.0)
-    tied: bool = option(
-        False,
-        "use the encoder's word embeddings as the decoder, as in BERT's pretraining; False: train a copy of them "
-        "(SimCSE's code)",
-    )
-
+    tied: bool = option(False, "decode with the word embeddings, as BERT; False: train a copy of them (SimCSE's code)")
     papers = ("simcse",)
     needs = frozenset({"mask_token"})
 
@@ -53,13 +46,11 @@ class AuxiliaryMaskedLM(Loss):
         return {"mlm_head": Network(partial(MaskedLMHead, encoder.config, tied=self.tied), {**head, **decoder})}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Masked:
-        """Mask tokens of all views."""
         vocabulary = frozen.networks.vocabulary
         return mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        masked: Masked = inputs
-        computation = forward.computation
+        masked, computation = inputs, forward.computation
         encoder, head = computation.network("encoder"), computation.network("mlm_head")
         original = forward.batch.rows.input_ids
         word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
@@ -67,12 +58,11 @@ class AuxiliaryMaskedLM(Loss):
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
             return masked_language_model(head(states, word_embeddings), targets)
 
-        def row_losses(rows: TokenRows, keys: jax.Array, targets: jax.Array, selected: jax.Array) -> jax.Array:
-            states = encoder(rows, keys=keys)["last_hidden_state"]
-            return computation.gather_positions(token_losses, selected, states, targets, shares=FEW)
+        def row_losses(masked: Masked, keys: jax.Array, targets: jax.Array) -> jax.Array:
+            states = encoder(masked.rows, keys=keys)["last_hidden_state"]
+            return computation.gather_positions(token_losses, masked.selected, states, targets, shares=FEW)
 
-        keys = row_keys(key, len(original))
-        losses = computation.map_chunks(row_losses, masked.rows, keys, original, masked.selected)
+        losses = computation.map_chunks(row_losses, masked, row_keys(key, len(original)), original)
         return mean_where(losses, masked.selected), {}
 
 
@@ -92,32 +82,21 @@ class Reconstruction(Loss):
     loss is a sum over all masked tokens, hence its small weight.
     """
 
-    weight: float = option(
-        0.0, "weight of the reconstruction, a sum over all masked tokens (InfoCSE: 0.00001)", low=0.0
-    )
+    weight: float = option(0.0, "weight of the reconstruction, a sum over masked tokens (InfoCSE: 0.00001)", low=0.0)
     mask_ratio: float = option(0.40, "share of tokens masked for the reconstruction", low=0.0, high=1.0)
     blocks: int = option(2, "trained blocks that reconstruct tokens; they start as the generator's last blocks", low=1)
     layer: int = option(
-        0,
-        "block of the frozen generator whose output the trained blocks read (InfoCSE: 6 of 12); 0: the block below the "
-        "last `blocks`",
-        low=0,
+        0, "block of the generator that they read (InfoCSE: 6 of 12); 0: the one below the last `blocks`", low=0
     )
     condition: str = option(
-        "pooled",
-        "sentence embedding that is put at position 0: before the projector (`pooled`) or after it (`projected`)",
-        choices=("pooled", "projected"),
+        "pooled", "sentence embedding at position 0: before or after the projector", choices=("pooled", "projected")
     )
 
     papers = ("infocse",)
     needs = frozenset({"vectors", "mask_token", "generator"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the head, which starts as the upper part of the generator.
-
-        Raises:
-            ConfigError: If the generator has too few blocks or another hidden size than the encoder.
-        """
+        """Return the head, which starts as the upper part of the generator."""
         generator = checkpoints.generator
         assert generator is not None  # the loss needs "generator"
         assert generator.mlm_head is not None
@@ -125,7 +104,7 @@ class Reconstruction(Loss):
         if sizes.hidden_size != hidden_size:
             raise ConfigError(
                 f"reconstruction: the encoder has embeddings of size {hidden_size}, but the generator has hidden "
-                f"states of size {sizes.hidden_size}. Use a generator of the encoder's size, such as "
+                f"states of size {sizes.hidden_size}. Use a generator of that size, such as "
                 "generator.name_or_path='start'."
             )
         for key, value in (("blocks", self.blocks), ("layer", self.layer)):
@@ -144,27 +123,18 @@ class Reconstruction(Loss):
         return MaskedStates(masked, states, frozen.params["generator.embeddings.word.embedding"])
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        given: MaskedStates = inputs
-        computation, masked = forward.computation, given.masked
+        given, masked, computation = inputs, inputs.masked, forward.computation
         head = computation.network("reconstruction_head")
         embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
             return masked_language_model(head.vocabulary(states, given.word_embeddings), targets)
 
-        def row_losses(
-            rows: TokenRows,
-            states: jax.Array,
-            condition: jax.Array,
-            keys: jax.Array,
-            targets: jax.Array,
-            selected: jax.Array,
-        ) -> jax.Array:
-            outputs = head(rows, states, condition, keys=keys)
-            return computation.gather_positions(token_losses, selected, outputs, targets, shares=FEW)
+        def row_losses(masked: Masked, states: jax.Array, h: jax.Array, keys: jax.Array, ids: jax.Array) -> jax.Array:
+            outputs = head(masked.rows, states, h, keys=keys)
+            return computation.gather_positions(token_losses, masked.selected, outputs, ids, shares=FEW)
 
         original = forward.batch.rows.input_ids
         keys = row_keys(key, len(original))
-        rows = masked.rows, given.states, embeddings, keys, original, masked.selected
-        losses = computation.map_chunks(row_losses, *rows)
+        losses = computation.map_chunks(row_losses, masked, given.states, embeddings, keys, original)
         return losses.sum(), {"reconstruction_per_token": mean_where(losses, masked.selected)}

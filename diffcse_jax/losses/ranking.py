@@ -45,12 +45,7 @@ def ranking_consistency(
 
 
 def jensen_shannon(p: Float[Array, "rows columns"], q: Float[Array, "rows columns"]) -> Float[Array, " rows"]:
-    """Compute (KL(P | M) + KL(Q | M)) / 2 with the mixture M = (P + Q) / 2, in nats, from 0 to log 2.
-
-    Args:
-        p: Logits of P, one distribution per row.
-        q: Logits of Q.
-    """
+    """Compute (KL(P | M) + KL(Q | M)) / 2, M = (P + Q) / 2, in nats, from 0 to log 2. P and Q are given as logits."""
     log_p, log_q = jax.nn.log_softmax(p, axis=1), jax.nn.log_softmax(q, axis=1)
     log_mixture = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
     terms = jnp.exp(log_p) * (log_p - log_mixture) + jnp.exp(log_q) * (log_q - log_mixture)
@@ -64,22 +59,18 @@ class RankingDistillation(Loss):
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
         (),
-        "frozen sentence encoders to learn from: run folders, model folders or hub ids with the encoder's vocabulary; "
-        "`start`, the checkpoint that the encoder starts from; or folders with embeddings of the training sentences, "
-        "by any encoder, that `diffcse embed` wrote",
+        "frozen sentence encoders: run folders, model folders or hub ids with the encoder's vocabulary; `start`, the "
+        "starting checkpoint; folders of any encoder's embeddings of the training text by `diffcse embed`",
     )
     poolers: tuple[str, ...] = option(
-        (),
-        "poolers of the teachers, one per teacher; empty: the recorded ones",
-        choices=(*POOLERS, ""),
-        aliases={"mean": "avg"},
+        (), "pooler of each teacher; empty: the recorded ones", choices=(*POOLERS, ""), aliases={"mean": "avg"}
     )
     shares: tuple[float, ...] = option(
-        (), "weights of the teachers' similarities, one per teacher, scaled to sum 1; empty: equal weights", low=0.0
+        (), "weight of each teacher's similarities, scaled to sum 1; empty: equal weights", low=0.0
     )
     form: str = option(
         "listmle",
-        "`listmle`: likelihood of the teachers' order; `listnet`: cross-entropy under the teachers' distribution",
+        "likelihood of the teachers' order, or cross-entropy with their distribution",
         choices=("listmle", "listnet"),
     )
     temperature: float = option(0.05, "temperature of the encoder's similarities (tau2 of RankCSE)", low=1e-6)
@@ -93,7 +84,7 @@ class RankingDistillation(Loss):
         count = len(self.teachers)
         if not count:
             raise ConfigError(
-                "distillation.weight > 0 needs teachers. Name sentence encoders in distillation.teachers, or `start`."
+                "distillation.weight > 0 needs teachers. Name encoders, or `start`, in distillation.teachers"
             )
         if len(set(self.teachers)) < count:
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
@@ -123,13 +114,17 @@ class RankingDistillation(Loss):
         teachers = {network: by_name[name] for network, name in self._by_network.items() if name in by_name}
         return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
 
-    def prepare(
-        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
-    ) -> Float[Array, "batch candidates"]:
-        """Compute the weighted mean of the teachers' similarity lists."""
-        lists = jnp.stack([_lists(frozen, batch, *names) for names in self._by_network.items()])
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
+        """Compute the weighted mean of the teachers' similarity lists, from networks or from stored embeddings."""
+        stored = batch.vectors or {}
+        lists = [
+            similarity_lists(tuple(jnp.moveaxis(stored[name], 1, 0)))
+            if name in stored
+            else teacher_lists(frozen, network, batch)
+            for network, name in self._by_network.items()
+        ]
         shares = jnp.array(self.shares or (1.0,) * len(lists))
-        return jnp.tensordot(shares / shares.sum(), lists, axes=1, precision="highest")
+        return jnp.tensordot(shares / shares.sum(), jnp.stack(lists), axes=1, precision="highest")
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         scores = similarity_lists(forward.projected_views) / self.temperature
@@ -138,21 +133,12 @@ class RankingDistillation(Loss):
         return list_net(scores, inputs / self.teacher_temperature).mean(), {}
 
 
-def _lists(frozen: Computation, batch: Batch, network: str, name: str) -> Float[Array, "batch candidates"]:
-    """Return a teacher's similarity lists, from stored embeddings or from its network."""
-    if batch.vectors and name in batch.vectors:
-        return similarity_lists(tuple(jnp.moveaxis(batch.vectors[name], 1, 0)))
-    return teacher_lists(frozen, network, batch)
-
-
 def list_net(
     scores: Float[Array, "rows candidates"], teacher: Float[Array, "rows candidates"]
 ) -> Float[Array, " rows"]:
     """Compute ListNet: the cross-entropy of the candidates' distribution under the teacher's (Cao et al. 2007, top 1).
 
-    Args:
-        scores: Logits of the encoder.
-        teacher: Logits of the teacher.
+    Both arguments are logits.
     """
     return -(jax.nn.softmax(teacher, axis=1) * jax.nn.log_softmax(scores, axis=1)).sum(axis=1)
 
@@ -177,9 +163,7 @@ def list_mle(
 class Anchor(Loss):
     """Keep each embedding's neighbours those that the frozen starting checkpoint gives it, without dropout."""
 
-    weight: float = option(
-        0.0, "weight of the divergence from the neighbourhoods that the starting checkpoint gives", low=0.0
-    )
+    weight: float = option(0.0, "weight of the divergence from the starting checkpoint's neighbourhoods", low=0.0)
     temperature: float = option(0.05, "temperature of the similarities that make a neighbourhood", low=1e-6)
     compares_embeddings = True
 
@@ -188,9 +172,7 @@ class Anchor(Loss):
         start = start_as_teacher(checkpoints.encoder, run.pooler)
         return {START: Network(start.build, start.params, frozen=True)}
 
-    def prepare(
-        self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo
-    ) -> Float[Array, "batch candidates"]:
+    def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Compute the similarity lists of the starting checkpoint."""
         return teacher_lists(frozen, START, batch)
 

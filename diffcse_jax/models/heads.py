@@ -145,7 +145,7 @@ def reconstruction_start(
     return start
 
 
-def linear(inputs: int, outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> Dense:
+def linear(inputs: int, outputs: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Dense:
     """Return a dense layer, initialised as PyTorch's `nn.Linear`: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
     bound = inputs**-0.5
 
