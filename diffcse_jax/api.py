@@ -96,12 +96,7 @@ def train(
 
 
 def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
-    """Return the configuration keys with which a run trains on this text.
-
-    Raises:
-        ConfigError: It is a single sentence.
-        DataError: It cannot be iterated as texts.
-    """
+    """Return the configuration keys with which a run trains on this text."""
     if isinstance(given, str) and re.search(r"\w\s+\w", given) and not expand_path(given).exists():
         raise ConfigError(f"{given[:60]!r} is not a file. To train on sentences, give a list of them.")
     if isinstance(given, str | os.PathLike):
@@ -125,17 +120,8 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
 def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
     """Train in a run folder, from the start or from where an earlier run stopped, and export to `WORKDIR/export`.
 
-    Args:
-        config: The configuration.
-        workdir: The run folder.
-        callbacks: Called at steps, evaluations and saves.
-
     Returns:
         How the exported model compares with the starting checkpoint, as text.
-
-    Raises:
-        UserError: As `train`.
-        Interrupted: As `train`.
     """
     with in_workdir(config, workdir):
         verdict = train_in_folder(config, workdir, callbacks)
@@ -150,12 +136,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
 
 @contextlib.contextmanager
 def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
-    """Join the other processes, if there are any, and hold the lock of the run folder in the block.
-
-    Raises:
-        UserError: The processes cannot be joined, or another process works in the folder.
-        Interrupted: As `train`.
-    """
+    """Join the other processes, if there are any, and hold the lock of the run folder in the block."""
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
@@ -181,16 +162,10 @@ def export_with_curves(config: Config, workdir: Path) -> None:
 
 
 def named_workdir(pattern: str | Path | None, name: str, config: Config) -> Path:
-    """Return the folder of a run.
+    """Return the folder of a run, by default `runs/NAME`.
 
-    Args:
-        pattern: The folder as the user gives it. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for
-            the run's values, and `~` for the home folder. None: `runs/NAME`.
-        name: The name of the configuration.
-        config: The configuration.
-
-    Raises:
-        ConfigError: The pattern has an unknown key.
+    In the pattern that the user gives, `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's
+    values, and `~` for the home folder.
     """
     values = flat(config.to_dict()) | {"name": name, "seed": config.train.seed}
 

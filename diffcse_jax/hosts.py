@@ -35,12 +35,7 @@ _verbosity: Verbosity = "normal"
 
 
 def set_verbosity(verbosity: Verbosity) -> None:
-    """Choose what is printed to standard error.
-
-    Args:
-        verbosity: "quiet" prints warnings and errors only; "normal" also notices and progress; "verbose" also the log
-            messages of libraries.
-    """
+    """Choose what is printed besides warnings and errors: notices and progress, with "verbose" also libraries' logs."""
     global _verbosity
     _verbosity = verbosity
     logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
@@ -61,13 +56,9 @@ def hides_progress() -> bool | None:
 
 
 class Progress:
-    """Show progress on standard error: a bar on a terminal, elsewhere a line every 30 seconds.
+    """Show progress of work, such as "embedding", on standard error: a bar on a terminal, else a line every 30 seconds.
 
-    Args:
-        what: The work, such as "embedding".
-        unit: What is counted, in the plural.
-        total: How many there are, if that is known.
-        quiet: Show nothing.
+    The unit is a plural.
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
@@ -181,11 +172,7 @@ def _distributed_state() -> Any:
 
 
 def require_alone() -> None:
-    """Refuse to train alone where the environment describes several processes.
-
-    Raises:
-        ConfigError: JAX_NUM_PROCESSES is above 1, or JAX_PROCESS_ID and JAX_NUM_PROCESSES are not a valid pair.
-    """
+    """Refuse to train alone where the environment describes several processes."""
     _, count = process_from_environment() or (0, 1)
     if count > 1:
         raise ConfigError(
@@ -195,20 +182,15 @@ def require_alone() -> None:
 
 
 def process_from_environment() -> tuple[int, int] | None:
-    """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set.
-
-    Raises:
-        ConfigError: Only one of them is set, or they are not a number from 0 and a larger number.
-    """
+    """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set."""
     index, count = os.environ.get("JAX_PROCESS_ID"), os.environ.get("JAX_NUM_PROCESSES")
     if index is None and count is None:
         return None
     if index is None or count is None:
         raise ConfigError("set both JAX_PROCESS_ID and JAX_NUM_PROCESSES; only one of them is set")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(
-            f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}: expected a number from 0 below the other"
-        )
+        found = f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}"
+        raise ConfigError(f"{found}: expected a number from 0 below the other")
     return int(index), int(count)
 
 
@@ -314,13 +296,11 @@ class Watch:
 
 
 class StopRequest:
-    """Whether work was asked to stop."""
+    """Whether work was asked to save and stop. Any thread may ask."""
 
-    def __init__(self) -> None:
-        self.made = False
+    made = False
 
     def make(self) -> None:
-        """Ask the work to save and stop. May be called from any thread."""
         self.made = True
 
 

@@ -37,8 +37,6 @@ class Training:
     """A run as callbacks see it before its first step.
 
     Attributes:
-        config: The resolved configuration.
-        workdir: The run folder.
         step: The step that training resumes from; 0 for a new run.
         total_steps: Number of steps of the whole run.
         start_scores: Dev scores of the starting checkpoint, the baseline.
@@ -61,13 +59,11 @@ class Callback:
         """Run before the first step."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Run after every step.
+        """Run after every step, counted from 1.
 
-        Args:
-            step: The number of the step, from 1.
-            metrics: `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
-                metrics.jsonl. Empty except every `train.log_every` steps, because reading them from the device takes
-                time. NaN and infinite values are left out.
+        The metrics are `loss`, the loss of each term, `learning_rate`, `sentences_per_second` and others, as in
+        metrics.jsonl, without NaN and infinite values. They are empty except every `train.log_every` steps, because
+        reading them from the device takes time.
         """
 
     def on_evaluation_start(self, step: int) -> None:
@@ -138,11 +134,7 @@ class MetricsFile(Rows):
 
 
 class TensorBoard(Rows):
-    """Write TensorBoard events to `WORKDIR/tensorboard`.
-
-    Raises:
-        DiskError: They cannot be written.
-    """
+    """Write TensorBoard events to `WORKDIR/tensorboard`."""
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
@@ -189,10 +181,10 @@ class WandB(Rows):
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        record = training.workdir / "wandb.json"
+        workdir, config = training.workdir, flat(training.config.to_dict())
+        record = workdir / "wandb.json"
         known = json.loads(record.read_text()) if training.step and record.is_file() else {}
-        config = flat(training.config.to_dict())
-        self._run = self._init(dir=str(training.workdir), name=training.workdir.name, config=config, **known)
+        self._run = self._init(dir=str(workdir), name=workdir.name, config=config, **known)
         record.write_text(json.dumps({"id": self._run.id, "resume": "allow"}))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -242,11 +234,9 @@ class Progress(Callback):
         now = time.monotonic()
         if not self._bar.disable or now - self._printed < SECONDS_BETWEEN_LINES:
             return
-        self._printed = now
-        left = ""
+        self._printed, details = now, [text] if text else []
         if len(self._measured) == 2:
             (first, since), (last, until) = self._measured
             seconds = (until - since) / (last - first) * (self._total - self._step)
-            left = f"about {tqdm.tqdm.format_interval(seconds)} left"
-        details = ", ".join(filter(None, (text, left)))
-        log_line(f"step {self._step:,} of {self._total:,}" + (f": {details}" if details else ""))
+            details.append(f"about {tqdm.tqdm.format_interval(seconds)} left")
+        log_line(f"step {self._step:,} of {self._total:,}" + (f": {', '.join(details)}" if details else ""))

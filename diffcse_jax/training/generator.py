@@ -45,12 +45,7 @@ HELD_OUT_BATCHES = 8
 def own_generator(
     config: Config, encoder: Pretrained, store: TokenStore | Crops, vocabulary: Vocabulary, mesh: Mesh, workdir: Path
 ) -> Pretrained:
-    """Return the frozen encoder with a masked-LM head: from the run folder, or trained now and stored there.
-
-    Raises:
-        CheckpointError: The stored head is damaged.
-        ConfigError: Training the head diverged.
-    """
+    """Return the frozen encoder with a masked-LM head: from the run folder, or trained now and stored there."""
     folder = workdir / "generator"
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
@@ -121,17 +116,11 @@ def train_head(
 
 
 class HeadTraining(NamedTuple):
-    """Functions that train a masked-LM head.
-
-    Attributes:
-        initial: () -> (head, optimizer state).
-        loss: (head, frozen, batch, key) -> (loss, accuracy).
-        step: (head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss), compiled.
-    """
+    """Functions that train a masked-LM head."""
 
     initial: Callable[[], tuple[Params, optax.OptState]]
-    loss: Callable[..., tuple[jax.Array, jax.Array]]
-    step: Any
+    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, batch, key) -> (loss, accuracy)
+    step: Any  # compiled: (head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss)
 
 
 def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:

@@ -92,17 +92,9 @@ class Run:
     """Everything that training needs, except for what changes while it trains.
 
     Attributes:
-        config: The configuration.
-        workdir: The run folder, which exists.
-        mesh: The devices.
-        base: The starting checkpoint.
-        built: The networks and their initial arrays.
-        optimizer: Updates the trained parameters.
         source: All batches.
         text: Identifies the text that the batches are made of.
-        evaluation: The dev evaluation.
         sentences: Returns the sentences of a step's batch, as JSON values.
-        callbacks: The user's callbacks.
         model: Makes what is evaluated from the trained parameters; from the initial ones it makes the baseline. None:
             the sentence encoder; the baseline is then the starting checkpoint as its users use it.
     """
@@ -164,14 +156,6 @@ def loop(
     At most two steps are in flight: while the device computes one, the next one is prepared and queued. More would
     not be faster, and a request to stop would have to wait for all of them.
 
-    Args:
-        run: The run.
-        baseline: The dev scores of the starting checkpoint.
-        checkpoints: Writes checkpoints.
-        train_step: Returns the next state and the metrics of a step.
-        state: The state to start or resume from.
-        batches: The batches from there on.
-
     Raises:
         UserError: Too many steps had a NaN or infinite loss or gradient.
         Interrupted: A signal or a callback asked to stop. Everything is saved.
@@ -201,7 +185,10 @@ def loop(
             logs = step in (1, total_steps) or step % log_every == 0
             evaluates = step == total_steps or (config.eval.every > 0 and step % config.eval.every == 0)
             # Hosts ask one another at logged steps, so that all stop together.
-            stops = step < total_steps and (stop.made if jax.process_count() == 1 else logs and _any_process(stop.made))
+            stops = stop.made
+            if jax.process_count() > 1:
+                stops = logs and bool(multihost_utils.process_allgather(np.int32(stop.made)).any())
+            stops = stops and step < total_steps
             logger.add(step, metrics, logs=logs)
             if evaluates or stops:
                 logger.flush()
@@ -222,10 +209,6 @@ def loop(
                 writer.finish()
                 raise Interrupted(f"Stopped at step {step}. Everything is saved; run the same command again to resume.")
         writer.finish()
-
-
-def _any_process(asked: bool) -> bool:
-    return bool(multihost_utils.process_allgather(np.int32(asked)).any())
 
 
 # Evaluation
@@ -322,11 +305,7 @@ class MetricLogger:
         self._read_time += seconds
 
     def flush(self) -> None:
-        """Write the row that was added last, if that is still to do.
-
-        Raises:
-            UserError: Too many steps were skipped.
-        """
+        """Write the row that was added last, if that is still to do."""
         if self._unread is None:
             return
         step, metrics = self._unread

@@ -33,17 +33,12 @@ from diffcse_jax.search.vector_store import VectorStore, find_store
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
 
 
-# The starting checkpoint
-
-
 @dataclasses.dataclass(frozen=True)
 class StartingCheckpoint:
     """The starting checkpoint. With the pooler that it records, it is the baseline of the run.
 
     Attributes:
         name: The checkpoint as the configuration names it.
-        checkpoint: Its sizes and weights.
-        tokenizer: Its tokenizer.
         recorded: The pooler that it records; None if it records none, as a raw masked LM does.
     """
 
@@ -54,7 +49,7 @@ class StartingCheckpoint:
 
     @property
     def head(self) -> Params | None:
-        """The dense + tanh head of the recorded pooler `cls`, from which a kept projector checkpoints."""
+        """The dense + tanh head of the recorded pooler `cls`, from which a kept projector starts."""
         return self.recorded.head if self.recorded else None
 
     @property
@@ -69,10 +64,8 @@ class StartingCheckpoint:
 
     def encoder(self, config: Config) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it."""
-        model, pooler = self.checkpoint, self.pooler(config)
-        return SentenceEncoder(
-            model.config, model.transformer, self.tokenizer, pooler=pooler, pooler_head=self.pooler_head
-        )
+        model, pooler = self.checkpoint, {"pooler": self.pooler(config), "pooler_head": self.pooler_head}
+        return SentenceEncoder(model.config, model.transformer, self.tokenizer, **pooler)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the embedding that the run trains is, before the first step, the checkpoint's own."""
@@ -80,22 +73,15 @@ class StartingCheckpoint:
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
     def describe_pooler(self, asked: str, config: Config) -> str:
-        """Return a sentence on how the run pools this kind of checkpoint, or an empty string if all is as usual.
-
-        Args:
-            asked: The pooler as the user gave it.
-            config: The run's configuration, with the pooler `own` resolved.
-        """
-        if self.recorded is None:
-            if asked != OWN_POOLER:
-                return ""
+        """Say how the run pools the checkpoint, if the user asked for `own` or the two differ."""
+        if asked == OWN_POOLER:
+            if self.recorded:
+                return f"Starting from {self.name}, with its own pooler ({self.recorded.pooler})."
             return (
                 f"{self.name} records no pooler. It is trained as a raw masked LM, with the mean over tokens "
                 f"({DEFAULT_POOLER}). configs/base/masked_lm.py has the settings for such checkpoints."
             )
-        if asked == OWN_POOLER:
-            return f"Starting from {self.name}, with its own pooler ({self.recorded.pooler})."
-        if self.is_trained_embedding(config):
+        if self.recorded is None or self.is_trained_embedding(config):
             return ""
         return (
             f"notice: {self.name} is a sentence encoder with the pooler {self.recorded.pooler}, but this run trains "
@@ -107,12 +93,7 @@ class StartingCheckpoint:
 def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None:
     """Return the pooler that a checkpoint records, or None if it records none.
 
-    Args:
-        checkpoint: The checkpoint.
-        asked: `model.pooler`. If it is not `own`, a pooler that cannot be read is only reported.
-
-    Raises:
-        CheckpointError: The recorded pooler cannot be read, and `own` asks for it.
+    If the pooler cannot be read, this is an error only if `model.pooler`, the argument `asked`, is `own`.
     """
     try:
         return pooling_modules.recorded(checkpoint)
@@ -144,9 +125,6 @@ def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:
     return Config.from_dict(config.to_dict() | {"model": dataclasses.asdict(model)})
 
 
-# The networks
-
-
 class Built(NamedTuple):
     """The networks of a run, and the initial arrays of trained and frozen parameters."""
 
@@ -172,9 +150,6 @@ def build(
         vocabulary: The tokenizer's vocabulary.
         teachers: The sentence encoders that losses name.
         projector: The weights that a kept projector starts from; None: random ones.
-
-    Raises:
-        ConfigError: The dropout rates do not fit the number of blocks.
     """
     sizes = for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
@@ -234,10 +209,6 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
     """Return a warning if both views of a single sentence have the same embedding, so that nothing is learned.
 
     It is not an error: SimCSE's Table 3 has such rows.
-
-    Args:
-        sizes: The encoder's sizes, with the run's dropout rates.
-        config: The run's configuration.
     """
     if config.data.augmentation != "none" or not config.needs("dropout"):
         return ""
@@ -252,14 +223,10 @@ def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
 def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
     """Load the frozen masked LM that the configuration names. It must use the encoder's token ids.
 
-    Args:
-        config: Names the generator.
-        encoder: The starting checkpoint, with its masked-LM head if it is the generator.
-        tokenizer: The encoder's tokenizer.
+    If its folder has no tokenizer, only the numbers of tokens are compared.
 
     Raises:
-        CheckpointError: The generator has no masked-LM head, or another vocabulary than the encoder. If its folder has
-            no tokenizer, only the numbers of tokens are compared.
+        CheckpointError: The generator has no masked-LM head, or another vocabulary than the encoder.
         ConfigError: It has fewer positions than data.max_length.
     """
     if config.generator_is_start:
@@ -330,11 +297,7 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
 
 
 def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
-    """Check that a checkpoint has enough positions for data.max_length.
-
-    Raises:
-        ConfigError: It has fewer.
-    """
+    """Raise ConfigError if a checkpoint has fewer positions than data.max_length."""
     if config.data.max_length > sizes.max_length:
         raise ConfigError(
             f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
@@ -358,12 +321,7 @@ def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) 
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:
-    """Return the tokenizer's vocabulary.
-
-    Args:
-        config: The configuration.
-        tokenizer: The tokenizer.
-        embeddings: Number of word embeddings of the model.
+    """Return the tokenizer's vocabulary, for a model with this number of word embeddings.
 
     Raises:
         ConfigError: There are more tokens than embeddings, or a loss needs a mask token that the tokenizer lacks.

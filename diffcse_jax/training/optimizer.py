@@ -15,10 +15,7 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Return clipping, Adam, decoupled weight decay and the learning-rate schedule, in that order.
 
-    Args:
-        config: The options.
-        total_steps: Length of the schedule.
-        rests: Some steps do not use all networks, which then rest (see `resting`).
+    With `rests`, networks that a step does not use do not change (see `resting`).
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay, mask=decays) if config.weight_decay else optax.identity()

@@ -21,11 +21,7 @@ from diffcse_jax.training.networks import StartingCheckpoint
 
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
-    """Check that `eval.interpolate` is possible: the starting checkpoint has all parameters of the trained encoder.
-
-    Raises:
-        ConfigError: A projector with random initial weights is kept.
-    """
+    """Check that `eval.interpolate` is possible: the starting checkpoint has all parameters of the trained encoder."""
     if config.eval.interpolate and config.keeps_projector and base.head is None:
         raise ConfigError(
             f"eval.interpolate={config.eval.interpolate} needs a starting checkpoint with all trained weights, but "
@@ -34,11 +30,7 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
 
 
 def check_drift_metric(config: Config, evaluation: Evaluation, baseline: Record) -> None:
-    """Check that the baseline has the score that `eval.max_drop` limits.
-
-    Raises:
-        ConfigError: The run began with another measure of general quality.
-    """
+    """Check that the baseline, which may be from the run's first start, has the score that `eval.max_drop` limits."""
     metric = evaluation.drift_metric
     if metric and config.eval.max_drop and metric not in baseline.dev:
         raise ConfigError(

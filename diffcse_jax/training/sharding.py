@@ -92,11 +92,7 @@ def resolved(config: Config, mesh: Mesh) -> Config:
 def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = False) -> Packing | None:
     """Return how batches are packed for the devices of a mesh; None if `train.packing` is off.
 
-    Args:
-        config: The configuration, with `auto` resolved.
-        mesh: The devices.
-        chunks: Chunks of a batch that the networks process one after the other.
-        anchors: The networks also process the anchors alone.
+    With `anchors`, the networks also process the anchors alone.
     """
     if config.train.packing != "on":
         return None
@@ -104,11 +100,7 @@ def packing_of(config: Config, mesh: Mesh, *, chunks: int = 1, anchors: bool = F
 
 
 def shards_of(mesh: Mesh) -> Shards:
-    """Return the part of every batch that this process feeds: the rows of its devices.
-
-    Raises:
-        ConfigError: The mesh has no device of this process, or its devices are not next to each other on the data axis.
-    """
+    """Return the part of every batch that this process feeds: the rows of its devices, which must be neighbours."""
     here = jax.process_index()
     local = [row for row, devices in enumerate(mesh.devices) if any(one.process_index == here for one in devices)]
     if not local or local[-1] - local[0] + 1 != len(local):
@@ -126,11 +118,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_rules(state: PyTree, mesh: Mesh, config: Config) -> PyTree:
-    """Return the sharding of every array of a train state, or of a dict of parameters by name.
-
-    Raises:
-        ValueError: No rule covers a name.
-    """
+    """Return the sharding of every array of a train state, or of a dict of parameters by name."""
 
     def sharding(path: tuple, array: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding:
         if not isinstance(path[-1], jax.tree_util.DictKey):

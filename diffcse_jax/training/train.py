@@ -47,11 +47,6 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
 
     `eval.patience` and `eval.max_drop` may end training earlier.
 
-    Args:
-        config: The configuration.
-        workdir: The run folder.
-        callbacks: Called at steps, evaluations and saves.
-
     Returns:
         How the selected model, which the run folder now holds, compares with the starting checkpoint, as text.
 
@@ -125,15 +120,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
 
 
 def run_training(run: Run) -> str:
-    """Train networks on batches, from the start or from the last checkpoint, and select a model.
-
-    Returns:
-        The verdict of the selection, as `train` does.
-
-    Raises:
-        UserError: As `train`.
-        Interrupted: As `train`.
-    """
+    """Train networks on batches, from the start or from the last checkpoint, and select a model, as `train`."""
     config, mesh, evaluation, source = run.config, run.mesh, run.evaluation, run.source
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
@@ -165,9 +152,6 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     """Return the configuration with a batch of at most as many examples as there are, and say so if it shrinks.
 
     The batch stays divisible by the devices of the data axis and by the chunks.
-
-    Raises:
-        DataError: There are too few examples for the smallest batch.
     """
     train, generator, devices = config.train, config.generator, mesh.shape["data"]
     if config.trains_generator_head and examples < generator.head_batch_size:
@@ -179,14 +163,10 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     unit = chunk if train.chunks > 1 and examples >= chunk else devices
     size = examples // unit * unit
     if size < 2:
-        raise DataError(
-            f"{config.data.train_file} gives {examples:,} training examples, too few for a batch on {devices} "
-            "devices. Give more text."
-        )
-    log_line(
-        f"notice: the text gives {examples:,} training examples, fewer than train.batch_size={train.batch_size}. "
-        f"Training with batches of {size}."
-    )
+        few = f"{config.data.train_file} gives {examples:,} training examples, too few for a batch on {devices} devices"
+        raise DataError(f"{few}. Give more text.")
+    few = f"the text gives {examples:,} training examples, fewer than train.batch_size={train.batch_size}"
+    log_line(f"notice: {few}. Training with batches of {size}.")
     return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size))
 
 
@@ -220,12 +200,7 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
 
 
 def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig) -> Examples:
-    """Return the examples that batches are made of.
-
-    Raises:
-        ConfigError: A loss or the augmentation cannot use the text's columns.
-        DataError: No document gives a pair.
-    """
+    """Return the examples that batches are made of. All losses and the augmentation can use their columns."""
     with_next = config.needs("next_sentence")
     examples = examples_of(store, config.data, next_sentence=with_next)
     if isinstance(examples, Neighbours):
