@@ -1,52 +1,42 @@
-"""What users see of a run, and what their callbacks are told."""
+"""What users see of a run: progress, rows, curves, and what their callbacks get."""
 
 import io
-import json
 import sys
 import types
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tiny_networks import config_of
 
 from diffcse_jax import Callback, Config, WandB
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.run_folder.records import MetricsWriter, Record, read_metrics, write_baseline
 from diffcse_jax.training import callbacks
-from diffcse_jax.training.callbacks import Progress, Training, started
+from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
+from diffcse_jax.training.curves import curves, draw_curves
 
 ROW = {"loss": 0.12345, "sentences_per_second": 578.2}
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 def training(workdir: Path, step: int = 0, total: int = 15625) -> Training:
     return Training(Config(), workdir, step, total, {"score": 50.0}, lambda: None)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that passes when it is told to."""
+def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     progress = Progress()
     progress.on_start(training(tmp_path, step=10, total=110))
-    clock[0] += 100  # to compile
+    now[0] += 100  # to compile
     progress.on_step(11, ROW)
     for step in range(12, 62):
-        clock[0] += 10
+        now[0] += 10
         progress.on_step(step, ROW if step % 10 == 0 else {})
-    progress.on_evaluation_start(61)
-    clock[0] += 31
+    now[0] += 31
     progress.on_evaluation_start(61)
     progress.on_end()
     lines = sys.stderr.getvalue().splitlines()
@@ -59,7 +49,8 @@ def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, clock, monkeypatc
 
 
 def test_a_bar_is_readable_in_80_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = mock.Mock(wraps=io.StringIO(), encoding="utf-8", isatty=lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     progress = Progress()
@@ -68,7 +59,7 @@ def test_a_bar_is_readable_in_80_columns(tmp_path, monkeypatch):
         progress.on_step(step, ROW if step in (1, 7030) else {})
     progress.on_evaluation_start(7031)
     progress.on_end()
-    drawn = sys.stderr.getvalue().replace("\n", "\r").split("\r")
+    drawn = terminal.getvalue().replace("\n", "\r").split("\r")
     assert max(map(len, drawn)) <= 80
     last = [each for each in drawn if "scoring" in each][-1]
     assert last.startswith("scoring   45%|█")
@@ -76,40 +67,28 @@ def test_a_bar_is_readable_in_80_columns(tmp_path, monkeypatch):
     assert last.rstrip().endswith(", loss 0.1235, 578 sentences/s]")
 
 
-@pytest.fixture
-def wandb(monkeypatch):
-    """A module of this name that remembers."""
-    module = types.ModuleType("wandb")
-    module.init = mock.Mock(side_effect=lambda **options: mock.Mock(id=options.get("id", "new")))
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return module
-
-
-def test_weights_and_biases_gets_the_rows_and_the_same_run_when_it_goes_on(tmp_path, wandb):
+def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, monkeypatch):
+    wandb = types.ModuleType("wandb")
+    wandb.init = mock.Mock(side_effect=lambda **options: mock.Mock(id=options.get("id", "new")))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     follower = WandB("mine", tags=["a"])
-    with started([follower], training(tmp_path)) as tell:
-        tell.on_evaluation(0, {"score": 50.0})
-        tell.on_step(1, ROW)
-        tell.on_step(2, {})
-        tell.on_evaluation(2, {"score": 51.0})
-        run = follower._run
+    with started([follower], training(tmp_path)) as observer:
+        observer.on_evaluation(0, {"score": 50.0})
+        observer.on_step(1, ROW)
+        observer.on_step(2, {})
+        observer.on_evaluation(2, {"score": 51.0})
     options = wandb.init.call_args.kwargs
-    assert {name: options[name] for name in ("project", "name", "tags")} == {
-        "project": "mine",
-        "name": tmp_path.name,
-        "tags": ["a"],
-    }
+    assert (options["project"], options["name"], options["tags"]) == ("mine", tmp_path.name, ["a"])
     assert options["config"]["optim.learning_rate"] == 7e-6
-    assert run.log.call_args_list == [
+    assert follower._run.log.call_args_list == [
         mock.call({"start/score": 50.0, "dev/score": 50.0}, step=0),
         mock.call(ROW, step=1),
         mock.call({"dev/score": 51.0}, step=2),
     ]
-    run.finish.assert_called_once()
+    follower._run.finish.assert_called_once()
     with started([WandB("mine")], training(tmp_path, step=2)):
         pass
-    assert wandb.init.call_args.kwargs["id"] == "new"
-    assert wandb.init.call_args.kwargs["resume"] == "allow"
+    assert (wandb.init.call_args.kwargs["id"], wandb.init.call_args.kwargs["resume"]) == ("new", "allow")
 
 
 def test_weights_and_biases_that_is_not_installed_is_named(monkeypatch):
@@ -134,13 +113,63 @@ def test_callbacks_that_began_are_ended_and_other_processes_have_none(tmp_path, 
         pass
     assert ended == [first]
     monkeypatch.setattr(callbacks.jax, "process_index", lambda: 1)
-    with started([Failing()], training(tmp_path)) as tell:
-        tell.on_step(1, ROW)
+    with started([Failing()], training(tmp_path)) as observer:
+        observer.on_step(1, ROW)
 
 
 def test_rows_are_json(tmp_path):
-    with started([callbacks.MetricsFile()], training(tmp_path)) as tell:
-        tell.on_evaluation(0, {"score": 49.0})
-        tell.on_step(1, ROW)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows == [{"step": 0, "start/score": 50.0, "dev/score": 49.0}, {"step": 1, **ROW}]
+    with started([callbacks.MetricsFile()], training(tmp_path)) as observer:
+        observer.on_evaluation(0, {"score": 49.0})
+        observer.on_step(1, ROW)
+    assert read_metrics(tmp_path) == [{"step": 0, "start/score": 50.0, "dev/score": 49.0}, {"step": 1, **ROW}]
+
+
+def test_tensorboard_reads_the_rows(tmp_path):
+    """When a run resumes, TensorBoard drops the earlier rows of later steps."""
+    for resumed_at in (0, 1):
+        with started([TensorBoard()], training(tmp_path, step=resumed_at)) as observer:
+            observer.on_step(resumed_at + 1, {"loss": 5.0})
+            observer.on_step(resumed_at + 2, {})  # is not logged
+            observer.on_evaluation(resumed_at + 1, {"stsb": 81.0})
+        (file,) = (tmp_path / "tensorboard").iterdir()
+        events, content = [], file.read_bytes()
+        while content:
+            size = int.from_bytes(content[:8], "little")
+            events.append(Event.FromString(content[12 : 12 + size]))
+            content = content[16 + size :]
+        assert events[0].file_version == "brain.Event:2"
+        assert [event.step for event in events[1:]] == ([1, 1] if resumed_at == 0 else [2, 2, 2])
+        values = [value for event in events for value in event.summary.value]
+        assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"), [(np.linspace(2.6, 2.2, 20), "linear"), (np.geomspace(2, 0.02, 6), "log")]
+)
+def test_curves_have_numbers_and_whole_steps_and_a_panel_for_the_metric_that_chooses(losses, scale, tmp_path):
+    write_baseline(tmp_path, Record(0, "avg", {"mrr": 60.0}, "mrr", "text"))
+    writer = MetricsWriter(tmp_path, resumed_at=0)
+    writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/recall": 55.0, "dev/uniformity": -2.0})
+    for step, loss in enumerate(losses.tolist(), 1):
+        writer.write(step, {"loss": loss, "loss_contrast": loss})
+    writer.write(len(losses), {"dev/mrr": 65.0, "dev/recall": 70.0, "dev/uniformity": -2.5})
+    figure = curves(tmp_path, config_of())
+    figure.draw_without_rendering()
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    chooses = "mrr (chooses the checkpoint)"
+    assert list(panels) == ["loss", chooses, "other dev scores", "uniformity of the embeddings"]
+    assert panels["loss"].get_yscale() == scale
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        texts = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+        assert sum(map(bool, texts)) >= 2
+        assert all(step == int(step) for step in axes.get_xticks())
+        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0  # below the curves
+    lines = panels[chooses].lines
+    assert [line.get_label() for line in lines] == ["mrr", "starting checkpoint"]
+    assert set(lines[1].get_ydata()) == {60.0}
+
+
+def test_a_run_without_rows_has_a_picture(tmp_path):
+    assert draw_curves(tmp_path, config_of()).stat().st_size > 1000

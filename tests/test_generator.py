@@ -1,4 +1,3 @@
-import contextlib
 import json
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from safetensors.numpy import save_file
 from tiny_model import random_params
 from tiny_networks import ENCODER, SIZES, VOCABULARY, config_of, random_batch, views_of
 
@@ -23,7 +21,7 @@ from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import generator
-from diffcse_jax.training.generator import own_generator, train_head
+from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.sharding import make_mesh
 
 WORDS = [f"w{index}" for index in range(10)]
@@ -51,28 +49,17 @@ def config_with(steps: int):
     return config_of({"generator": options, "mesh": {"data": 1}})
 
 
-def head_of(steps: int, store):
-    config = config_with(steps)
-    return train_head(config, ENCODER, store, VOCABULARY, make_mesh(config))
-
-
 @pytest.mark.slow
-def test_training_the_head_makes_it_guess_better(store):
-    head, scores = head_of(150, store)
-    assert scores["steps"] == 150
+def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, monkeypatch, capfd):
+    config = config_with(150)
+    first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+    scores = json.loads((tmp_path / "generator" / "report.json").read_text())
+    assert set(scores) == {"accuracy", "perplexity", "steps", "sha256"}
     assert scores["perplexity"] < 0.5 * VOCABULARY.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
-    shapes = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
-    assert {name: array.shape for name, array in head.items()} == {name: s.shape for name, s in shapes.items()}
-
-
-@pytest.mark.slow
-def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
-    config = config_with(2)
-    first = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
-    report = json.loads((tmp_path / "generator" / "report.json").read_text())
-    assert set(report) == {"accuracy", "perplexity", "steps", "sha256"}
-    assert f"perplexity {report['perplexity']:.0f}, 2 steps" in capfd.readouterr().err
+    assert f"perplexity {scores['perplexity']:.0f}, 150 steps" in capfd.readouterr().err
+    expected = parameters.shapes(lambda rngs: MaskedLMHead(SIZES, rngs=rngs))
+    assert jax.tree.map(np.shape, first.mlm_head) == jax.tree.map(lambda each: each.shape, dict(expected))
     monkeypatch.setattr(generator, "train_head", None)  # not called again
     second = own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
@@ -80,63 +67,63 @@ def test_the_head_is_kept_in_the_workdir(store, tmp_path, monkeypatch, capfd):
     assert "using the masked-LM head" in capfd.readouterr().err
 
 
+@pytest.fixture
+def own(store, tmp_path, monkeypatch):
+    """`own_generator` of a run whose head "trains" at once: it counts how often, and gives this bias."""
+    config, trained = config_with(2), []
+
+    def own(bias: float = 1.0) -> list:
+        def train_head(*_):
+            trained.append(bias)
+            return {"bias": np.array([1.0, bias], np.float32)}, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
+
+        monkeypatch.setattr(generator, "train_head", train_head)
+        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+        return trained
+
+    return own
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("report.json", b'{"accuracy": 1'), ("report.json", b"{}"), ("mlm_head.safetensors", b"12345")],
 )
-def test_a_damaged_head_is_named(store, tmp_path, name, content):
-    (tmp_path / "generator").mkdir()
-    save_file({"bias": np.zeros(3, np.float32)}, tmp_path / "generator/mlm_head.safetensors")
-    (tmp_path / "generator/report.json").write_text('{"accuracy": 1.0, "perplexity": 2.0, "steps": 2}')
+def test_a_damaged_head_is_named(own, tmp_path, name, content):
+    own()
     (tmp_path / "generator" / name).write_bytes(content)
-    config = config_with(2)
     with pytest.raises(CheckpointError, match=r"generator: .*\. Remove the folder to train"):
-        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+        own()
 
 
-def test_a_head_with_a_flipped_bit_is_named(store, tmp_path, monkeypatch):
-    config = config_with(2)
-    head = {"bias": np.ones(3, np.float32)}
-    monkeypatch.setattr(generator, "train_head", lambda *_: (head, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}))
-    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+def test_a_head_with_a_flipped_bit_is_named(own, tmp_path):
+    own()
     weights = tmp_path / "generator/mlm_head.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     with pytest.raises(CheckpointError, match=r"mlm_head\.safetensors does not match its checksum\. Remove"):
-        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+        own()
 
 
-def test_a_head_that_is_no_number_is_not_trained_with(store, tmp_path, monkeypatch):
-    config = config_with(2)
-    head = {"bias": np.array([1, np.nan], np.float32)}
-    monkeypatch.setattr(generator, "train_head", lambda *_: (head, {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}))
+def test_a_head_that_is_not_finite_is_not_used(own, tmp_path):
     with pytest.raises(ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.01"):
-        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+        own(np.nan)
     assert not (tmp_path / "generator").exists()
 
 
-def test_a_head_killed_before_its_report_is_trained_again(store, tmp_path, monkeypatch):
-    config, trained = config_with(2), []
-    scores = {"accuracy": 1.0, "perplexity": 2.0, "steps": 2}
-    head = {"bias": np.ones(3, np.float32)}
-    monkeypatch.setattr(generator, "train_head", lambda *_: trained.append(1) or (head, scores))
-
-    class Killed(BaseException):
-        pass
-
+def test_a_head_killed_before_its_report_is_trained_again(own, tmp_path, monkeypatch):
     replace = Path.replace
 
     def killed(path: Path, target: Path) -> Path:
         if target.name == "report.json":
-            raise Killed
+            raise KeyboardInterrupt
         return replace(path, target)
 
-    with monkeypatch.context() as patched, contextlib.suppress(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed)
-        own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            own()
     assert not (tmp_path / "generator/report.json").exists()
-    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
-    own_generator(config, ENCODER, store, VOCABULARY, make_mesh(config), tmp_path)
-    assert len(trained) == 2
+    own()
+    assert len(own()) == 2
 
 
 @pytest.mark.slow

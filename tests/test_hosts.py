@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from unittest import mock
@@ -72,8 +73,8 @@ def stsb_dev(tmp_path_factory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("data")
     pairs = [f"-\t-\t-\t-\t{score}\tthe number {score}\tthe words {score * score}\n" for score in range(6)]
     write_stsb(folder / "senteval", "dev", pairs)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("DIFFCSE_DATA_DIR", str(folder))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DIFFCSE_DATA_DIR", str(folder))
         yield
 
 
@@ -106,12 +107,8 @@ def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, argume
     workdir = tmp_path / "run"
     processes = start_hosts(workdir, [*arguments, *overrides({"mesh.model": 2})])
     wait_for(lambda: any((workdir / "checkpoints").glob("3")), processes)
-    processes[1].kill()
-    processes[1].communicate()
-    try:
-        output = processes[0].communicate(timeout=BOUND)[0]
-    finally:
-        processes[0].kill()
+    end(processes[1:])
+    (output,) = communicate(processes[:1], BOUND)
     assert processes[0].returncode != 0, output
     assert "error" in output.lower()
     assert read_encoder(workdir / "checkpoints/3").step == 3  # without the processes that wrote it
@@ -123,8 +120,7 @@ def test_a_process_that_dies_ends_the_other_and_a_third_goes_on(tmp_path, argume
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
-    address = f"127.0.0.1:{free_port()}"
-    processes = [meet(address, index, patience=BOUND) for index in range(2)]
+    processes = meet(patience=BOUND)
     try:
         for process in processes:
             assert any(line == "working\n" for line in process.stdout)
@@ -132,9 +128,7 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
         processes[lost].send_signal(signal.SIGSTOP)
         output = processes[1 - lost].communicate(timeout=BOUND)[0]
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        end(processes)
     assert processes[1 - lost].returncode not in (None, 0)
     assert f"warning: process {lost} of 2, on host {socket.gethostname()}, has been silent for " in output
 
@@ -142,42 +136,34 @@ def test_a_process_that_hangs_is_named_and_ends_the_other(lost):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_of_one_process_ends_the_other():
-    address = f"127.0.0.1:{free_port()}"
-    processes = [
-        meet(address, index, patience=BOUND, writes=path) for index, path in enumerate((os.devnull, "/dev/full"))
-    ]
-    try:
-        outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    processes = meet(patience=BOUND, writes=(os.devnull, "/dev/full"))
+    outputs = communicate(processes, BOUND)
     assert all(process.returncode for process in processes)
     assert "error: cannot write /dev/full: No space left on device. Nothing is lost." in outputs[1]
 
 
 def test_a_port_that_stays_closed_is_named():
-    address = f"127.0.0.1:{free_port()}"
-    process = meet(address, 1, patience=1)
-    output = process.communicate(timeout=BOUND)[0]
+    (process,) = meet(patience=1, indices="1")
+    (output,) = communicate([process], BOUND)
     assert process.returncode == 2
     assert output.count("\n") == 1
-    assert f"error: after 1 s process 1 of 2 has not met the others at {address}. Check that all" in output
+    assert re.match(r"error: after 1 s process 1 of 2 has not met the others at 127\.0\.0\.1:\d+\. Check that", output)
 
 
 @pytest.mark.slow
 def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
     with held(tmp_path / "run"):
         processes = start_hosts(tmp_path / "run", arguments)
-        outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
+        outputs = communicate(processes, BOUND)
     assert [process.returncode for process in processes] == [2, 2], outputs
     assert all(f"run is in use by process {os.getpid()} on host" in output for output in outputs), outputs
 
 
 @pytest.mark.slow
-def test_hosts_that_are_not_found_are_explained(tmp_path, arguments):
-    run = start(tmp_path / "run", [*arguments, *overrides({"distributed": True})], {})
-    output = run.communicate(timeout=BOUND)[0]
-    assert run.returncode == 2
+def test_hosts_that_are_not_found_are_explained():
+    (process,) = meet(patience=BOUND, indices=" ")
+    (output,) = communicate([process], BOUND)
+    assert process.returncode == 2
     assert "error: the other processes were not found: " in output
     assert "elsewhere set JAX_COORDINATOR_ADDRESS (host:port of the first), " in output
     assert "Traceback" not in output
@@ -225,10 +211,6 @@ def test_quiet_leaves_warnings(verbosity, printed, capsys, monkeypatch):
 
 
 def test_a_second_run_of_a_process_stays_with_the_others(monkeypatch):
-    initialize = mock.Mock(side_effect=RuntimeError("distributed.initialize should only be called once."))
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(ConfigError, match="the other processes were not found: "):
-        hosts.join()
     monkeypatch.setattr(hosts._distributed_state(), "client", mock.Mock())
     hosts.join()
 
@@ -237,15 +219,12 @@ def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
     client = mock.Mock(blocking_key_value_get=lambda *_: '{"value": null}')
     monkeypatch.setattr(hosts._distributed_state(), "client", client)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(jax, "process_count", lambda: 1)
-    hosts.wait_for_all()
-    assert not client.wait_at_barrier.called  # there are no others
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    hosts.wait_for_all()
-    (((name, milliseconds), _),) = client.wait_at_barrier.call_args_list
-    assert milliseconds == 1000 * hosts.DECISION_SECONDS
-    hosts.wait_for_all()
-    assert client.wait_at_barrier.call_args.args[0] != name  # a barrier is passed once
+    for count in (1, 2, 2):
+        monkeypatch.setattr(jax, "process_count", lambda count=count: count)
+        hosts.wait_for_all()
+    first, second = (call.args for call in client.wait_at_barrier.call_args_list)  # none without others
+    assert first[1] == 1000 * hosts.DECISION_SECONDS
+    assert first[0] != second[0]  # a barrier is passed once
 
 
 def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):
@@ -256,16 +235,10 @@ def test_processes_that_would_train_apart_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"), [({}, None), ({"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "3"}, (2, 3))]
-)
-def test_the_environment_numbers_the_processes(environment, expected, monkeypatch):
-    set_environment(monkeypatch, environment)
-    assert hosts.process_from_environment() == expected
-
-
-@pytest.mark.parametrize(
-    ("index", "count", "message"),
+    ("index", "count", "expected"),
     [
+        (None, None, None),
+        ("2", "3", (2, 3)),
         ("2", "2", "JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2: expected a number from 0 below the other"),
         ("-1", "2", "JAX_PROCESS_ID=-1 with JAX_NUM_PROCESSES=2: expected a number"),
         ("0", "two", "JAX_PROCESS_ID=0 with JAX_NUM_PROCESSES=two: expected a number"),
@@ -273,9 +246,12 @@ def test_the_environment_numbers_the_processes(environment, expected, monkeypatc
         ("0", None, "set both JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
     ],
 )
-def test_a_process_number_that_cannot_be_is_refused(index, count, message, monkeypatch):
+def test_the_environment_numbers_the_processes(index, count, expected, monkeypatch):
     set_environment(monkeypatch, {"JAX_PROCESS_ID": index, "JAX_NUM_PROCESSES": count})
-    with pytest.raises(ConfigError, match=message):
+    if not isinstance(expected, str):
+        assert hosts.process_from_environment() == expected
+        return
+    with pytest.raises(ConfigError, match=expected):
         hosts.process_from_environment()
 
 
@@ -307,48 +283,56 @@ def wait_for(condition, processes: list[subprocess.Popen]) -> None:
 def start_hosts(
     workdir: Path, arguments: list[str], of_last: Mapping[str, str] = MappingProxyType({})
 ) -> list[subprocess.Popen]:
-    """The two processes of a run, `of_last` being environment variables of the second."""
-    address = f"127.0.0.1:{free_port()}"
-    environments = [
-        {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": index} for index in "01"
-    ]
-    environments[-1].update(of_last)
+    """Start the two processes of a run, the second with further environment variables."""
+    first, second = addresses("01")
     arguments = [*arguments, *overrides({"distributed": True})]
-    return [start(workdir, arguments, environment) for environment in environments]
+    return [start(workdir, arguments, variables) for variables in (first, second | of_last)]
 
 
-def start(workdir: Path, arguments: list[str], host: dict[str, str]) -> subprocess.Popen:
-    """Starts a process. Those that compute the same compile it once: most of their time is compiling."""
-    command = [sys.executable, "-c", TRAIN, "--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
+def start(workdir: Path, arguments: list[str], variables: Mapping[str, str]) -> subprocess.Popen:
+    options = ["--config", "configs/diffcse_minilm.py", "--workdir", str(workdir)]
+    return python(TRAIN, [*options, *arguments], variables)
+
+
+def meet(*, patience: int, writes: tuple[str, str] = (os.devnull,) * 2, indices: str = "01") -> list[subprocess.Popen]:
+    """Start processes that meet within so many seconds, and then each write a file. An index " " has no others."""
+    variables = addresses(indices) if indices.strip() else [{}]
+    return [python(MEET, [str(patience), file], each) for file, each in zip(writes, variables, strict=False)]
+
+
+def python(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen:
+    """Start Python. Processes that compute the same compile it once: most of their time is compiling."""
     return subprocess.Popen(
-        [*command, *arguments],
-        cwd=REPOSITORY, env=environment(COMPILED.name, **host), text=True,
+        [sys.executable, "-c", script, *arguments],
+        cwd=REPOSITORY, env=environment(COMPILED.name, **variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
-def meet(address: str, index: int, *, patience: int, writes: str = os.devnull) -> subprocess.Popen:
-    """Starts one of two processes that meet at an address, wait for one another so many seconds, and write a file."""
-    host = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
-    return subprocess.Popen(
-        [sys.executable, "-c", MEET, str(patience), writes],
-        cwd=REPOSITORY, env=environment(COMPILED.name, **host), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def addresses(indices: str) -> list[dict[str, str]]:
+    """Return the environment of each of two processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    return [common | {"JAX_PROCESS_ID": index} for index in indices]
+
+
+def communicate(processes: list[subprocess.Popen], seconds: float) -> list[str]:
+    try:
+        return [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        end(processes)
+
+
+def end(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    outputs = communicate(processes, 300)
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
     return outputs
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

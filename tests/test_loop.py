@@ -1,4 +1,4 @@
-"""The loop between steps. Whole runs are in test_cli.py and test_resume.py."""
+"""The checks before training, and the loop between steps. Whole runs are in test_resume.py."""
 
 import json
 from unittest import mock
@@ -11,169 +11,173 @@ import pytest
 from tiny_networks import ENCODER, VOCABULARY, config_of
 from transformers import PreTrainedTokenizerFast
 
-from diffcse_jax.config import DataConfig
+from diffcse_jax.config import DataConfig, EvalConfig
 from diffcse_jax.data.batches import Batches, BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.errors import UserError
+from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
-from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record
+from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record, read_metrics
 from diffcse_jax.training import loop as loop_module
-from diffcse_jax.training.loop import Run, loop
+from diffcse_jax.training import train as train_module
+from diffcse_jax.training.loop import Run, loop, reason_to_stop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.train import _sentences_of_step
+from diffcse_jax.training.train import _sentences_of_step, train, with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
 
 
 @pytest.fixture
-def events(monkeypatch) -> list[str]:
-    """The events, in order. Runs are as short as can be, and log as long ones do."""
+def start(monkeypatch, tmp_path):
+    """A function that runs as many steps as there are losses. It returns the run and its events in order."""
     events = []
-    monkeypatch.setattr(loop_module, "SHORT_RUN", 0)
-    monkeypatch.setattr(loop_module, "show_baseline", lambda *_: events.append("evaluated 0"))
-    write = MetricsWriter.write
+    monkeypatch.setattr(loop_module, "SHORT_RUN", 0)  # short runs log as long ones do
+    monkeypatch.setattr(loop_module, "show_baseline", lambda *_: None)
+    write, ready = MetricsWriter.write, jax.block_until_ready
     monkeypatch.setattr(MetricsWriter, "write", lambda *row: events.append(f"row {row[1]}") or write(*row))
-    return events
-
-
-def start(events, tmp_path, losses, scores=None, options=None, grad_norm=1.0, **train) -> Run:
-    """Runs as many steps as there are losses; `scores` are those of evaluations, by step."""
-
-    def train_step(state, batch):
-        events.append(f"step {state.step + 1}")
-        loss = jnp.float32(losses[int(state.step)])
-        step, bad_steps = state.step + 1, state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32)
-        state = state._replace(step=step, params={"step": step}, bad_steps=bad_steps)
-        metrics = {"loss": loss, "loss_contrast": loss, "grad_norm": jnp.float32(grad_norm)}
-        return state, metrics | {"bad_steps": state.bad_steps, "bad_gradient": jnp.int32(0)}
-
-    evaluated = {"every": 0} | (options or {})
-    config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
-    checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
-    checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
-    evaluation = mock.Mock(metric="score", drift_metric="guard")
-
-    def measure(step):
-        events.append(f"evaluated {step}")
-        return Measured((scores or {}).get(step, {"score": 1.0, "guard": 1.0}), [])
-
-    evaluation.measure.side_effect = measure
-    sentences_of = lambda step: [f"sentence of {step}"]  # noqa: E731
-    begun = StartingCheckpoint("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
-    source = mock.MagicMock(spec=Batches)
-    source.__len__.return_value = len(losses)
-    built = Built(Networks(VOCABULARY, {}), {}, {})
-    run = Run(
-        config,
-        tmp_path,
-        make_mesh(config),
-        begun,
-        built,
-        make_optimizer(config.optim, len(losses)),
-        source,
-        "text",
-        evaluation,
-        sentences_of,
-        model=lambda params: int(params["step"]),
-    )
-    state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
-    loop(run, BASELINE, checkpoints, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
-    return run
-
-
-def test_a_row_is_read_when_the_next_step_is_on_its_way(events, tmp_path):
-    start(events, tmp_path, [5.0, 4.0, 3.0, 2.0, 1.0], log_every=2)
-    expected = (
-        "evaluated 0, step 1, step 2, row 1, step 3, row 2, step 4, step 5, row 4, row 5, evaluated 5, row 5, saved 5!"
-    )
-    assert events == expected.split(", ")
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
-
-
-def test_at_most_two_steps_are_in_flight(events, tmp_path, monkeypatch):
-    ready = jax.block_until_ready
 
     def wait(metrics):
-        events.append(f"waited for {int(metrics['loss'])}" if metrics else "waited for nothing")
+        if metrics:
+            events.append(f"waited for {int(metrics['number'])}")
         return ready(metrics)
 
     monkeypatch.setattr(loop_module.jax, "block_until_ready", wait)
-    start(events, tmp_path, [1.0, 2.0, 3.0], log_every=10)
-    steps = [event for event in events if event.startswith(("step", "waited"))]
-    assert steps == ["step 1", "waited for nothing", "step 2", "waited for 1", "step 3", "waited for 2"]
+
+    def start(losses, scores=None, options=None, grad_norm=1.0, **train):
+        def train_step(state, batch):
+            step, loss = state.step + 1, jnp.float32(losses[int(state.step)])
+            events.append(f"step {step}")
+            bad_steps = state.bad_steps + (~jnp.isfinite(loss)).astype(jnp.int32)
+            metrics = {"loss": loss, "loss_contrast": loss, "grad_norm": jnp.float32(grad_norm), "number": step}
+            metrics |= {"bad_steps": bad_steps, "bad_gradient": jnp.int32(0)}
+            return state._replace(step=step, params={"step": step}, bad_steps=bad_steps), metrics
+
+        def measure(step):
+            events.append(f"evaluated {step}")
+            return Measured((scores or {}).get(step, BASELINE.dev), [])
+
+        evaluated = {"every": 0} | (options or {})
+        config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
+        checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
+        checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
+        source = mock.MagicMock(spec=Batches)
+        source.__len__.return_value = len(losses)
+        run = Run(
+            config,
+            tmp_path,
+            mesh=make_mesh(config),
+            base=StartingCheckpoint("tiny", ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None),
+            built=Built(Networks(VOCABULARY, {}), {}, {}),
+            optimizer=make_optimizer(config.optim, len(losses)),
+            source=source,
+            text="text",
+            evaluation=mock.Mock(metric="score", drift_metric="guard", measure=measure),
+            sentences=lambda step: [f"sentence of {step}"],
+            model=lambda params: int(params["step"]),
+        )
+        state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
+        with jax.debug_nans(False):
+            loop(run, BASELINE, checkpoints, train_step, state, mock.MagicMock(spec=grain.DatasetIterator))
+        return run, events
+
+    return start
 
 
-def test_a_short_run_logs_every_step(events, tmp_path, monkeypatch):
+def rows_of(workdir) -> list[dict]:
+    return [row for row in read_metrics(workdir) if "loss" in row]
+
+
+def saved(events) -> str:
+    return " ".join(event.removeprefix("saved ") for event in events if event.startswith("saved"))
+
+
+def test_a_row_is_read_while_the_next_step_runs(start, tmp_path):
+    """At most two steps are in flight: before a third one starts, the first one has ended."""
+    _, events = start([5.0, 4.0, 3.0, 2.0, 1.0], log_every=2)
+    expected = (
+        "step 1, step 2, waited for 1, row 1, step 3, waited for 2, row 2, step 4, waited for 3, step 5, waited for 4, "
+        "row 4, row 5, evaluated 5, row 5, saved 5!"
+    )
+    assert events == expected.split(", ")
+    assert [(row["step"], row["loss"]) for row in rows_of(tmp_path)] == [(1, 5.0), (2, 4.0), (4, 2.0), (5, 1.0)]
+
+
+def test_a_short_run_logs_every_step_and_warns_once_of_a_gradient_of_0(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop_module, "SHORT_RUN", 100)
-    start(events, tmp_path, [5.0, 4.0, 3.0], log_every=10)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
+    start([5.0, 4.0, 3.0], log_every=10, grad_norm=0.0)
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
+    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1, so nothing is learned") == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "last", "saved"),
+    ("options", "last", "expected"),
     [
-        ({}, 6, "saved 1! saved 2! saved 3! saved 4! saved 5! saved 6!"),
-        ({"patience": 2}, 4, "saved 1! saved 2! saved 3! saved 4!"),
-        ({"guard": True, "max_drop": 0.5}, 3, "saved 1! saved 2! saved 3"),
-        (
-            {"guard": True, "max_drop": 0.5, "interpolate": 5},
-            6,
-            "saved 1! saved 2! saved 3! saved 4! saved 5! saved 6!",
-        ),
+        ({}, 6, "1! 2! 3! 4! 5! 6!"),
+        ({"patience": 2}, 4, "1! 2! 3! 4!"),
+        ({"guard": True, "max_drop": 0.5}, 3, "1! 2! 3"),
+        ({"guard": True, "max_drop": 0.5, "interpolate": 5}, 6, "1! 2! 3! 4! 5! 6!"),
     ],
 )
-def test_training_ends_early_and_stays_ended(options, last, saved, events, tmp_path):
+def test_training_ends_early_and_stays_ended(options, last, expected, start):
     scores = {step: {"score": min(step, 2.0), "guard": 0.5 if step < 3 else 0.4} for step in range(1, 7)}
-    run = start(events, tmp_path, [1.0] * 6, scores, {"every": 1, **options})
-    assert " ".join(event for event in events if event.startswith("saved")) == saved
-    assert events[-1] == saved.rpartition(" saved ")[2].join(("saved ", ""))
+    run, events = start([1.0] * 6, scores, {"every": 1, **options})
+    assert saved(events) == expected
     as_a_resumed_run_sees_it = [run.ends_at(step, BASELINE) for step in range(last + 1)]
     assert as_a_resumed_run_sees_it == [False] * last + [True]
 
 
+@pytest.mark.parametrize(
+    ("options", "evaluations", "reason"),
+    [
+        ({"patience": 2}, [], ""),
+        ({"patience": 2}, [(50.0, 80.0), (49.0, 80.0)], ""),
+        ({"patience": 2}, [(50.0, 80.0), (49.0, 80.0), (50.0, 80.0)], "mrr has not improved in 2 evaluations"),
+        ({"patience": 2}, [(50.0, 80.0), (49.0, 80.0), (51.0, 80.0), (50.0, 80.0)], ""),
+        ({"patience": 0}, [(float(score), 80.0) for score in range(50, 0, -1)], ""),
+        ({"max_drop": 1.0}, [(70.0, 79.0)], ""),
+        ({"max_drop": 1.0}, [(70.0, 78.9)], "guard fell from 80.00 to 78.90, by more than eval.max_drop=1"),
+        ({"max_drop": 1.0, "interpolate": 5}, [(70.0, 10.0)], ""),
+        ({"max_drop": 0.0}, [(70.0, 10.0)], ""),
+    ],
+)
+def test_reasons_to_stop(options, evaluations, reason):
+    scores = [dict(zip(("mrr", "guard"), each, strict=True)) for each in evaluations]
+    baseline = {"mrr": 60.0, "guard": 80.0}
+    found = reason_to_stop(EvalConfig(guard=True, **options), "mrr", "guard", baseline, scores)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
 @pytest.mark.parametrize(("log_every", "seen_at"), [(2, 4), (10, 5)])
-def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(events, tmp_path, log_every, seen_at):
-    losses = [5.0] + [float("nan")] * 4
+def test_too_many_losses_that_are_no_numbers_end_the_run_before_anything_is_saved(start, tmp_path, log_every, seen_at):
     message = (
         rf"steps were skipped so far.*loss_contrast is nan at step {seen_at}.*more than train\.max_bad_steps=2.*"
         rf"At step {seen_at} the loss is nan and the gradient norm 1\.0\. The last checkpoint, of step None, is kept"
     )
-    with jax.debug_nans(False), pytest.raises(UserError, match=message):
-        start(events, tmp_path, losses, log_every=log_every, max_bad_steps=2)
-    assert "row 1" in events
-    assert not [event for event in events if event.startswith("saved")]
+    with pytest.raises(UserError, match=message):
+        start([5.0] + [float("nan")] * 4, log_every=log_every, max_bad_steps=2)
+    assert [row["step"] for row in read_metrics(tmp_path) if "dev/score" in row] == []
 
 
-def test_bad_steps_that_a_run_bears_are_told_and_their_sentences_written(events, tmp_path, capsys):
+def test_skipped_steps_are_reported_and_their_sentences_written(start, tmp_path, capsys):
     nan = float("nan")
-    with jax.debug_nans(False):
-        start(events, tmp_path, [5.0, nan, 3.0, nan, 1.0, 1.0], log_every=3)
-    assert events[-1] == "saved 6!"
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line]
-    assert len(warnings) == 2
-    assert "1 step was skipped so far because" in warnings[0]
-    assert "loss_contrast is nan at step 2" in warnings[0]
-    assert "2 steps were skipped so far" in warnings[1]
+    _, events = start([5.0, nan, 3.0, nan, 1.0, 1.0], log_every=3)
+    assert saved(events) == "6!"
+    first, second = (line for line in capsys.readouterr().err.splitlines() if "skipped so far" in line)
+    assert "1 step was skipped so far because" in first
+    assert "loss_contrast is nan at step 2" in first
+    assert "2 steps were skipped so far" in second
     found = [json.loads(line) for line in (tmp_path / "report/bad_steps.jsonl").read_text().splitlines()]
     assert [(each["step"], each["sentences"]) for each in found] == [(2, ["sentence of 2"]), (4, ["sentence of 4"])]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "loss" in row]
+    rows = rows_of(tmp_path)
     assert [(row["step"], row["bad_steps"]) for row in rows] == [(1, 0), (3, 1), (6, 2)]
     rates = [row["learning_rate"] for row in rows]
     np.testing.assert_allclose(rates, [7e-6, 7e-6 * 5 / 6, 7e-6 * 3 / 6])  # of the updates made
-
-
-def test_a_gradient_of_nothing_is_told_once(events, tmp_path, capsys):
-    start(events, tmp_path, [1.0] * 4, grad_norm=0.0, log_every=1)
-    assert capsys.readouterr().err.count("warning: the gradient is 0 at step 1, so nothing is learned") == 1
 
 
 @pytest.mark.parametrize("documents", ["none", "blank_lines"])
@@ -191,3 +195,34 @@ def test_the_sentences_of_a_batch_have_their_lines(documents, tmp_path, minilm_d
         assert len({each["line"] for each in found}) == 4
     (tmp_path / "text.txt").unlink()
     assert _sentences_of_step(corpus, source, tokenizer, 1)[0]["line"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("train_file", {"data": {"train_file": "nowhere.txt"}}),
+        ("pairs_file", {"eval": {"metric": "pairs_retrieval", "pairs_file": "nowhere.tsv"}}),
+    ],
+)
+def test_files_are_checked_before_the_model_is_loaded(key, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_module.hf, "read", mock.Mock(side_effect=AssertionError("loaded the model first")))
+    (tmp_path / "text.txt").write_text("A sentence of some words.\n" * 9)
+    with pytest.raises(DataError, match=f"{key}.*nowhere"):
+        train(config_of({"data": {"train_file": str(tmp_path / "text.txt")}}, settings), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("examples", "devices", "chunk_size", "expected"),
+    [(300, 1, 0, 256), (100, 1, 0, 100), (101, 8, 0, 96), (201, 1, 64, 192), (50, 4, 64, 48), (1, 1, 0, 0)],
+)
+def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, capsys):
+    config = config_of({"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}})
+    if not expected:
+        with pytest.raises(DataError, match="gives 1 training examples, too few"):
+            with_fitting_batch(config, examples, make_mesh(config))
+        return
+    fitting = with_fitting_batch(config, examples, make_mesh(config))
+    assert fitting.train.batch_size == expected
+    make_mesh(fitting)  # splits evenly
+    assert fitting.train.chunks <= config.train.chunks
+    assert (f"Training with batches of {expected}" in capsys.readouterr().err) == (expected != 256)

@@ -1,26 +1,91 @@
+"""The networks of a run, where they start from, and the pooler of the starting checkpoint."""
+
 import dataclasses
 import json
 import shutil
+from unittest import mock
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_model import random_params
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, SIZES, VOCABULARY, config_of
+from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models.parameters import subset
+from diffcse_jax.io import write_json
+from diffcse_jax.models import hf
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.training import networks
+from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
+
+HEAD = random_params(MlpProjector, SIZES, seed=5)
+OWN = {"model": {"pooler": "own", "projector": "none"}, "difference": {"weight": 0.0}}
+RECORDED = {"avg": RecordedPooler("avg", None), "cls": RecordedPooler("cls", HEAD), None: None}
+
+
+def start_of(recorded: str | None, **parts) -> StartingCheckpoint:
+    tokenizer = mock.MagicMock(spec=PreTrainedTokenizerFast)
+    return StartingCheckpoint("tiny", dataclasses.replace(ENCODER, **parts), tokenizer, RECORDED[recorded])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "pooler", "said"),
+    [
+        ("avg", "avg", "Starting from tiny, with its own pooler (avg)."),
+        ("cls", "cls", "Starting from tiny, with its own pooler (cls)."),
+        (None, "avg", "tiny records no pooler."),
+    ],
+)
+def test_the_own_pooler_is_the_recorded_one(recorded, pooler, said):
+    config, start = with_own_pooler(config_of(OWN), RECORDED[recorded]), start_of(recorded)
+    assert (config.model.pooler, config.encoding_pooler, config.keeps_projector) == (pooler, pooler, pooler == "cls")
+    assert start.is_trained_embedding(config)
+    assert start.pooler(config) == pooler
+    assert start.describe_pooler("own", config).startswith(said)
+
+
+def test_an_explicit_pooler_is_obeyed():
+    config = config_of({"model": {"pooler": "cls", "projector": "mlp"}})
+    assert with_own_pooler(config, RECORDED["avg"]) is config
+    sentence_encoder, masked_lm = start_of("avg"), start_of(None)
+    assert not sentence_encoder.is_trained_embedding(config)
+    assert sentence_encoder.pooler(config) == "avg"
+    said = sentence_encoder.describe_pooler("cls", config)
+    assert "a sentence encoder with the pooler avg, but this run trains cls_before_pooler" in said
+    assert masked_lm.pooler(config) == "cls_before_pooler"
+    assert masked_lm.is_trained_embedding(config)
+    assert masked_lm.describe_pooler("cls", config) == ""
+
+
+def test_a_recorded_head_is_trained_on():
+    config = with_own_pooler(config_of(OWN), RECORDED["cls"])
+    params = networks.build(config, ENCODER, None, VOCABULARY, projector=HEAD).params
+    for name, array in HEAD.items():
+        np.testing.assert_array_equal(params[f"projector.{name}"], array)
+    with pytest.raises(ConfigError, match="records a dense \\+ tanh head"):
+        with_own_pooler(config_of(OWN, {"model": {"projector": "batchnorm"}}), RECORDED["cls"])
+    kept = config_of({"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}})
+    assert start_of("cls").is_trained_embedding(kept)
+    assert not start_of(None, pooler=HEAD).is_trained_embedding(kept)  # another head than the checkpoint's
+    assert start_of(None, pooler=HEAD).pooler(kept) == "cls"
+
+
+def test_an_unreadable_pooler_matters_only_if_it_is_asked_for(tmp_path, capsys):
+    write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "sentence_transformers.models.CNN"}])
+    checkpoint = dataclasses.replace(ENCODER, folder=tmp_path)
+    with pytest.raises(CheckpointError, match="the modules CNN are not supported"):
+        recorded_pooler(checkpoint, "own")
+    assert recorded_pooler(checkpoint, "avg") is None
+    assert "the modules CNN are not supported. As the baseline" in capsys.readouterr().err
+    minilm = dataclasses.replace(ENCODER, folder=hf.find_folder("minilm"))
+    assert recorded_pooler(minilm, "own") == RECORDED["avg"]
 
 
 def built(*parts, encoder=ENCODER):
     return networks.build(config_of(*parts), encoder, GENERATOR, VOCABULARY)
-
-
-def first_names(params) -> set[str]:
-    return {name.partition(".")[0] for name in params}
 
 
 @pytest.mark.parametrize(
@@ -28,20 +93,14 @@ def first_names(params) -> set[str]:
     [
         ([SIMCSE], {"encoder", "projector"}, set()),
         ([SIMCSE, {"model": {"projector": "none"}}], {"encoder"}, set()),
-        ([SIMCSE, {"mlm": {"weight": 0.1}}], {"encoder", "projector", "mlm_head"}, set()),
-        ([SIMCSE, {"dcl": {"weight": 0.1}}], {"encoder", "projector"}, set()),
-        (
-            [],
-            {"encoder", "projector", "discriminator", "token_classifier"},
-            {"generator", "generator_head"},
-        ),
+        ([SIMCSE, {"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}], {"encoder", "projector", "mlm_head"}, set()),
+        ([], {"encoder", "projector", "discriminator", "token_classifier"}, {"generator", "generator_head"}),
         ([{"difference": {"objective": "none"}}], {"encoder", "projector"}, set()),
     ],
 )
 def test_a_network_that_nothing_needs_does_not_exist(parts, trained, frozen):
-    definitions, params, frozen_params = built(*parts)
-    assert first_names(params) == trained
-    assert first_names(frozen_params) == frozen
+    definitions, *arrays = built(*parts)
+    assert [{name.partition(".")[0] for name in params} for params in arrays] == [trained, frozen]
     assert definitions.definitions.keys() == trained | frozen
 
 
@@ -57,42 +116,21 @@ def test_where_networks_start_from():
     # PyTorch's default, unlike BERT's N(0, 0.02), which stays below 0.1.
     kernel = params["token_classifier.kernel"]
     assert 0.2 < np.abs(kernel).max() <= SIZES.hidden_size**-0.5
-
-
-def test_the_auxiliary_head_is_the_checkpoints_own_where_it_has_one():
-    _, params, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)
+    _, params, _ = built(SIMCSE, {"mlm": {"weight": 0.1}}, encoder=GENERATOR)  # which has a masked-LM head
     np.testing.assert_array_equal(params["mlm_head.transform.kernel"], GENERATOR.mlm_head["transform.kernel"])
     np.testing.assert_array_equal(params["mlm_head.decoder"], GENERATOR.transformer["embeddings.word.embedding"])
 
 
-def test_new_heads_are_a_function_of_the_seed():
-    first, same, other = (built({"train": {"seed": seed}})[1] for seed in (0, 0, 1))
-    for name in ("projector.expand.kernel", "projector.contract.kernel", "token_classifier.kernel"):
-        np.testing.assert_array_equal(first[name], same[name])
-        assert (first[name] != other[name]).any()
-
-
-def test_a_bound_network_computes_with_the_arrays_it_is_given():
-    definitions, params, _ = built(SIMCSE)
-    projector = definitions.bind("projector", jax.device_put(params))
-    pooled = np.random.default_rng(0).normal(size=(3, SIZES.hidden_size)).astype(np.float32)
-    dense = {name: np.float64(array) for name, array in subset(params, "projector").items()}
-    expected = np.tanh(pooled @ dense["dense.kernel"] + dense["dense.bias"])
-    np.testing.assert_allclose(projector(jnp.array(pooled)), expected, atol=1e-6)
-
-
-def test_definitions_of_one_configuration_are_equal():
-    # As static arguments of jax.jit they must not cause another compilation.
-    first, second = built()[0], built()[0]
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != built(NO_DROPOUT)[0]
-
-
-def test_a_new_head_does_not_depend_on_what_else_there_is():
-    alone, beside = built()[1], built({"mlm": {"weight": 0.1}})[1]
+def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
+    first, other, with_mlm = (
+        built({"train": {"seed": seed}, "mlm": {"weight": weight}}) for seed, weight in ((0, 0.0), (1, 0.0), (0, 0.1))
+    )
     for name in ("projector.expand.kernel", "token_classifier.kernel"):
-        np.testing.assert_array_equal(alone[name], beside[name])
+        np.testing.assert_array_equal(first.params[name], with_mlm.params[name])
+        assert (first.params[name] != other.params[name]).any()
+    # As static arguments of jax.jit, equal definitions must not cause another compilation.
+    assert first.networks == other.networks != built(NO_DROPOUT).networks
+    assert hash(first.networks) == hash(other.networks)
 
 
 def test_dropout_rates_must_fit_the_blocks():
@@ -100,34 +138,31 @@ def test_dropout_rates_must_fit_the_blocks():
         built({"model": {"hidden_dropout": (0.1, 0.2, 0.3)}})
 
 
-def test_a_generator_with_another_number_of_tokens_is_refused(monkeypatch, minilm_dir):
-    small = dataclasses.replace(SIZES, vocab_size=59)
-    monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(GENERATOR, config=small))
-    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 and 60 tokens\\)"):
-        networks.load_generator(Config(), ENCODER, load_tokenizer(minilm_dir))
-
-
-def test_a_generator_with_other_ids_for_the_same_number_of_tokens_is_refused(monkeypatch, minilm_dir, tmp_path):
+def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir, tmp_path):
     tokenizer = load_tokenizer(minilm_dir)
+
+    def load(data: dict, **parts):
+        monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(GENERATOR, **parts))
+        return networks.load_generator(config_of({"data": data}), ENCODER, tokenizer)
+
+    with pytest.raises(CheckpointError, match="differ in their vocabulary \\(59 and 60 tokens\\)"):
+        load({}, config=dataclasses.replace(SIZES, vocab_size=59))
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocab = state["model"]["vocab"]
     vocab["dog"], vocab["cat"] = vocab["cat"], vocab["dog"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    shutil.copy(minilm_dir / "tokenizer_config.json", tmp_path)
-    shutil.copy(minilm_dir / "config.json", tmp_path)
-    monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(GENERATOR, folder=tmp_path))
+    for name in ("tokenizer_config.json", "config.json"):
+        shutil.copy(minilm_dir / name, tmp_path)
     with pytest.raises(CheckpointError, match="2 of 30522 tokens have other ids"):
-        networks.load_generator(Config(), ENCODER, tokenizer)
+        load({}, folder=tmp_path)
     shutil.copy(minilm_dir / "tokenizer.json", tmp_path)
     with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than distilbert"):
-        networks.load_generator(Config(), ENCODER, tokenizer)
-    short = config_of({"data": {"max_length": 16}})
-    assert networks.load_generator(short, ENCODER, tokenizer).folder == tmp_path
+        load({}, folder=tmp_path)
+    assert load({"max_length": 16}, folder=tmp_path).folder == tmp_path
 
 
 def test_the_start_as_its_own_generator(minilm_dir):
     config = config_of({"generator": {"name_or_path": "start"}})
-    assert config.generator_is_start
     assert networks.load_generator(config, GENERATOR, load_tokenizer(minilm_dir)) is GENERATOR
     _, params, frozen = networks.build(config, GENERATOR, GENERATOR, VOCABULARY)
     name = "embeddings.word.embedding"

@@ -1,4 +1,4 @@
-"""The model that a finished run gives. Weights are constants here: 0 the start, a checkpoint's step."""
+"""The model that a finished run gives. All weights of a model are one number: 0 at the start, else the step."""
 
 import dataclasses
 from unittest import mock
@@ -15,12 +15,7 @@ from diffcse_jax.models import parameters
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.folder import open_run
-from diffcse_jax.run_folder.records import (
-    Measured,
-    Record,
-    read_selection,
-    write_baseline,
-)
+from diffcse_jax.run_folder.records import Measured, Record, read_selection, write_baseline
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
 from diffcse_jax.training.loop import Run
@@ -112,6 +107,9 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
     assert weight_of(saved) == pytest.approx(weight)
     assert verdict.startswith(opening)
     assert f" Exported {exported}" in verdict
+    assert ("No model keeps guard within eval.max_drop=1 of 80.00." in verdict) == (
+        "max_drop" in options and "interpolate" not in options
+    )
     assert saved.verdict == verdict
     assert saved.baseline == BASELINE
     if weight == 0:
@@ -128,7 +126,6 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
         (4, {}, 4.0, "step 4"),
         (4, {"keep_start": True}, 0.0, "tiny unchanged (eval.keep_start=False would export step 4)"),
         (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 x step 4 + 0.5 x the starting checkpoint"),
-        (4, {"keep_start": True, "interpolate": 1}, 0.0, "tiny unchanged (eval.keep_start=False would export step 4)"),
     ],
 )
 def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, exported, chosen):
@@ -139,57 +136,38 @@ def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, expo
     assert (fell in verdict) == verdict.startswith("warning: Better than") == (weight != 2)
 
 
-def test_a_bound_that_no_model_holds_is_named(chosen):
-    assert "No model keeps guard within eval.max_drop=1 of 80.00." in chosen(4, max_drop=1.0)[1]
-
-
-def test_a_guard_that_the_start_was_not_scored_with_is_named():
+def test_a_drift_metric_that_the_start_was_not_scored_with_is_named():
     config = config_of(SIMCSE, AVG, {"eval": {"guard": True, "max_drop": 1.0}})
     check_drift_metric(config, Evaluation(), BASELINE)
     with pytest.raises(ConfigError, match=r"eval\.max_drop=1 limits guard, .* without that score: it has mrr\. "):
         check_drift_metric(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
 
 
-def test_a_gain_that_may_be_chance_is_called_so_and_keeps_the_start(chosen, monkeypatch):
-    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 61.0, "guard": 80.0}, [[61.0] * 20]))
+@pytest.mark.parametrize(
+    ("score", "outcomes", "caveat", "objection"),
+    [
+        (61.0, [[61.0] * 20], "", "; the interval includes 0, so this may be chance)."),
+        (65.0, [[65.0] * 9] * 2, "", "; fewer than 20 are too few, so this may be chance)."),
+        (65.0, [[65.0] * 20], "mrr has pairs of few", " But mrr has pairs of few."),
+    ],
+)
+def test_a_doubtful_gain_keeps_the_start_if_asked_to(score, outcomes, caveat, objection, chosen, monkeypatch):
+    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": score, "guard": 80.0}, outcomes))
+    monkeypatch.setattr(Evaluation, "caveat", caveat)
     saved, verdict = chosen(2)
     assert weight_of(saved) == 2
-    assert "; the interval includes 0, so this may be chance). Exported step 2." in verdict
+    assert verdict.endswith(f"{objection} Exported step 2.")
     saved, verdict = chosen(keep_start=True)
     assert weight_of(saved) == 0
     assert verdict.startswith("warning: Better than tiny")
-    assert verdict.endswith("may be chance). Exported tiny unchanged (eval.keep_start=False would export step 2).")
-
-
-def test_a_gain_on_few_queries_may_be_chance_whatever_its_interval(chosen, monkeypatch):
-    monkeypatch.setitem(MEASURED, 2.0, Measured({"mrr": 65.0, "guard": 80.0}, [[65.0] * 9] * 2))
-    saved, verdict = chosen(2, keep_start=True)
-    assert weight_of(saved) == 0
-    assert "+3.50 to +6.50 over" in verdict
-    assert "; fewer than 20 are too few, so this may be chance). Exported tiny" in verdict
-
-
-def test_a_gain_on_few_of_the_documents_keeps_the_start(chosen, monkeypatch):
-    monkeypatch.setattr(Evaluation, "caveat", "mrr has pairs of few")
-    saved, verdict = chosen(2)
-    assert weight_of(saved) == 2
-    assert verdict.endswith(" But mrr has pairs of few. Exported step 2.")
-    saved, verdict = chosen(keep_start=True)
-    assert weight_of(saved) == 0
-    assert verdict.startswith("warning: Better than tiny")
-    assert verdict.endswith(" Exported tiny unchanged (eval.keep_start=False would export step 2).")
-
-
-def test_a_new_choice_replaces_the_earlier_one(chosen, tmp_path):
-    chosen(1, keep_start=True)
-    assert (tmp_path / "selected.safetensors").is_file()
-    saved, _ = chosen(keep_start=False)
-    assert weight_of(saved) == 1
-    assert not (tmp_path / "selected.safetensors").exists()
+    assert verdict.endswith(f"{objection} Exported tiny unchanged (eval.keep_start=False would export step 2).")
 
 
 def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path):
-    chosen(1, keep_start=True)
+    assert weight_of(chosen(1)[0]) == 1
+    assert not (tmp_path / "selected.safetensors").exists()
+    chosen(keep_start=True)
+    assert (tmp_path / "selected.safetensors").is_file()
     for file in (tmp_path / "checkpoints/1/params").rglob("d/*"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError, match="checkpoints/1"):
@@ -197,12 +175,9 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
     assert weight_of(read_encoder(tmp_path)) == 0
 
 
-def test_shares_end_with_the_trained_weights():
+def test_interpolation_needs_the_same_parameters():
     assert interpolations(0) == interpolations(1) == [1.0]
     assert interpolations(4) == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_interpolation_needs_the_same_parameters():
     kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}, "eval": {"interpolate": 2}}
     start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), None)
     with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a starting checkpoint with all trained weights"):
