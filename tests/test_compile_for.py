@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tiny_run import overrides
 
 from benchmarks.hlo import Array, Program, arrays_of
+from diffcse_jax.io import write_json
 
 # A loop of three turns, a conditional, a fused matrix product, collectives in two forms: XLA's text, shortened.
 TEXT = """\
@@ -69,14 +71,9 @@ def test_collectives_with_all_their_arrays():
         ("reduce-scatter", 96): (Array("f32", (6, 4)),),
         ("all-gather", 24): (Array("f32", (2, 2)), Array("s32", (2,))),
     }
-
-
-def test_rows_that_are_passed_on_are_told_by_what_was_summed():
+    # Rows that are passed on are recognised by what was summed.
     (sent,) = [one for one in Program(TEXT).collectives() if one.kind == "collective-permute"]
     assert (sent.arrays, sent.source) == ((Array("f32", (1, 4)),), (Array("f32", (6, 4)),))
-
-
-def test_arrays_of_a_result():
     assert arrays_of("(f32[12,64]{1,0:T(8,128)}, u16[])") == (Array("f32", (12, 64)), Array("u16", ()))
 
 
@@ -85,22 +82,18 @@ def test_arrays_of_a_result():
 @pytest.mark.parametrize("fully_sharded", [False, True])
 def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vectors(fully_sharded, tmp_path):
     """Many objectives for four chips, as small as MiniLM's blocks allow: no token or activation leaves its chip."""
-    folder = tmp_path / "model"
-    folder.mkdir()
     sizes = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
     sizes |= {"vocab_size": 1000, "max_position_embeddings": 64, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
     sizes |= {"model_type": "bert", "hidden_act": "gelu", "pad_token_id": 0}
     sizes |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    (folder / "config.json").write_text(json.dumps(sizes))
+    write_json(tmp_path / "config.json", sizes)
     output = tmp_path / "record.json"
-    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2"]
-    command += ["--config", "diffcse_simcsepp_base"]
-    command += [f"--config.model.name_or_path={folder}", f"--config.generator.name_or_path={folder}"]
-    command += ["--config.consistency.weight=1.0", "--config.distillation.weight=1.0"]
-    command += ["--config.distillation.teachers=('start',)", f"--config.mesh.fully_sharded={fully_sharded}"]
+    options = {"model.name_or_path": tmp_path, "generator.name_or_path": tmp_path, "consistency.weight": 1.0}
+    options |= {"distillation.weight": 1.0, "distillation.teachers": ("start",), "mesh.fully_sharded": fully_sharded}
+    command = [sys.executable, "-m", "benchmarks.compile_for", "--target", "v5e:2x2", "--output", str(output)]
+    command += ["--config", "diffcse_simcsepp_base", *overrides(options)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    root = Path(__file__).parents[1]
-    subprocess.run([*command, "--output", str(output)], check=True, env=environment, cwd=root)
+    subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parents[1])
 
     record = json.loads(output.read_text())
     assert record["fits"]
@@ -109,11 +102,8 @@ def test_the_step_of_several_chips_moves_gradients_parameters_and_sentence_vecto
     assert {entry["kind"] for entry in moved} <= {"all-reduce", "reduce-scatter", "all-gather"}
     carried = {entry["carries"] for entry in moved}
     assert carried.isdisjoint({"tokens", "activations"})
-    assert {entry["carries"] for entry in moved if entry["kind"] == "all-gather"} <= {
-        "parameters",
-        "sentence vectors",
-        "counts",
-    }
+    gathered = {entry["carries"] for entry in moved if entry["kind"] == "all-gather"}
+    assert gathered <= {"parameters", "sentence vectors", "counts"}
     trained = 4 * record["trained_parameters"]
     of_gradients = sum(entry["bytes"] for entry in moved if "gradients" in entry["carries"])
     assert trained * 0.9 <= of_gradients <= 1.2 * trained
