@@ -143,7 +143,7 @@ def join() -> None:
         ) from error
     finally:
         timer.cancel()
-    if jax.process_count() > 1:
+    if _distributed_state().num_processes > 1:
         Watch().start()
 
 
@@ -239,10 +239,11 @@ class Watch:
     FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
 
     def __init__(self) -> None:
-        self._count, self._patience = jax.process_count(), HEARTBEAT_SECONDS / 2
+        state = _distributed_state()
+        self._index, self._count, self._patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
         self._heard = {other: ("", time.monotonic()) for other in range(self._count)}  # sign of life, and when it came
         self._answered = time.monotonic()  # when the first process last answered
-        self._named = {jax.process_index()}  # processes that need no warning
+        self._named = {self._index}  # processes that need no warning
         self._stopped = threading.Event()
         # Two threads, because the store does not answer while the first process hangs.
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
@@ -262,14 +263,14 @@ class Watch:
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 client, sign = _distributed_state().client, f"{socket.gethostname()} {number}"
-                client.key_value_set(f"{self.FOLDER}/{jax.process_index()}", sign, allow_overwrite=True)
+                client.key_value_set(f"{self.FOLDER}/{self._index}", sign, allow_overwrite=True)
                 signs = dict(client.key_value_dir_get(self.FOLDER))
                 self._answered = time.monotonic()
                 for key, sign in signs.items():
                     other = int(key.rpartition("/")[2])
                     if sign != self._heard[other][0]:
                         self._heard[other] = (sign, self._answered)
-                        self._named -= {other} - {jax.process_index()}
+                        self._named -= {other} - {self._index}
             if self._stopped.wait(self._patience / 5):
                 return
 
