@@ -12,7 +12,7 @@ from tiny_networks import ENCODER, VOCABULARY, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.config import DataConfig, EvalConfig
-from diffcse_jax.data.batches import Batches, BatchSource, Shards
+from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
@@ -65,7 +65,7 @@ def start(monkeypatch, tmp_path):
         config = config_of({"train": {"steps": len(losses), **train}, "mesh": {"data": 1}, "eval": evaluated})
         checkpoints = mock.Mock(spec=Checkpoints, latest_step=None)
         checkpoints.save.side_effect = lambda state, *_, eligible: events.append(f"saved {state.step}" + "!" * eligible)
-        source = mock.MagicMock(spec=Batches)
+        source = mock.MagicMock(spec=BatchSource)
         source.__len__.return_value = len(losses)
         run = Run(
             config,

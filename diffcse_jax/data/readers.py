@@ -298,22 +298,21 @@ def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile
     is_list = extension(path) == ".json" and next(filter(None, texts), "").startswith("[")
 
     def values() -> Iterator[Any]:
-        if not is_list:
-            for line in lines(path):
-                try:
-                    yield json.loads(line) if line.strip() else Fault.EMPTY
-                except (ValueError, RecursionError):
-                    yield Fault.NOT_OBJECT
-            return
-        try:
-            with opened(path) as file:
-                found = json.loads(file.read().decode("utf-8-sig", errors="surrogateescape"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not valid JSON: {error}") from error
-        yield from ({"sentence": entry} if isinstance(entry, str) else entry for entry in found)
+        if is_list:
+            try:
+                with opened(path) as file:
+                    yield from json.loads(file.read().decode("utf-8-sig", errors="surrogateescape"))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path} is not valid JSON: {error}") from error
+        for line in () if is_list else lines(path):
+            try:
+                yield json.loads(line) if line.strip() else Fault.EMPTY
+            except (ValueError, RecursionError):
+                yield Fault.NOT_OBJECT
 
     def entries(_: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
-        for number, entry in enumerate(values(), 1):
+        for number, value in enumerate(values(), 1):
+            entry = {"sentence": value} if is_list and isinstance(value, str) else value
             yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
 
     first = next((entry for _, entry in entries() if isinstance(entry, dict)), None)

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,6 @@ FORMAT_VERSION = 3
 META = "meta.json"
 BLOCK_ROWS = 10_000
 BLOCK_CHARACTERS = 1 << 25
-_STORE = ("token_ids.npy", "offsets.npy")
-_VECTORS = ("vectors.npy", "rows.npy")
 
 
 class Examples:
@@ -108,7 +106,7 @@ class TokenStore(Examples):
 
 
 class SentenceVectors:
-    """Embeddings of all sentences of a text, mapped into memory from a folder of `make_vectors`."""
+    """Embeddings of all sentences of a text, mapped into memory from a folder of `vectors.npy` and `rows.npy`."""
 
     def __init__(self, folder: Path):
         self._vectors: Float[np.ndarray, "distinct dimension"] = np.load(folder / "vectors.npy", mmap_mode="r")
@@ -151,10 +149,10 @@ def build_or_open(
 
     built = False
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
-        if _damaged(folder, _STORE):
+        if _damaged(folder):
             lock_file = folder.with_name(f".{name}.lock")
             with io.lock(lock_file, wait=True):
-                built = _make(folder, _STORE, build)  # unless another process has built it meanwhile
+                built = make_arrays(folder, build)  # unless another process has built it meanwhile
                 lock_file.unlink(missing_ok=True)
         store = TokenStore(folder)
     if not quiet:
@@ -178,34 +176,21 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     with io.disk_errors(folder, safe=f"{store.folder} is unchanged."):
-        make_vectors(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
+        make_arrays(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
     if not quiet:
         print(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}", file=sys.stderr)
     return SentenceVectors(folder)
 
 
-def make_vectors(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder of embeddings unless it is sound. `make` writes `vectors.npy` and `rows.npy` into a folder."""
-    _make(folder, _VECTORS, make)
-
-
 # Folders of arrays
 
 
-def _damaged(folder: Path, arrays: Sequence[str]) -> str:
-    """Return the first missing or damaged file of a folder, or an empty string."""
-    try:
-        meta = io.read_json_object(folder / META)
-        if io.json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
-            return META
-        return io.first_changed(folder, dict.fromkeys(arrays, "") | meta["files"])
-    except (CheckpointError, KeyError, TypeError):
-        return META
+def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> bool:
+    """Make a folder of arrays unless it is sound, and return whether it was made.
 
-
-def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, Any] | None]) -> bool:
-    """Make a folder unless it is sound, and return whether it was made. `make` returns entries of its record."""
-    damaged = _damaged(folder, arrays)
+    `make` writes the arrays into a temporary folder and returns further entries of its record, `meta.json`.
+    """
+    damaged = _damaged(folder)
     if damaged and folder.exists():
         print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
     if damaged:
@@ -217,6 +202,17 @@ def _make(folder: Path, arrays: Sequence[str], make: Callable[[Path], dict[str, 
                 with io.partial_dir(folder) as old:
                     folder.rename(old / "damaged")
     return bool(damaged)
+
+
+def _damaged(folder: Path) -> str:
+    """Return the first missing or damaged file of a folder, or an empty string."""
+    try:
+        meta = io.read_json_object(folder / META)
+        if io.json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
+            return META
+        return io.first_changed(folder, meta["files"])
+    except (CheckpointError, KeyError):
+        return META
 
 
 def _write_arrays(corpus: Corpus, backend: Any, folder: Path, quiet: bool) -> None:

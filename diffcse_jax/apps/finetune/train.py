@@ -20,7 +20,7 @@ from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.batch import Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
-from diffcse_jax.data.token_store import SentenceVectors, TokenStore, build_or_open, make_vectors
+from diffcse_jax.data.token_store import SentenceVectors, TokenStore, build_or_open, make_arrays
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
@@ -235,7 +235,7 @@ def _stored(folder: Path, data: TaskData, encode: Callable[[list[str]], np.ndarr
 
     def make_or_find() -> None:
         with disk_errors(folder, safe=_SAFE):
-            make_vectors(folder, make)
+            make_arrays(folder, make)
 
     hosts.decided_by_first(make_or_find)
     return SentenceVectors(folder)
