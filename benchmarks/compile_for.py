@@ -38,9 +38,9 @@ from diffcse_jax.config import Config, configuration, read_overrides  # noqa: E4
 from diffcse_jax.encoder import compiled_forward  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
+from diffcse_jax.models.forward import Teacher  # noqa: E402
 from diffcse_jax.models.hf import Pretrained  # noqa: E402
 from diffcse_jax.models.parameters import Params  # noqa: E402
-from diffcse_jax.models.teachers import Teacher  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402

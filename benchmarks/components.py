@@ -55,7 +55,7 @@ def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
         definition, params = nnx.split(layer)
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:
-            apply, bias = nnx.merge(definition, params), transformer.mask_bias(sentences.attention_mask)
+            apply, bias = nnx.merge(definition, params), transformer.logit_bias(sentences.attention_mask)
             attended = apply(states, sentences, bias, keys=None, positions=None)
             return jnp.where(real, attended, 0.0).sum()
 
@@ -74,7 +74,7 @@ def block(size: str, rows: int, length: int) -> Variants:
         definition, params = nnx.split(transformer.Block(sizes, 0, dtype=jnp.float32, rngs=nnx.Rngs(0)))
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:
-            bias = transformer.mask_bias(sentences.attention_mask)
+            bias = transformer.logit_bias(sentences.attention_mask)
             return jnp.square(nnx.merge(definition, params)(states, sentences, bias, keys=None)).sum()
 
         return partial(jax.jit(jax.grad(apply, argnums=(0, 1))), params, states)

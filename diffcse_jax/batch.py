@@ -1,15 +1,20 @@
 """What data hands to networks: tokens, their mask and, if padding is left out, their packed layout.
 
 Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens these cost what the
-text costs, not what its longest sentence would. `models/packing.py` gathers the tokens. The layout is computed here, on
-the host, and travels with the tokens. It changes no result.
+text costs, not what its longest sentence would. The layout is computed on the host and travels with the tokens.
+
+`pack` and `unpack` convert between rows, (rows, length, ...), and packed tokens, (tokens, ...). Without a layout, the
+packed tokens are all positions, so that networks are written once for both. Values at real tokens are the same in both
+cases, and nothing reads values at padding.
 """
 
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 
 class PackedLayout(NamedTuple):
@@ -47,8 +52,7 @@ class Batch(NamedTuple):
 
     def padded(self) -> "Batch":
         """Return the same batch without its layouts, so that padding is computed."""
-        following = self.next and self.next.padded()
-        return self._replace(layout=None, anchor_layout=None, next=following)
+        return self._replace(layout=None, anchor_layout=None, next=self.next and self.next.padded())
 
     @property
     def per_example(self) -> int:
@@ -72,6 +76,15 @@ class Batch(NamedTuple):
         return TokenRows(self.input_ids[:, 0], self.attention_mask[:, 0], self.anchor_layout)
 
 
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """What masking needs to know of a tokenizer."""
+
+    size: int  # number of tokens; a model may have more embeddings
+    mask_id: int | None
+    special_ids: tuple[int, ...]  # never masked: [CLS], [SEP], [PAD], [UNK], [MASK]
+
+
 def in_blocks(values: Shaped[np.ndarray, " rows"], devices: int, chunks: int) -> Shaped[np.ndarray, "blocks rest"]:
     """Group values of rows into blocks that are computed together; block = device * chunks + chunk.
 
@@ -81,12 +94,7 @@ def in_blocks(values: Shaped[np.ndarray, " rows"], devices: int, chunks: int) ->
 
 
 def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> PackedLayout:
-    """Return the layout of rows.
-
-    Args:
-        lengths: Number of real tokens of each row.
-        length: Number of positions of a row, including padding.
-        capacity: Number of slots of a block.
+    """Return the layout of rows with these numbers of real tokens, `length` positions, and blocks of `capacity` slots.
 
     Raises:
         ValueError: A block has more tokens than slots.
@@ -103,10 +111,59 @@ def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int)
     return PackedLayout(positions, slots)
 
 
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-    """What masking needs to know of a tokenizer."""
+def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[Array, " tokens"]:
+    """Return the integers of the tokens, and `fill` in unused slots."""
+    if rows.layout is None:
+        return ids.reshape(-1)
+    ids = ids.reshape(rows.layout.slots.shape)
+    packed = jax.vmap(lambda ids, where: ids.at[where].get(mode="fill", fill_value=fill))(ids, rows.layout.positions)
+    return packed.reshape(-1)
 
-    size: int  # number of tokens; a model may have more embeddings
-    mask_id: int | None
-    special_ids: tuple[int, ...]  # never masked: [CLS], [SEP], [PAD], [UNK], [MASK]
+
+def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[Array, "tokens hidden"]:
+    """Return the states of the tokens."""
+    if rows.layout is None:
+        return states.reshape(-1, states.shape[-1])
+    states = states.reshape(*rows.layout.slots.shape, states.shape[-1])
+    return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
+
+
+def unpack(states: Float[Array, "tokens hidden"], rows: TokenRows) -> Float[Array, "rows length hidden"]:
+    """Return the states as rows, with zeros at padding that was left out. The inverse of `pack`."""
+    if rows.layout is not None:
+        states = states.reshape(*rows.layout.positions.shape, -1)
+        states = jax.vmap(_gather)(states, rows.layout.slots, rows.layout.positions)
+    return states.reshape(*rows.input_ids.shape, states.shape[-1])
+
+
+def token_keys(keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None) -> Key[Array, "*tokens"]:
+    """Return a key for each token. It depends on the row's key and the position, so it is the same in every layout.
+
+    With `positions`, return the keys of the first positions, as rows.
+    """
+    if rows.layout is None or positions is not None:
+        numbers = jnp.arange(positions or rows.input_ids.shape[1])
+        by_row = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
+        return by_row if positions else by_row.reshape(-1)
+    length, where = rows.input_ids.shape[1], rows.layout.positions
+    of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
+    return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)
+
+
+@jax.custom_vjp
+def _gather(
+    values: Shaped[Array, "from hidden"], indices: Int[Array, " to"], inverse: Int[Array, " from"]
+) -> Shaped[Array, "to hidden"]:
+    """Return `values[indices]`, with zeros where an index is out of bounds.
+
+    Each index occurs once, so the gradient is a gather by the inverse. Automatic differentiation would make it a
+    scatter-add, which is slow.
+    """
+    del inverse
+    return values.at[indices].get(mode="fill", fill_value=0)
+
+
+_gather.defvjp(
+    lambda values, indices, inverse: (_gather(values, indices, inverse), (indices, inverse)),
+    lambda saved, gradient: (_gather(gradient, *saved[::-1]), None, None),
+)

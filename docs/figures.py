@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from diffcse_jax.models.transformer import DROPOUT_MASKS, MASKED_BLOCKS, scheduled_rates
+from diffcse_jax.models.transformer import DROPOUT_MASKS, MASKED_BLOCKS, block_rates
 
 FOLDER = Path(__file__).parent / "figures"
 INK, FAINT, PAPER = "#1f2328", "#8c959f", "#ffffff"
@@ -200,7 +200,7 @@ def reconstruction() -> Figure:
 
 def dropout_schedules() -> Figure:
     """Draw the twelve masks of the report on adjusting dropout."""
-    rates = np.array([scheduled_rates(name, (0.1,), MASKED_BLOCKS) for name in DROPOUT_MASKS])
+    rates = np.array([block_rates((0.1,), MASKED_BLOCKS, name) for name in DROPOUT_MASKS])
     figure, axes = plt.subplots(figsize=(6.6, 3.6))
     axes.imshow(rates, cmap="Blues", vmin=0.0, vmax=0.7)
     for (row, column), rate in np.ndenumerate(rates):

@@ -25,12 +25,20 @@ from tiny_networks import (
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.models import parameters
-from diffcse_jax.models.forward import Computation, gather_positions, map_chunks, mean_where, row_keys
+from diffcse_jax.models.forward import Computation, Networks, mean_where, row_keys
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 
 VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+
+def map_chunks(function, chunks, *rows):
+    return Computation(Networks(VOCABULARY, {}), {}, chunks=chunks).map_chunks(function, *rows)
+
+
+def gather_positions(function, where, *values, shares):
+    return Computation(Networks(VOCABULARY, {}), {}).gather_positions(function, where, *values, shares=shares)
 
 
 def encoder() -> Transformer:

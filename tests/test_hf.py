@@ -305,7 +305,7 @@ def test_a_sharded_checkpoint_is_read(bert, tmp_path):
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     assert_same(read(str(tmp_path)), read(str(bert)))
     next(tmp_path.glob("model-00002*.safetensors")).unlink()
-    assert_refused(tmp_path, r"cannot read .*model-00002-of")
+    assert_refused(tmp_path, r"index.json names 'model-00002-of.*', which is not a file")
 
 
 def pickled(folder: Path, state: object) -> Path:
@@ -343,9 +343,7 @@ def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
     assert_refused(folder, r"pytorch_model\.bin.*pip install torch.*convert it to safetensors")
 
 
-@pytest.mark.parametrize(
-    "state", [[1, 2], {"model": {"weight": 1}}, {1: torch.zeros(1)}, {"a": torch.eye(2).to_sparse()}]
-)
+@pytest.mark.parametrize("state", [[1, 2], {"model": {"weight": 1}}, {"a": torch.eye(2).to_sparse()}])
 def test_a_pickle_of_something_else_is_refused(folder, state):
     assert_refused(pickled(folder, state), r"pytorch_model\.bin.* convert it to safetensors")
 
@@ -439,16 +437,15 @@ def batchnorm_projector() -> torch.nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("family", "lm_head"), [("bert", ", lm_head (a masked-LM head)"), ("roberta", "")])
+@pytest.mark.parametrize(("family", "lm_head"), [("bert", ", lm_head"), ("roberta", "")])
 def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, family, lm_head):
     model = training_model(family, batchnorm_projector(), difference=True)
     encoder = getattr(model, family)
     folder = saved_by_training_code(model, encoder, tmp_path / "mine")
     checkpoint = read(str(folder))
     assert capsys.readouterr().err == (
-        f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: mlp "
-        f"(the projector){lm_head}, aux_bert (the discriminator), electra_head (its head), generator (the generator). "
-        "Its authors evaluate it with the pooler cls_before_pooler.\n"
+        f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
+        f"mlp{lm_head}, aux_bert, electra_head, generator. Its authors evaluate it with the pooler cls_before_pooler.\n"
     )
     assert recorded(checkpoint) == RecordedPooler("cls_before_pooler", None)
     assert checkpoint.pooler is None
@@ -562,17 +559,20 @@ def test_an_untied_decoder_is_refused_as_a_generator(folder):
         ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute", not "relative_key"'),
         ({"is_decoder": True}, "config.json: is_decoder must be false, not true"),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
-        ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number of at least 1, not "24"'),
-        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number of at least 1, not 0"),
+        ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number from 1 to 10,000,000, not "24"'),
+        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 0"),
         ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 24"),
         ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
         ({"layer_norm_eps": None}, "config.json: layer_norm_eps must be a number from 0 to below 1, not null"),
-        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 256, not 1000000000"),
-        ({"hidden_size": 10**30}, "config.json: hidden_size must be at most 10,000,000, not 1000"),
+        (
+            {"num_hidden_layers": 10**9},
+            "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1000000000",
+        ),
+        ({"hidden_size": 10**30}, "config.json: hidden_size must be a whole number from 1 to 10,000,000, not 1000"),
         ({"hidden_act": ["gelu"]}, 'config.json: hidden_act must be a string, not ["gelu"]'),
         ({"model_type": ["bert"]}, "architecture ['bert'] is not supported"),
         ({"model_type": {"a": 1}}, "architecture {'a': 1} is not supported"),
-        ({"pad_token_id": None}, "config.json: pad_token_id must be a whole number of at least 0, not null"),
+        ({"pad_token_id": None}, "config.json: pad_token_id must be a whole number from 0 to 10,000,000, not null"),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
     ],
 )
@@ -612,7 +612,7 @@ def test_broken_json_is_named(folder, name, content, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *(({"weight_map": map_}, "has no weight_map from tensors to") for map_ in (None, ["a.safetensors"], {"w": 1})),
+        *(({"weight_map": map_}, "has no weight_map from tensors to") for map_ in (None, ["a.safetensors"])),
         *(
             ({"weight_map": {"w": file}}, f"names {file[:60]!r}, which is not a file of its folder")
             for file in ("../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000)

@@ -134,7 +134,7 @@ def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
 
 
 def test_dropout_rates_must_fit_the_blocks():
-    with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*3 hidden dropout rates for 1 block"):
+    with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*does not fit 3 rates for 1 blocks"):
         built({"model": {"hidden_dropout": (0.1, 0.2, 0.3)}})
 
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_transformer import FAMILIES, random_params, sizes
 
-from diffcse_jax.batch import TokenRows, in_blocks, lay_out
+from diffcse_jax.batch import TokenRows, in_blocks, lay_out, pack, pack_ids, token_keys, unpack
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import row_keys
-from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
 from diffcse_jax.models.transformer import Transformer
 
 PAD = 1

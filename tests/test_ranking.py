@@ -14,10 +14,9 @@ from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, ran
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
-from diffcse_jax.models.forward import Computation
+from diffcse_jax.models.forward import Computation, Teacher, TeacherNetwork
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling import similarity_lists
-from diffcse_jax.models.teachers import Teacher, TeacherNetwork
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 

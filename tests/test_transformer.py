@@ -249,7 +249,11 @@ def test_the_linear_schedule_interpolates_over_depth():
 @pytest.mark.parametrize(
     ("model", "blocks", "message"),
     [
-        ({"dropout_schedule": "mask3"}, 3, "model.dropout_schedule='mask3': mask3 is defined for 12 blocks, and .* 3"),
+        (
+            {"dropout_schedule": "mask3"},
+            3,
+            "model.dropout_schedule='mask3': mask3 needs one rate, .* and 3 blocks",
+        ),
         ({"dropout_schedule": "mask3", "hidden_dropout": (0.1,) * 12}, 12, "mask3 needs one rate"),
         ({"dropout_schedule": "linear"}, 3, "`linear` needs two rates, of the first block and of the last, not"),
     ],

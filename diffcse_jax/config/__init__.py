@@ -27,7 +27,7 @@ from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.losses import MatryoshkaOptions, contrastive, decorrelation, diffcse_variants, masked_lm, ranking
 from diffcse_jax.losses.base import GeneratorOptions, Loss, RunInfo
 from diffcse_jax.losses.finetune import Finetune, Task
-from diffcse_jax.models.teachers import START
+from diffcse_jax.models.forward import START
 from diffcse_jax.options import Table, build_options, option, read_value
 
 if TYPE_CHECKING:

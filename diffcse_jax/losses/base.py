@@ -14,10 +14,9 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.forward import Computation, SharedForward, Teacher
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Build, Params
-from diffcse_jax.models.teachers import Teacher
 from diffcse_jax.options import option
 
 Metrics = dict[str, jax.Array]

@@ -18,9 +18,8 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.diffcse_variants import EditOptions
-from diffcse_jax.models.forward import Computation, SharedForward, fold_in_name, row_keys
+from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
-from diffcse_jax.models.teachers import START, start_as_teacher
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 

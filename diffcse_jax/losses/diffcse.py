@@ -28,11 +28,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.batch import Batch, TokenRows, Vocabulary
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
 from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import linear
-from diffcse_jax.models.packing import token_keys
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
-from diffcse_jax.models.forward import Computation, SharedForward
+from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher, teacher_lists
 from diffcse_jax.models.pooling import POOLERS, cosine_similarity, similarity_lists
-from diffcse_jax.models.teachers import START, start_as_teacher, teacher_lists
 from diffcse_jax.options import option
 
 

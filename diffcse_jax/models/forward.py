@@ -3,7 +3,6 @@
 Chunks and devices do not change a result: what is random for a row depends on a key of that row alone.
 """
 
-import copy
 import dataclasses
 import math
 import zlib
@@ -14,16 +13,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.models import parameters
-from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import pool, positions_read
+from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.parameters import Build, Params
+from diffcse_jax.models.pooling import pool, positions_read, similarity_lists
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 # The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
 FEW = (1 / 8, 1 / 4, 3 / 8, 1)  # masked tokens
 MOST = (3 / 4, 7 / 8, 1)  # all but padding
+START = "start"  # as a teacher's name: the starting checkpoint of the run's encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,27 +50,41 @@ class Networks:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Networks with their parameters, and how the rows of a batch are divided.
-
-    Attributes:
-        networks: The definitions of the networks.
-        params: Their parameters.
-        chunks: Number of parts of the rows that are computed one after the other.
-        devices: Number of devices along the data axis of the mesh, which compute their rows side by side.
-    """
+    """Networks with their parameters, and how the rows of a batch are divided."""
 
     networks: Networks
     params: Params
-    chunks: int = 1
-    devices: int = 1
+    chunks: int = 1  # parts of the rows that are computed one after the other
+    devices: int = 1  # along the data axis of the mesh, which compute their rows side by side
 
     def network(self, name: str) -> Any:
         """Return the network `name` with its parameters."""
         return self.networks.bind(name, self.params)
 
     def map_chunks(self, function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
-        """Call `map_chunks` with this computation's number of chunks."""
-        return map_chunks(function, self.chunks, *rows)
+        """Compute `function(*rows)` in chunks, one after the other.
+
+        The backward pass computes each chunk again. If `function` is an encoder, memory holds its output for the whole
+        batch and the activations of one chunk, as in GradCache (Gao et al. 2021).
+
+        Args:
+            function: Maps arrays with rows in front to such arrays. Rows must not depend on one another.
+            rows: Arrays, or `TokenRows` with a layout of as many parts. The number of chunks divides that of rows.
+        """
+        chunks = self.chunks
+        if chunks == 1:
+            return function(*rows)
+
+        # Chunk c holds the rows c, c + chunks, ... If devices share a batch, each device has its rows in every chunk.
+        def split(values: jax.Array) -> jax.Array:
+            return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
+
+        def join(values: jax.Array) -> jax.Array:
+            return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
+
+        # XLA cannot merge the loop's forward and backward passes, so no barrier against that is needed.
+        part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
+        return jax.tree.map(join, jax.lax.map(part, jax.tree.map(split, rows)))
 
     def gather_positions(
         self,
@@ -75,8 +93,39 @@ class Computation:
         *values: PyTree,
         shares: tuple[float, ...],
     ) -> PyTree:
-        """Call `gather_positions` so that each device gathers from its own rows."""
-        return gather_positions(function, where, *values, shares=shares, blocks=self.devices)
+        """Apply `function` to the values at the positions in `where`, and return zeros elsewhere.
+
+        A head over the vocabulary then costs only what its used outputs cost. Each device gathers the positions of its
+        own rows into the smallest of a few static capacities that holds them. It is chosen at run time, so no position
+        is ever dropped.
+
+        Args:
+            function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one another.
+            where: The positions.
+            values: Arrays (rows, length, ...).
+            shares: The capacities as shares of all positions, rising to 1.
+
+        Returns:
+            What `function` returns, as arrays (rows, length, ...).
+        """
+        size = where.size // self.devices
+        capacities = [math.ceil(size * share) for share in shares]
+
+        def of_device(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
+            (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
+            results = function(*jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values))
+
+            def spread(array: jax.Array) -> jax.Array:
+                return jnp.zeros((size, *array.shape[1:]), array.dtype).at[positions].set(array, mode="drop")
+
+            return jax.tree.map(spread, results)
+
+        # Without checkpoints, the activations of all capacities would be kept for the backward pass.
+        branches = [jax.checkpoint(jax.vmap(partial(of_device, capacity))) for capacity in capacities]
+        by_device = jax.tree.map(lambda array: array.reshape(self.devices, size, *array.shape[2:]), (where, values))
+        most = by_device[0].sum(axis=1).max()
+        results = jax.lax.switch(jnp.searchsorted(jnp.array(capacities), most), branches, *by_device)
+        return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
 
 
 class Embeddings(NamedTuple):
@@ -86,57 +135,36 @@ class Embeddings(NamedTuple):
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
 
+@dataclasses.dataclass(frozen=True)
 class SharedForward:
     """The forward pass of a batch. Losses share it: each result is computed once, when a loss first asks for it."""
 
-    def __init__(
-        self,
-        computation: Computation,
-        batch: Batch,
-        key: PRNGKeyArray,
-        *,
-        pooler: str,
-        dropout_masks: str = "independent",
-        keeps_projector: bool = False,
-    ):
-        """Prepare the pass. Nothing is computed yet.
-
-        Args:
-            computation: The trained networks.
-            batch: The sentences.
-            key: Dropout key.
-            pooler: One of `pooling.POOLERS`.
-            dropout_masks: `independent` for each view, or `shared` by the views of an example.
-            keeps_projector: Whether encoding will apply the projector as well.
-        """
-        self.computation = computation
-        self.batch = batch
-        self._key = key
-        self._pooler = pooler
-        self._dropout_masks = dropout_masks
-        self._keeps_projector = keeps_projector
-        self._whole = self
-        self._size: int | None = None
-        self._results: dict[Any, Any] = {}
+    computation: Computation  # the trained networks
+    batch: Batch
+    key: PRNGKeyArray  # of dropout
+    _: dataclasses.KW_ONLY
+    pooler: str  # one of `pooling.POOLERS`
+    dropout_masks: str = "independent"  # for each view, or `shared` by the views of an example
+    keeps_projector: bool = False  # whether encoding will apply the projector as well
+    size: int | None = None  # that embeddings are cut to
+    _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
 
     def prefix(self, size: int) -> "SharedForward":
         """Return the same pass with embeddings cut to their first `size` dimensions. Nothing is computed again."""
-        prefix = copy.copy(self)
-        prefix._size = size
-        return prefix
+        return dataclasses.replace(self, size=size)
 
     @property
     def embedded(self) -> bool:
         """Whether a loss has asked for embeddings."""
-        return "embeddings" in self._whole._results
+        return "embeddings" in self._results
 
     @property
     def embeddings(self) -> Embeddings:
         """The embeddings of all views, with dropout."""
 
         def compute(whole: SharedForward) -> Embeddings:
-            pooled = whole._pooled_views(whole._row_keys(fold_in_name(whole._key, "encoder")))
-            return _float32(Embeddings(pooled, whole._project(pooled)))
+            pooled = whole._pooled_views(whole._row_keys(fold_in_name(whole.key, "encoder")))
+            return Embeddings(pooled.astype(jnp.float32), whole._project(pooled))
 
         return self._shared("embeddings", compute)
 
@@ -148,7 +176,7 @@ class SharedForward:
     @property
     def encoded_views(self) -> tuple[Float[Array, "batch hidden"], ...]:
         """The embeddings that encoding will give, view by view: projected only if the projector is kept."""
-        if self._keeps_projector:
+        if self.keeps_projector:
             return self.projected_views
         return self._shared("encoded_views", lambda whole: whole.batch.by_view(whole.embeddings.pooled))
 
@@ -161,12 +189,12 @@ class SharedForward:
         def compute(whole: SharedForward) -> tuple[jax.Array, ...]:
             total = whole.embeddings.projected
             if samples > 1:
-                key = fold_in_name(whole._key, "samples")
+                key = fold_in_name(whole.key, "samples")
                 number_keys = jax.vmap(lambda number: whole._row_keys(jax.random.fold_in(key, number)))
                 one_pass = jax.checkpoint(whole._pooled_views, prevent_cse=False)
                 # One sample at a time, because a BatchNorm in the projector takes its statistics over a batch.
                 for pooled in jax.lax.map(one_pass, number_keys(jnp.arange(1, samples))):
-                    total += _float32(whole._project(pooled))
+                    total += whole._project(pooled)
             return whole.batch.by_view(total / samples)
 
         return self._shared(("projected_means", samples), compute)
@@ -179,7 +207,7 @@ class SharedForward:
     @property
     def anchors_again(self) -> Float[Array, "batch hidden"]:
         """The projected embeddings of the anchors in another pass with different dropout masks."""
-        keys = row_keys(fold_in_name(self._key, "anchors again"), len(self.batch.input_ids))
+        keys = row_keys(fold_in_name(self.key, "anchors again"), len(self.batch.input_ids))
         return self.projected(self.batch.anchors, keys, name="anchors_again")
 
     def projected(self, rows: TokenRows, keys: Key[Array, " rows"] | None, *, name: str) -> Float[Array, "rows hidden"]:
@@ -190,26 +218,26 @@ class SharedForward:
             keys: One dropout key per row, or None for no dropout.
             name: Of this pass. A second call with the same name returns the first call's result.
         """
-        return self._shared(name, lambda whole: _float32(whole._project(whole._pooled(rows, keys))))
+        return self._shared(name, lambda whole: whole._project(whole._pooled(rows, keys)))
 
     def _shared(self, name: Any, compute: Callable[["SharedForward"], Any]) -> Any:
         """Return the result of this name, computed from whole embeddings and then cut."""
-        results = self._whole._results
-        if name not in results:
-            results[name] = compute(self._whole)
-        if self._size is None:
-            return results[name]
-        return jax.tree.map(lambda array: array[..., : self._size], results[name])
+        if name not in self._results:
+            self._results[name] = compute(dataclasses.replace(self, size=None))
+        if self.size is None:
+            return self._results[name]
+        return jax.tree.map(lambda array: array[..., : self.size], self._results[name])
 
     def _project(self, pooled: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
-        if "projector" not in self.computation.networks.definitions:
-            return pooled
-        return self.computation.network("projector")(pooled)
+        """Return float32 embeddings after the projector, if there is one."""
+        if "projector" in self.computation.networks.definitions:
+            pooled = self.computation.network("projector")(pooled)
+        return pooled.astype(jnp.float32)
 
     def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
         """Return a dropout key for each row of all views."""
         examples, views = len(self.batch.input_ids), self.batch.per_example
-        if self._dropout_masks == "shared":
+        if self.dropout_masks == "shared":
             return row_keys(key, examples)[jnp.arange(examples * views) // views]
         return row_keys(key, examples * views)
 
@@ -228,7 +256,7 @@ class SharedForward:
     def _pooled(
         self, rows: TokenRows, keys: Key[Array, " rows"] | None, encoder: str = "encoder"
     ) -> Float[Array, "rows hidden"]:
-        network, pooler = self.computation.network(encoder), self._pooler
+        network, pooler = self.computation.network(encoder), self.pooler
 
         def pooled(rows: TokenRows, keys: jax.Array | None) -> jax.Array:
             states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
@@ -247,79 +275,57 @@ def row_keys(key: PRNGKeyArray, rows: int) -> Key[Array, " rows"]:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
 
 
-def map_chunks(function: Callable[..., PyTree], chunks: int, *rows: PyTree) -> PyTree:
-    """Compute `function(*rows)` in `chunks` parts, one after the other.
-
-    The backward pass computes each part again. If `function` is an encoder, memory holds its output for the whole
-    batch and the activations of one chunk, as in GradCache (Gao et al. 2021).
-
-    Args:
-        function: Maps arrays with rows in front to such arrays. Rows must not depend on one another.
-        chunks: Number of parts. Divides the number of rows.
-        rows: Arrays, or `TokenRows` with a layout of `chunks` parts.
-    """
-    if chunks == 1:
-        return function(*rows)
-
-    # Chunk c holds the rows c, c + chunks, ... If devices share a batch, each device has its rows in every chunk.
-    def split(values: jax.Array) -> jax.Array:
-        return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
-
-    def join(values: jax.Array) -> jax.Array:
-        return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
-
-    # XLA cannot merge the loop's forward and backward passes, so no barrier against that is needed.
-    part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
-    return jax.tree.map(join, jax.lax.map(part, jax.tree.map(split, rows)))
-
-
-def gather_positions(
-    function: Callable[..., PyTree],
-    where: Bool[Array, "rows length"],
-    *values: PyTree,
-    shares: tuple[float, ...],
-    blocks: int = 1,
-) -> PyTree:
-    """Apply `function` to the values at the positions in `where`, and return zeros elsewhere.
-
-    A head over the vocabulary then costs only what its used outputs cost. The positions are gathered into the smallest
-    of a few static capacities that holds them. It is chosen at run time, so no position is ever dropped.
-
-    Args:
-        function: Maps arrays (tokens, ...) to such arrays. Tokens must not depend on one another.
-        where: The positions.
-        values: Arrays (rows, length, ...).
-        shares: The capacities as shares of all positions, rising to 1.
-        blocks: Number of parts of the rows that are gathered separately, one per device.
-
-    Returns:
-        What `function` returns, as arrays (rows, length, ...).
-    """
-    size = where.size // blocks
-    capacities = [math.ceil(size * share) for share in shares]
-
-    def in_block(capacity: int, where: jax.Array, values: PyTree) -> PyTree:
-        (positions,) = jnp.nonzero(where, size=capacity, fill_value=size)
-        results = function(*jax.tree.map(lambda array: array.at[positions].get(mode="clip"), values))
-
-        def spread(array: jax.Array) -> jax.Array:
-            return jnp.zeros((size, *array.shape[1:]), array.dtype).at[positions].set(array, mode="drop")
-
-        return jax.tree.map(spread, results)
-
-    # Without checkpoints, the activations of all capacities would be kept for the backward pass.
-    branches = [jax.checkpoint(jax.vmap(partial(in_block, capacity))) for capacity in capacities]
-    blockwise = jax.tree.map(lambda array: array.reshape(blocks, size, *array.shape[2:]), (where, values))
-    most = blockwise[0].sum(axis=1).max()
-    results = jax.lax.switch(jnp.searchsorted(jnp.array(capacities), most), branches, *blockwise)
-    return jax.tree.map(lambda array: array.reshape(*where.shape, *array.shape[2:]), results)
-
-
 def mean_where(values: Shaped[Array, "*shape"], where: Bool[Array, "*shape"]) -> Float[Array, ""]:
     """Return the mean over the positions in `where`, or 0 if there are none."""
     weights = where.astype(jnp.float32)
     return jnp.sum(values.astype(jnp.float32) * weights) / jnp.maximum(weights.sum(), 1.0)
 
 
-def _float32(arrays: PyTree) -> PyTree:
-    return jax.tree.map(lambda array: array.astype(jnp.float32), arrays)
+class Teacher(NamedTuple):
+    """A frozen sentence encoder in memory, whose embeddings teach."""
+
+    config: TransformerConfig
+    pooler: str
+    params: Params  # of `TeacherNetwork`
+    truncate_dim: int | None = None
+
+    @property
+    def build(self) -> Build:
+        """The function that makes the network."""
+        return partial(TeacherNetwork, self.config, self.pooler, self.truncate_dim)
+
+
+class TeacherNetwork(nnx.Module):
+    """Sentences to embeddings, without dropout. The pooler `cls` adds a dense + tanh head."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        pooler: str,
+        truncate_dim: int | None = None,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.transformer = Transformer(config, dtype=dtype, rngs=rngs)
+        self.pooler_head = MlpProjector(config, dtype=dtype, rngs=rngs) if pooler == "cls" else None
+        self.pooler = pooler
+        self.truncate_dim = truncate_dim
+
+    def __call__(self, rows: TokenRows) -> Float[Array, "rows dimension"]:
+        """Return float32 embeddings."""
+        states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
+        pooled = pool(states, rows.attention_mask, self.pooler)
+        embeddings = pooled if self.pooler_head is None else self.pooler_head(pooled)
+        return embeddings[:, : self.truncate_dim].astype(jnp.float32)
+
+
+def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
+    """Return the starting checkpoint as a teacher, pooled as the run pools before its projector."""
+    pooler = "cls_before_pooler" if pooler == "cls" else pooler
+    return Teacher(encoder.config, pooler, parameters.prefixed(encoder.transformer, "transformer"))
+
+
+def teacher_lists(frozen: Computation, name: str, batch: Batch) -> Float[Array, "batch candidates"]:
+    """Return `pooling.similarity_lists` of a batch by the embeddings of the teacher of this name."""
+    return similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(name), batch.rows)))

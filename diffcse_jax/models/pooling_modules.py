@@ -5,18 +5,15 @@ layers), pooling over tokens, and a dense + tanh head (for the pooler `cls`). `c
 have `truncate_dim`, the size that embeddings are cut to. Releases 2 to 6 of sentence-transformers read this layout.
 """
 
-import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
-from diffcse_jax.io import read_json, read_json_object, why_unreadable, write_json, write_tensors
-from diffcse_jax.models.hf import FLOATS, Pretrained
+from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
+from diffcse_jax.models.hf import FLOATS, Pretrained, read_safetensors
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS
 
@@ -25,11 +22,10 @@ _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_token
 _SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
 
-TWO_LAYER_POOLERS = tuple(pooler for pooler, layers in AVERAGED_LAYERS.items() if len(layers) == 2)
+TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedPooler:
+class RecordedPooler(NamedTuple):
     """What a folder records: the pooler, the parameters of its dense + tanh head, and the size to cut embeddings to."""
 
     pooler: str
@@ -38,51 +34,44 @@ class RecordedPooler:
 
 
 def write(
-    folder: Path,
-    pooler: str,
-    *,
-    num_blocks: int,
-    hidden_size: int,
-    head: Params | None,
-    truncate_dim: int | None = None,
+    folder: Path, pooler: str, num_blocks: int, hidden_size: int, head: Params | None, truncate_dim: int | None = None
 ) -> None:
-    """Write the settings, `modules.json` and the modules that follow the transformer.
+    """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
 
-    Args:
-        folder: A Hugging Face folder. Poolers over two layers need `output_hidden_states` in its `config.json`.
-        pooler: One of the poolers in `AVERAGED_LAYERS`, `cls` or `cls_before_pooler`.
-        num_blocks: Number of blocks of the transformer.
-        hidden_size: Embedding size of the transformer.
-        head: Parameters of the dense + tanh head. The pooler `cls` needs them; other poolers ignore them.
-        truncate_dim: The size that embeddings are cut to; None for whole embeddings.
+    Poolers over two layers need `output_hidden_states` in its `config.json`. Only the pooler `cls` has a head.
     """
     cut = {} if truncate_dim is None else {"truncate_dim": truncate_dim}
     write_json(folder / _SETTINGS, {"similarity_fn_name": "cosine"} | cut)
-    modules = ["Transformer"]
+    modules: list[tuple[str, dict, Params]] = [("Transformer", {}, {})]  # names, configurations, weights
+    config: dict[str, Any]
     if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
-        weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
-        _write_module(folder, modules, "WeightedLayerPooling", config, weights)
+        modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
     mode = "cls_token" if pooler in ("cls", "cls_before_pooler") else "mean_tokens"
     config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES}
-    _write_module(folder, modules, "Pooling", {"word_embedding_dimension": hidden_size} | config)
+    modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
     if pooler == "cls":
         assert head is not None
-        sizes = {"in_features": hidden_size, "out_features": hidden_size}
+        config = {"in_features": hidden_size, "out_features": hidden_size, "bias": True, "activation_function": _TANH}
         weights = {"linear.weight": np.asarray(head["dense.kernel"]).T, "linear.bias": np.asarray(head["dense.bias"])}
-        _write_module(folder, modules, "Dense", sizes | {"bias": True, "activation_function": _TANH}, weights)
-    entries = [
-        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
-        for i, name in enumerate(modules)
-    ]
+        modules.append(("Dense", config, weights))
+    entries = []
+    for index, (name, config, weights) in enumerate(modules):
+        path = f"{index}_{name}" if index else ""  # the transformer's files are in the folder itself
+        kind = f"sentence_transformers.models.{name}"
+        entries.append({"idx": index, "name": str(index), "path": path, "type": kind})
+        if index:
+            (folder / path).mkdir()
+            write_json(folder / path / "config.json", config)
+        if weights:
+            write_tensors(folder / path / "model.safetensors", weights)
     write_json(folder / "modules.json", entries)
 
 
 def recorded(checkpoint: Pretrained) -> RecordedPooler | None:
     """Return the pooler that a checkpoint's folder records, or else the one that its authors evaluate it with, or None.
 
-    Raises:
-        CheckpointError: As `read`.
+    Raises CheckpointError as `read` does.
     """
     if record := read(checkpoint.folder):
         return record
@@ -101,14 +90,25 @@ def read(folder: Path) -> RecordedPooler | None:
     modules = _read_modules(folder)
     if set(modules) - _KNOWN_MODULES or "Pooling" not in modules:
         raise CheckpointError(f"{folder}/modules.json: the modules {', '.join(modules)[:200]} are not supported")
-    head = _read_head(modules["Dense"]) if "Dense" in modules else None
-    truncate_dim = _read_truncate_dim(folder)
-    mode = _pooling_mode(modules["Pooling"])
-    if mode == "cls_token" and "WeightedLayerPooling" not in modules:
-        return RecordedPooler("cls" if head else "cls_before_pooler", head, truncate_dim)
+    head = None
+    if dense := modules.get("Dense"):
+        if read_json_object(dense / "config.json").get("activation_function") != _TANH:
+            raise CheckpointError(f"{dense}: only a dense layer with tanh is supported")
+        kernel, bias = _tensor(dense, "linear.weight", 2).T, _tensor(dense, "linear.bias", 1)
+        head = {"dense.kernel": np.ascontiguousarray(kernel, np.float32), "dense.bias": bias.astype(np.float32)}
+    path = folder / _SETTINGS
+    size = read_json_object(path).get("truncate_dim") if path.is_file() else None
+    if size is not None and (type(size) is not int or size < 1):
+        raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
+    config, layers = read_json_object(modules["Pooling"] / "config.json"), modules.get("WeightedLayerPooling")
+    mode = "+".join(name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}"))
+    if "pooling_mode" in config:  # since release 5.2
+        mode = str(config["pooling_mode"])[:60]
+        mode = {"mean": "mean_tokens", "cls": "cls_token"}.get(mode, mode)
+    if mode == "cls_token" and layers is None:
+        return RecordedPooler("cls" if head else "cls_before_pooler", head, size)
     if mode == "mean_tokens" and head is None:
-        pooler = _layer_pooler(modules["WeightedLayerPooling"]) if "WeightedLayerPooling" in modules else "avg"
-        return RecordedPooler(pooler, None, truncate_dim)
+        return RecordedPooler("avg" if layers is None else _layer_pooler(layers), None, size)
     raise CheckpointError(
         f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
     )
@@ -131,27 +131,14 @@ def _read_modules(folder: Path) -> dict[str, Path]:
     return modules
 
 
-def _read_truncate_dim(folder: Path) -> int | None:
-    path = folder / _SETTINGS
-    size = read_json_object(path).get("truncate_dim") if path.is_file() else None
-    if size is not None and (type(size) is not int or size < 1):
-        raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
-    return size
-
-
-def _read_tensors(module: Path, axes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return the tensors of a module and check the number of axes of the named ones."""
-    path = module / "model.safetensors"
-    if problem := why_unreadable(path):
-        raise CheckpointError(problem)
-    try:
-        tensors = load_file(path)
-    except Exception as error:  # the library raises its own SafetensorError, OSError or TypeError
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    for name, count in axes.items():
-        if name not in tensors or tensors[name].ndim != count or tensors[name].dtype.name not in FLOATS:
-            raise CheckpointError(f"{path} has no floating-point tensor {name} with {count} axes")
-    return tensors
+def _layer_pooler(module: Path) -> str:
+    """Return the pooler that averages the layers of a WeightedLayerPooling module."""
+    config, weights = read_json_object(module / "config.json"), _tensor(module, "layer_weights", 1)
+    if config.get("layer_start") == 0 and config.get("num_hidden_layers") == len(weights) - 1:
+        for pooler in TWO_LAYER_POOLERS:
+            if len(weights) > 1 and np.array_equal(weights, _layer_weights(pooler, len(weights) - 1)):
+                return pooler
+    raise CheckpointError(f"{module}: these layer weights are not supported")
 
 
 def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
@@ -161,56 +148,15 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
     return weights
 
 
-def _layer_pooler(module: Path) -> str:
-    """Return the pooler that averages the layers of a WeightedLayerPooling module."""
-    config = read_json_object(module / "config.json")
-    weights = _read_tensors(module, {"layer_weights": 1})["layer_weights"]
-    if config.get("layer_start") == 0 and config.get("num_hidden_layers") == len(weights) - 1:
-        for pooler in TWO_LAYER_POOLERS:
-            layers = AVERAGED_LAYERS[pooler]
-            if len(weights) >= len(layers) and np.array_equal(weights, _layer_weights(pooler, len(weights) - 1)):
-                return pooler
-    raise CheckpointError(f"{module}: these layer weights are not supported")
-
-
-def _pooling_mode(module: Path) -> str:
-    """Return the mode of a Pooling module, such as `cls_token`; several modes are joined by `+`."""
-    config = read_json_object(module / "config.json")
-    if "pooling_mode" in config:  # since release 5.2
-        mode = str(config["pooling_mode"])[:60]
-        return f"{mode}_tokens" if mode == "mean" else f"{mode}_token"
-    return "+".join(name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}"))
-
-
-def _read_head(module: Path) -> Params:
-    """Return the parameters of a Dense module under our names and in our layout."""
-    if read_json_object(module / "config.json").get("activation_function") != _TANH:
-        raise CheckpointError(f"{module}: only a dense layer with tanh is supported")
-    tensors = _read_tensors(module, {"linear.weight": 2, "linear.bias": 1})
-    return {
-        "dense.kernel": np.ascontiguousarray(tensors["linear.weight"].T, dtype=np.float32),
-        "dense.bias": tensors["linear.bias"].astype(np.float32),
-    }
-
-
-def _write_module(
-    folder: Path, modules: list[str], name: str, config: dict[str, Any], weights: Params | None = None
-) -> None:
-    """Write a module and append its name to the list of modules."""
-    module = folder / f"{len(modules)}_{name}"
-    module.mkdir()
-    modules.append(name)
-    write_json(module / "config.json", config)
-    if weights:
-        write_tensors(module / "model.safetensors", weights)
+def _tensor(module: Path, name: str, axes: int) -> np.ndarray:
+    tensor = read_safetensors(module / "model.safetensors").get(name)
+    if tensor is None or tensor.ndim != axes or tensor.dtype.name not in FLOATS:
+        raise CheckpointError(f"{module}/model.safetensors has no floating-point tensor {name} with {axes} axes")
+    return tensor
 
 
 def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
-    """Return the explicit pooler if there is one, otherwise the recorded one.
-
-    Raises:
-        CheckpointError: There is neither.
-    """
+    """Return the explicit pooler if there is one, otherwise the recorded one. If there is neither, raise an error."""
     pooler = explicit or recorded
     if pooler is None:
         raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
@@ -222,11 +168,7 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
 
 
 def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
-    """Return the number of dimensions to keep as it was given; None keeps all.
-
-    Raises:
-        ConfigError: It is below 1 or larger than the embedding size.
-    """
+    """Return the number of dimensions to keep (None: all), or raise ConfigError if the embedding has fewer."""
     if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
         raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {hidden_size}. Keep 1 to {hidden_size}")
     return truncate_dim

@@ -18,28 +18,16 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from diffcse_jax.batch import TokenRows
+from diffcse_jax.batch import TokenRows, pack, pack_ids, token_keys, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
-from diffcse_jax.models.packing import pack, pack_ids, token_keys, unpack
 
 TPU_LANES = 128
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
-DROPOUT_MASKS = {
-    "mask1": (0.2,) * 4,
-    "mask2": (0.3,) * 4,
-    "mask3": (0.4,) * 4,
-    "mask4": (0.5,) * 4,
-    "mask5": (0.2,) * 6,
-    "mask6": (0.3,) * 6,
-    "mask7": (0.4,) * 6,
-    "mask8": (0.5,) * 6,
-    "mask9": (0.5, 0.4, 0.3, 0.2),
-    "mask10": (0.4, 0.3, 0.2),
-    "mask11": (0.3, 0.2),
-    "mask12": (0.2,),
-}
 MASKED_BLOCKS = 12
+_EQUAL = [(rate,) * blocks for blocks in (4, 6) for rate in (0.2, 0.3, 0.4, 0.5)]
+_FALLING = [(0.5, 0.4, 0.3, 0.2), (0.4, 0.3, 0.2), (0.3, 0.2), (0.2,)]
+DROPOUT_MASKS = {f"mask{number}": rates for number, rates in enumerate(_EQUAL + _FALLING, start=1)}
 
 
 class Embeddings(nnx.Module):
@@ -59,7 +47,7 @@ class Embeddings(nnx.Module):
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
         # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
         embedded = trained_where(input_ids != self.pad_token_id, self.word(input_ids))
-        embedded += self.embedded_positions(input_ids, numbers)
+        embedded += self.embedded_positions(numbers)
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
         keys = None if keys is None else token_keys(keys, rows)
@@ -69,11 +57,8 @@ class Embeddings(nnx.Module):
         """Return the row of the position table for every token."""
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
-    def embedded_positions(
-        self, input_ids: Int[Array, " tokens"], numbers: Int[Array, " tokens"]
-    ) -> Float[Array, "tokens hidden"]:
+    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Float[Array, "tokens hidden"]:
         """Return the position embeddings of these numbers."""
-        del input_ids
         return self.position(numbers)
 
 
@@ -113,63 +98,50 @@ class TransformerConfig:
         return self.max_positions - self.position_offset
 
     def on(self, platform: str, devices: int = 1) -> "TransformerConfig":
-        """Return the same encoder, computed in the best way for a platform.
-
-        Args:
-            platform: `cpu`, `gpu` or `tpu`.
-            devices: Number of devices that rows are split over. Only training reads it.
-        """
+        """Return the same encoder for a platform (`cpu`, `gpu` or `tpu`), with rows split over that many devices."""
         return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1, devices=devices)
 
     def without_dropout(self) -> "TransformerConfig":
         """Return the same encoder with all rates 0."""
         return self.with_dropout((0.0,), (0.0,))
 
-    def with_dropout(self, hidden: tuple[float, ...], attention: tuple[float, ...]) -> "TransformerConfig":
-        """Return the same encoder with other dropout rates: one for all blocks, or one for each.
+    def with_dropout(
+        self, hidden: tuple[float, ...], attention: tuple[float, ...], schedule: str = "none"
+    ) -> "TransformerConfig":
+        """Return the same encoder with other dropout rates, as `block_rates` reads them.
 
-        A single hidden rate also applies to the embedding layer, as in the originals. Otherwise the embedding layer
-        keeps the checkpoint's rate.
-
-        Raises:
-            ValueError: The number of rates is neither 1 nor the number of blocks.
+        A single hidden rate for all blocks also applies to the embedding layer, as in the originals. Otherwise the
+        embedding layer keeps the checkpoint's rate.
         """
-        for name, rates in (("hidden", hidden), ("attention", attention)):
-            if len(rates) not in (1, self.num_blocks):
-                raise ValueError(f"{len(rates)} {name} dropout rates for {self.num_blocks} blocks; give 1 or one each")
         return dataclasses.replace(
             self,
-            embedding_dropout=hidden[0] if len(hidden) == 1 else self.embedding_dropout,
-            hidden_dropout=hidden * (self.num_blocks // len(hidden)),
-            attention_dropout=attention * (self.num_blocks // len(attention)),
+            embedding_dropout=hidden[0] if schedule == "none" and len(hidden) == 1 else self.embedding_dropout,
+            hidden_dropout=block_rates(hidden, self.num_blocks, schedule),
+            attention_dropout=block_rates(attention, self.num_blocks, schedule),
         )
 
 
-def scheduled_rates(schedule: str, rates: tuple[float, ...], num_blocks: int) -> tuple[float, ...]:
-    """Return one dropout rate for each block.
+def block_rates(rates: tuple[float, ...], num_blocks: int, schedule: str = "none") -> tuple[float, ...]:
+    """Return one dropout rate for each block, or raise ValueError if the schedule does not fit.
 
     Args:
-        schedule: `linear`, from the first to the last of two rates, or a name in `DROPOUT_MASKS`.
-        rates: The two ends of the line, or the one rate of the blocks that the mask leaves out.
+        rates: For `none`, one rate for all blocks or one for each. For `linear`, that of the first block and that of
+            the last. For a name in `DROPOUT_MASKS`, the rate of the blocks that the mask leaves out.
         num_blocks: Number of blocks of the encoder.
-
-    Raises:
-        ValueError: The schedule does not fit the rates or the encoder.
+        schedule: `none`, `linear` or a name in `DROPOUT_MASKS`.
     """
-    if schedule == "linear":
-        if len(rates) != 2:
-            raise ValueError(f"`linear` needs two rates, of the first block and of the last, not {rates}")
+    if schedule == "none" and len(rates) in (1, num_blocks):
+        return rates * (num_blocks // len(rates))
+    if schedule == "linear" and len(rates) == 2:
         first, last = rates
         return tuple(first + (last - first) * block / max(num_blocks - 1, 1) for block in range(num_blocks))
-    if num_blocks != MASKED_BLOCKS:
-        raise ValueError(
-            f"{schedule} is defined for {MASKED_BLOCKS} blocks, and the encoder has {num_blocks}. Use `linear`, or "
-            "`none` with a list of rates."
-        )
-    if len(rates) != 1:
-        raise ValueError(f"{schedule} needs one rate, for the blocks that it leaves out, not {rates}")
-    masked = DROPOUT_MASKS[schedule]
-    return masked + rates * (num_blocks - len(masked))
+    if schedule in DROPOUT_MASKS and len(rates) == 1 and num_blocks == MASKED_BLOCKS:
+        masked = DROPOUT_MASKS[schedule]
+        return masked + rates * (num_blocks - len(masked))
+    raise ValueError(
+        f"the schedule {schedule!r} does not fit {len(rates)} rates for {num_blocks} blocks. `none` needs 1 rate or "
+        f"one for each block, `linear` needs 2, and masks need 1 rate and {MASKED_BLOCKS} blocks"
+    )
 
 
 class Transformer(nnx.Module):
@@ -191,7 +163,7 @@ class Transformer(nnx.Module):
         """Run the encoder.
 
         Args:
-            rows: Sentences, padded or packed.
+            rows: Sentences.
             condition: Embeddings that replace position 0 of the embedding layer's output, after its norm and dropout.
                 DiffCSE conditions its discriminator in this way (Section 3).
             keys: One dropout key per row, or None for no dropout.
@@ -207,9 +179,7 @@ class Transformer(nnx.Module):
         if condition is not None:
             hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(states.dtype))
             states = pack(hidden_states[0], rows)
-        bias = mask_bias(rows.attention_mask)
-        if self.attention_bias is not None:
-            bias = bias + self.attention_bias(rows.attention_mask.shape[1])
+        bias = logit_bias(rows.attention_mask, self.attention_bias)
         for index, (block, block_keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
             positions = last_positions if index == len(self.blocks) else None
             states = block(states, rows, bias, keys=block_keys, positions=positions)
@@ -250,14 +220,12 @@ class Block(nnx.Module):
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
         hidden_states = self.attention_norm(hidden_states + attended)
-        activated = self._activation(self.intermediate(hidden_states))
+        intermediate = self.intermediate(hidden_states)
+        with jax.named_scope("activation"):
+            function = ACTIVATIONS[self.activation]
+            activated = (jax.checkpoint(function) if self.recompute else function)(intermediate)
         transformed = dropout(self.output(activated), self.output_dropout, output_keys)
         return self.output_norm(hidden_states + transformed)
-
-    @jax.named_scope("activation")
-    def _activation(self, x: Float[Array, "*tokens inner"]) -> Float[Array, "*tokens inner"]:
-        function = ACTIVATIONS[self.activation]
-        return jax.checkpoint(function)(x) if self.recompute else function(x)
 
 
 class SelfAttention(nnx.Module):
@@ -323,12 +291,15 @@ class SelfAttention(nnx.Module):
         return jnp.where(own[None, None, :, None], states, 0.0)
 
 
-def mask_bias(attention_mask: Int[Array, "rows length"]) -> Float[Array, "rows 1 1 length"]:
-    """Return the bias on attention logits that hides padding.
+def logit_bias(
+    attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None
+) -> Float[Array, "rows #heads #length length"]:
+    """Return the bias on attention logits: a family's own bias, and what hides padding.
 
-    It is half the float32 minimum, so that its sum with another bias stays finite.
+    The latter is half the float32 minimum, so that the sum stays finite.
     """
-    return jnp.where(attention_mask > 0, 0.0, jnp.finfo(jnp.float32).min / 2)[:, None, None, :]
+    bias = jnp.where(attention_mask > 0, 0.0, jnp.finfo(jnp.float32).min / 2)[:, None, None, :]
+    return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
 
 
 def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:

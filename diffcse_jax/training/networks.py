@@ -21,13 +21,12 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.losses.base import Checkpoints, Network
 from diffcse_jax.models import parameters, pooling_modules
-from diffcse_jax.models.forward import Networks, fold_in_name
+from diffcse_jax.models.forward import Networks, Teacher, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.teachers import Teacher
-from diffcse_jax.models.transformer import Transformer, TransformerConfig, scheduled_rates
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
@@ -192,17 +191,11 @@ def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
             f"{sizes.hidden_size}, which is always trained. Give smaller sizes only."
         )
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
-    hidden, attention = model.hidden_dropout, model.attention_dropout
     try:
-        if model.dropout_schedule != "none":
-            hidden, attention = (
-                scheduled_rates(model.dropout_schedule, rates, sizes.num_blocks) for rates in (hidden, attention)
-            )
-        return sizes.with_dropout(hidden, attention)
+        return sizes.with_dropout(model.hidden_dropout, model.attention_dropout, model.dropout_schedule)
     except ValueError as error:
-        keys = "model.hidden_dropout / model.attention_dropout"
-        schedule = "" if model.dropout_schedule == "none" else f", model.dropout_schedule={model.dropout_schedule!r}"
-        raise ConfigError(f"{keys}{schedule}: {error}") from error
+        keys = "model.hidden_dropout, model.attention_dropout, model.dropout_schedule"
+        raise ConfigError(f"{keys}: {error}") from error
 
 
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:

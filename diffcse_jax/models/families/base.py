@@ -3,13 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffcse_jax.models.transformer import TransformerConfig
 
 MOST_BLOCKS = 256
 
 
+@dataclasses.dataclass(frozen=True)
 class HfConfig:
     """A checkpoint's `config.json`. Values are checked when they are read.
 
@@ -17,87 +18,61 @@ class HfConfig:
     the value cannot be used.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = values
+    values: Mapping[str, Any]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of BERT's keys in this family
 
     def size(self, key: str, *, least: int = 1, most: int = 10**7, default: int | None = None) -> int:
-        """Return a whole number, or `default` if the key is missing."""
+        """Return a whole number, or `default` if the key is missing. No network above `most` could be built."""
         value = self._value(key, default)
-        if type(value) is not int or value < least:
-            raise ValueError(f"{key} must be a whole number of at least {least}, not {_format(value)}")
-        if value > most:  # a network of this size could never be built
-            raise ValueError(f"{key} must be at most {most:,}, not {_format(value)}")
-        return value
+        valid = type(value) is int and least <= value <= most
+        return self._checked(key, value, valid, f"a whole number from {least} to {most:,}")
 
     def rate(self, key: str) -> float:
         """Return a number from 0 to below 1."""
         value = self._value(key)
-        if type(value) not in (int, float) or not 0 <= value < 1:
-            raise ValueError(f"{key} must be a number from 0 to below 1, not {_format(value)}")
-        return float(value)
+        valid = type(value) in (int, float) and 0 <= value < 1
+        return float(self._checked(key, value, valid, "a number from 0 to below 1"))
 
     def text(self, key: str) -> str:
         """Return a string."""
         value = self._value(key)
-        if not isinstance(value, str):
-            raise ValueError(f"{key} must be a string, not {_format(value)}")
-        return value
+        return self._checked(key, value, isinstance(value, str), "a string")
 
     def require(self, key: str, supported: str | int | bool) -> None:
         """Raise ValueError unless the key is missing or has the supported value."""
         value = self._value(key, supported)
-        if value != supported:
-            raise ValueError(f"{key} must be {json.dumps(supported)}, not {_format(value)}")
+        self._checked(key, value, value == supported, json.dumps(supported))
 
     def _value(self, key: str, default: Any = None) -> Any:
-        return self._values[key] if default is None else self._values.get(key, default)
+        name = self.names.get(key, key)
+        return self.values[name] if default is None else self.values.get(name, default)
+
+    def _checked(self, key: str, value: Any, valid: bool, expected: str) -> Any:
+        if not valid:
+            raise ValueError(f"{self.names.get(key, key)} must be {expected}, not {json.dumps(value)[:60]}")
+        return value
 
 
-def _format(value: Any) -> str:
-    return json.dumps(value)[:60]
+class SequenceClassifier(NamedTuple):
+    """The family's head for labelled sentences in transformers: position 0, dense, activation, dense."""
 
-
-@dataclasses.dataclass(frozen=True)
-class SequenceClassifier:
-    """The family's head for labelled sentences in transformers: position 0, dense, activation, dense.
-
-    Attributes:
-        dense: Name of the first layer, with the encoder's prefix if it has one.
-        activation: Between the layers.
-        classifier: Name of the last layer.
-    """
-
-    dense: str
+    dense: str  # name of the first layer, with the encoder's prefix if it has one
     activation: str
-    classifier: str
+    classifier: str  # name of the last layer
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The particulars of a family. Each table maps the checkpoint's name of a module to ours.
+    """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
 
-    Attributes:
-        architecture: The class of the encoder in transformers.
-        sizes: Reads the sizes from a checkpoint's configuration. Raises KeyError and ValueError as `HfConfig` does.
-        prefix: Before the encoder's names inside a model with a head.
-        modules: Names of the modules outside the blocks.
-        block_prefix: Before a block's number.
-        block: Names of the modules of a block.
-        pooler: Names of the dense + tanh head on position 0. Empty if the family has none.
-        mlm_head: Names of the modules of the masked-LM head.
-        decoder: The tensor of the masked-LM head's decoder, which must be the table of word embeddings.
-        ignored: A regular expression of tensors that are not used, such as buffers, tied copies and unused heads.
-        sequence_classifier: The head for labelled sentences.
-    """
-
-    architecture: str
-    sizes: Callable[[HfConfig], TransformerConfig]
-    prefix: str
-    modules: Mapping[str, str]
-    block_prefix: str
+    architecture: str  # the class of the encoder in transformers
+    sizes: Callable[[HfConfig], TransformerConfig]  # raises KeyError and ValueError as `HfConfig` does
+    prefix: str  # before the encoder's names inside a model with a head
+    modules: Mapping[str, str]  # outside the blocks
+    block_prefix: str  # before a block's number
     block: Mapping[str, str]
-    pooler: Mapping[str, str]
+    pooler: Mapping[str, str]  # the dense + tanh head on position 0; empty if the family has none
     mlm_head: Mapping[str, str]
-    decoder: str
-    ignored: str
+    decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
+    ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
     sequence_classifier: SequenceClassifier

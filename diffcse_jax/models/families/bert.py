@@ -9,16 +9,7 @@ EMBEDDINGS = {
     "embeddings.LayerNorm": "embeddings.norm",
 }
 TOKEN_TYPES = {"embeddings.token_type_embeddings": "embeddings.token_type"}
-BLOCK = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "attention_norm",
-    "intermediate.dense": "intermediate",
-    "output.dense": "output",
-    "output.LayerNorm": "output_norm",
-}
+FEED_FORWARD = {"intermediate.dense": "intermediate", "output.dense": "output", "output.LayerNorm": "output_norm"}
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
@@ -51,7 +42,14 @@ BERT = Family(
     prefix="bert.",
     modules=EMBEDDINGS | TOKEN_TYPES,
     block_prefix="encoder.layer.",
-    block=BLOCK,
+    block={
+        "attention.self.query": "attention.query",
+        "attention.self.key": "attention.key",
+        "attention.self.value": "attention.value",
+        "attention.output.dense": "attention.output",
+        "attention.output.LayerNorm": "attention_norm",
+    }
+    | FEED_FORWARD,
     pooler={"pooler.dense": "dense"},
     mlm_head={
         "cls.predictions.transform.dense": "transform",

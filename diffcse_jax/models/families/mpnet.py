@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from diffcse_jax.models.families import bert, roberta
-from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.families.base import HfConfig
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
@@ -49,26 +49,20 @@ def sizes(config: HfConfig) -> TransformerConfig:
     return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
 
 
-MPNET = Family(
-    architecture="MPNetModel",
-    sizes=sizes,
-    prefix="mpnet.",
-    modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
-    block_prefix="encoder.layer.",
-    block={
-        "attention.attn.q": "attention.query",
-        "attention.attn.k": "attention.key",
-        "attention.attn.v": "attention.value",
-        "attention.attn.o": "attention.output",
-        "attention.LayerNorm": "attention_norm",
-        "intermediate.dense": "intermediate",
-        "output.dense": "output",
-        "output.LayerNorm": "output_norm",
-    },
-    pooler=bert.BERT.pooler,
-    mlm_head=roberta.ROBERTA.mlm_head,
-    decoder=roberta.ROBERTA.decoder,
-    ignored=roberta.ROBERTA.ignored,
-    sequence_classifier=roberta.ROBERTA.sequence_classifier,
-)
-FAMILIES = {"mpnet": MPNET}
+FAMILIES = {
+    "mpnet": dataclasses.replace(
+        roberta.ROBERTA,
+        architecture="MPNetModel",
+        sizes=sizes,
+        prefix="mpnet.",
+        modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
+        block={
+            "attention.attn.q": "attention.query",
+            "attention.attn.k": "attention.key",
+            "attention.attn.v": "attention.value",
+            "attention.attn.o": "attention.output",
+            "attention.LayerNorm": "attention_norm",
+        }
+        | bert.FEED_FORWARD,
+    )
+}

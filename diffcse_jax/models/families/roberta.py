@@ -5,12 +5,11 @@ Tokens are numbered from the padding id + 1. The position of padding is the padd
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, HfConfig, SequenceClassifier
+from diffcse_jax.models.families.base import HfConfig, SequenceClassifier
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
@@ -21,12 +20,9 @@ class RobertaEmbeddings(Embeddings):
         is_token = (input_ids != self.pad_token_id).astype(jnp.int32)
         return jnp.cumsum(is_token, axis=1) * is_token + self.pad_token_id
 
-    def embedded_positions(
-        self, input_ids: Int[Array, "*tokens"], numbers: Int[Array, "*tokens"]
-    ) -> Float[Array, "*tokens hidden"]:
+    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Float[Array, "tokens hidden"]:
         # The position of padding is not trained (PyTorch's padding_idx).
-        embedded: jax.Array = self.position(numbers)
-        return trained_where(input_ids != self.pad_token_id, embedded)
+        return trained_where(numbers != self.pad_token_id, super().embedded_positions(numbers))
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
@@ -41,14 +37,11 @@ def sizes(config: HfConfig) -> TransformerConfig:
     )
 
 
-ROBERTA = Family(
+ROBERTA = dataclasses.replace(
+    bert.BERT,
     architecture="RobertaModel",
     sizes=sizes,
     prefix="roberta.",
-    modules=bert.EMBEDDINGS | bert.TOKEN_TYPES,
-    block_prefix="encoder.layer.",
-    block=bert.BLOCK,
-    pooler={"pooler.dense": "dense"},
     mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
     decoder="lm_head.decoder.weight",
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
