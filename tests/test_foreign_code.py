@@ -4,6 +4,7 @@ import ast
 import builtins
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,49 +15,37 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation.backends import load_encoder
 
 ROOT = Path(__file__).parents[1]
+CLASSES = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
 CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 
 
 @pytest.fixture
-def folder(tmp_path, minilm_dir, monkeypatch) -> Path:
+def folder(tmp_path, minilm_dir, monkeypatch) -> Iterator[Path]:
     """A model beside code; whoever is asked whether to run it says yes."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(builtins, "input", lambda *_: "y")
     folder = write_tiny_model(tmp_path / "model", minilm_dir)
     (folder / "own.py").write_text(CODE)
-    return folder
+    (folder / "config.4.0.0.json").write_text(json.dumps({"model_type": "own", "auto_map": CLASSES}))
+    edit(folder / "config.json", configuration_files=["config.4.0.0.json"], auto_map=CLASSES)
+    yield folder
+    assert not [*tmp_path.rglob("ran")]
 
 
 def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def ran(folder: Path) -> bool:
-    return bool([*folder.parent.rglob("ran")])
-
-
-CLASSES = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]}
-
-
-def name_code(folder: Path) -> None:
-    (folder / "config.4.0.0.json").write_text(json.dumps({"model_type": "own", "auto_map": CLASSES}))
-    edit(folder / "config.json", configuration_files=["config.4.0.0.json"], auto_map=CLASSES)
-
-
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_configuration_with_code_is_passed_over(folder, backend):
-    name_code(folder)
     assert load_encoder(str(folder), backend=backend, pooler="avg").pooler == "avg"
-    assert not ran(folder)
 
 
 def test_a_tokenizer_that_is_code_is_refused_without_advice_to_run_it(folder):
-    name_code(folder)
     edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=CLASSES)
     with pytest.raises(CheckpointError, match=r"needs code from the folder, which is never executed here") as raised:
         load_tokenizer(folder)
     assert "trust_remote_code" not in str(raised.value)
-    assert not ran(folder)
 
 
 def test_a_pipe_in_a_model_folder_is_not_waited_for(folder):

@@ -1,12 +1,17 @@
+"""Poolers, and how a sentence-transformers folder records them; writing that record is in test_export.py."""
+
+import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.models import parameters
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.models import parameters, pooling_modules
 from diffcse_jax.models.hf import read
 from diffcse_jax.models.pooling import POOLERS, normalize, pool
 from diffcse_jax.models.transformer import Transformer
@@ -27,41 +32,30 @@ def mean_over_tokens(*layers: np.ndarray) -> np.ndarray:
     return np.stack([sentence.mean(axis=(0, 1)) for sentence in sentences])
 
 
+# What each pooler gives for these states, and the name of the reference's embeddings.
 EXPECTED = {
-    "cls": STATES[-1][:, 0],
-    "cls_before_pooler": STATES[-1][:, 0],
-    "avg": mean_over_tokens(STATES[-1]),
-    "avg_top2": mean_over_tokens(STATES[-1], STATES[-2]),
-    "avg_first_last": mean_over_tokens(STATES[0], STATES[-1]),
-    "avg_first_block_last": mean_over_tokens(STATES[1], STATES[-1]),
+    "cls": (STATES[-1][:, 0], "cls"),
+    "cls_before_pooler": (STATES[-1][:, 0], "cls"),
+    "avg": (mean_over_tokens(STATES[-1]), "avg.diffcse_code"),
+    "avg_top2": (mean_over_tokens(STATES[-1], STATES[-2]), "avg_top2.diffcse_code"),
+    "avg_first_last": (mean_over_tokens(STATES[0], STATES[-1]), "avg_first_last.diffcse_code"),
+    "avg_first_block_last": (mean_over_tokens(STATES[1], STATES[-1]), "avg_first_last.simcse_code"),
 }
 
 
-def test_every_pooler_of_the_configuration_is_tested():
-    assert set(EXPECTED) == set(POOLERS)
-
-
 @pytest.mark.parametrize("pooler", POOLERS)
-def test_pooler_follows_its_definition(pooler):
-    np.testing.assert_allclose(pooled(STATES, MASK, pooler), EXPECTED[pooler], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("pooler", POOLERS)
-def test_padding_does_not_count(pooler):
+def test_a_pooler_follows_its_definition_without_padding(pooler):
+    ours = pooled(STATES, MASK, pooler)
+    np.testing.assert_allclose(ours, EXPECTED[pooler][0], rtol=1e-6, atol=1e-6)
     other = [np.where(MASK[:, :, None] == 1, layer, 1e3) for layer in STATES]
-    np.testing.assert_array_equal(pooled(other, MASK, pooler), pooled(STATES, MASK, pooler))
-
-
-@pytest.mark.parametrize("pooler", POOLERS)
-def test_a_row_without_tokens_stays_finite(pooler):
-    """Such rows fill up the last batch of an evaluation."""
+    np.testing.assert_array_equal(pooled(other, MASK, pooler), ours)
+    # Rows without tokens fill up the last batch of an evaluation.
     assert np.isfinite(pooled(STATES, np.zeros_like(MASK), pooler)).all()
 
 
 def test_one_block_is_both_top_and_last():
-    first, last = STATES[:2]
-    np.testing.assert_allclose(pooled([first, last], MASK, "avg_top2"), mean_over_tokens(first, last), atol=1e-6)
-    np.testing.assert_allclose(pooled([first, last], MASK, "avg_first_last"), mean_over_tokens(first, last), atol=1e-6)
+    for pooler in ("avg_top2", "avg_first_last"):
+        np.testing.assert_allclose(pooled(STATES[:2], MASK, pooler), mean_over_tokens(*STATES[:2]), atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +64,15 @@ def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     inputs = np.load(reference_dir / "inputs.npz")
     ids, mask = (inputs[f"pair.{name}"].reshape(16, 32).astype(np.int32) for name in ("input_ids", "attention_mask"))
     checkpoint = read("minilm")
+    assert (checkpoint.config.num_blocks, checkpoint.config.hidden_size, checkpoint.mlm_head) == (6, 384, None)
     definition = parameters.definition(partial(Transformer, checkpoint.config))
     run = jax.jit(lambda params, *batch: parameters.bind(definition, params)(TokenRows(*batch))["hidden_states"])
     return list(map(np.asarray, run(checkpoint.transformer, ids, mask))), mask
 
 
-@pytest.mark.parametrize(
-    ("pooler", "key"),
-    [
-        ("cls", "cls"),
-        ("cls_before_pooler", "cls"),
-        ("avg", "avg.diffcse_code"),
-        ("avg_top2", "avg_top2.diffcse_code"),
-        ("avg_first_last", "avg_first_last.diffcse_code"),
-        ("avg_first_block_last", "avg_first_last.simcse_code"),
-    ],
-)
-def test_sentence_vectors_are_those_of_the_authors_code(reference_dir, reference_states, pooler, key):
-    expected = np.load(reference_dir / "outputs.npz")[f"sent_emb.{key}"]
+@pytest.mark.parametrize("pooler", POOLERS)
+def test_sentence_vectors_are_those_of_the_authors_code(reference_dir, reference_states, pooler):
+    expected = np.load(reference_dir / "outputs.npz")[f"sent_emb.{EXPECTED[pooler][1]}"]
     np.testing.assert_allclose(pooled(*reference_states, pooler), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -100,3 +85,91 @@ def test_normalize_takes_numpy_and_jax_arrays():
     half = normalize(rows.astype(np.float16))
     assert half.dtype == np.float32
     np.testing.assert_allclose(half, expected, atol=2e-3)
+
+
+# --- the record of sentence-transformers ---
+
+
+def write_modules(folder, *names, pooling=None):
+    modules = [
+        {"path": f"{index}_{name}" if index else "", "type": f"sentence_transformers.models.{name}"}
+        for index, name in enumerate(["Transformer", *names])
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for module in modules[1:]:
+        (folder / module["path"]).mkdir()
+        config = pooling if module["path"].endswith("Pooling") else {"activation_function": "Identity"}
+        (folder / module["path"] / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pooler"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "avg"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls_before_pooler"),
+        ({"embedding_dimension": 16, "pooling_mode": "mean"}, "avg"),
+        ({"embedding_dimension": 16, "pooling_mode": "cls"}, "cls_before_pooler"),
+    ],
+)
+def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
+    write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
+    assert pooling_modules.read(tmp_path) == pooling_modules.RecordedPooler(pooler, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (5, "modules.json is not a list of modules with `type` and `path`"),
+        ([5], "modules.json is not a list of modules"),
+        ([{"type": "a.Pooling"}], "modules.json is not a list of modules"),
+        ([{"type": ["a"], "path": ""}], "modules.json is not a list of modules"),
+        ([{"type": "a.Pooling", "path": "../x"}], "modules.json: '../x' is not a folder inside"),
+        ([{"type": "a.Pooling", "path": "/etc"}], "modules.json: '/etc' is not a folder inside"),
+        ([{"type": "a.Pooling", "path": "absent"}], "cannot read .*absent/config.json: no such file"),
+        ([{"type": "a.Pooling", "path": "a"}], "a/config.json is not a JSON object"),
+        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no .* linear.weight with 2"),
+        (
+            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "c"}],
+            "no floating-point tensor layer_weights with 1 axes",
+        ),
+        (
+            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "b"}],
+            "cannot read .*b/model.safetensors: no such file",
+        ),
+    ],
+)
+def test_malformed_modules_are_named(content, message, tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps(content))
+    configs = {"a": 3, "b": {"pooling_mode": "mean"}, "c": {"activation_function": "torch.nn.modules.activation.Tanh"}}
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    save_file({"linear.weight": np.zeros(3, np.float32)}, tmp_path / "c/model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        pooling_modules.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "pooling", "message"),
+    [
+        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "the modules Transformer, Pooling, LSTM are not supported"),
+        (["Normalize"], None, "the modules .* are not supported"),
+        (["Pooling"], {"pooling_mode_max_tokens": True}, "max_tokens pooling with"),
+        (["Pooling"], {f"pooling_mode_{kind}_tokens": True for kind in ("max", "mean")}, r"mean_tokens\+max_tokens"),
+        (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
+        (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "two modules Dense are not supported"),
+    ],
+)
+def test_unsupported_modules_are_refused(names, pooling, message, tmp_path):
+    write_modules(tmp_path, *names, pooling=pooling)
+    with pytest.raises(CheckpointError, match=message):
+        pooling_modules.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", ["64", 0, True])
+def test_a_malformed_size_is_named(size, tmp_path):
+    write_modules(tmp_path, "Pooling", pooling={"pooling_mode": "mean"})
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}))
+    message = rf"config_sentence_transformers\.json: truncate_dim: expected a whole number from 1, got '{size}'"
+    with pytest.raises(CheckpointError, match=message):
+        pooling_modules.read(tmp_path)

@@ -2,8 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from reference_networks import (
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.losses import Inputs, diffcse_variants
+from diffcse_jax.losses import diffcse_variants
 from diffcse_jax.losses.diffcse import Edited, generate
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.parameters import Params
@@ -67,71 +66,22 @@ for batch in ("unsup", "pair"):
     }
 WITHOUT_ARRAYS = ("mlm0.1", "lam1.0", "lam0.0", "w1.0")
 FAST = {"simcse.sup.hardneg1.0", "diffcse.pair.bn.lam0.005"}
-DIFFERENCE_CASES = [name for name in CASES if name.startswith("diffcse") and not name.endswith(WITHOUT_ARRAYS)]
 
 
-def cases(names) -> list:
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+@functools.cache
+def outputs(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    """Return the reference's numbers by case, and its arrays."""
+    groups = json.loads((folder / "outputs.json").read_text())
+    return groups["diffcse"] | groups["simcse"] | groups["simcsepp"], dict(np.load(folder / "outputs.npz"))
 
 
-@pytest.fixture(scope="module")
-def values(reference_dir):
-    groups = json.loads((reference_dir / "outputs.json").read_text())
-    return groups["diffcse"] | groups["simcse"] | groups["simcsepp"]
-
-
-@pytest.fixture(scope="module")
-def arrays(reference_dir):
-    return dict(np.load(reference_dir / "outputs.npz"))
-
-
-class Evaluation(NamedTuple):
-    """A case and what our networks make of it."""
-
-    config: Config
-    networks: Networks
-    params: Params
-    views: Batch
-    inputs: Inputs
-    metrics: dict[str, jax.Array]
-    grads: Params
-
-
-@pytest.fixture(scope="module")
-def evaluated(reference_dir) -> Callable[[str], Evaluation]:
-    """Evaluates the case of a name, once."""
-
-    @functools.cache
-    def evaluate(name: str) -> Evaluation:
-        batch, groups = CASES[name]
-        config = reference_config(**groups)
-        networks, params, _ = reference_networks(config, reference_dir)
-        views = reference_views(reference_dir, batch)
-        inputs = dict.fromkeys(config.losses)
-        if config.difference.weight:
-            inputs["difference"] = edit(batch, "random" if name.endswith("genrandom") else "fitted")
-        if config.mlm.weight:
-            inputs["mlm"] = reference_masked(reference_dir, batch, views.rows)
-        results = evaluate_objective(params, networks, config, views, inputs)
-        return Evaluation(config, networks, params, views, inputs, *results)
-
-    @functools.cache
-    def edit(batch: str, head: str) -> Edited:
-        config = reference_config()
-        networks, _, frozen = reference_networks(config, reference_dir, head)
-        rows = reference_views(reference_dir, batch).rows
-        masked = reference_masked(reference_dir, batch, rows)
-        return generate(Computation(networks, jax.device_put(frozen)), rows, masked, config.generator, KEY)
-
-    return evaluate
-
-
-def evaluate_objective(
-    params: Params, networks: Networks, config: Config, views: Batch, inputs: Inputs
-) -> tuple[dict[str, jax.Array], Params]:
-    """Return metrics and gradients."""
-    grads, metrics = compiled_grad(params, networks, config, views, inputs)
-    return metrics, grads
+@functools.cache
+def edit(folder: Path, batch: str, head: str) -> Edited:
+    config = reference_config()
+    networks, _, frozen = reference_networks(config, folder, head)
+    rows = reference_views(folder, batch).rows
+    masked = reference_masked(folder, batch, rows)
+    return generate(Computation(networks, jax.device_put(frozen)), rows, masked, config.generator, KEY)
 
 
 # Compiling takes longer than running: optimising less halves it.
@@ -152,59 +102,89 @@ def assert_near(ours, expected, share: float = 1e-4) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=share * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", cases(CASES))
-def test_losses(name, values, evaluated):
-    case = evaluated(name)
-    config, metrics = case.config, case.metrics
-    expected = {"loss": values[name]["total"]}
-    if "contrastive" in values[name]:
-        expected["loss_contrast"] = values[name]["contrastive"]
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(name, reference_dir):
+    batch, groups = CASES[name]
+    config = reference_config(**groups)
+    networks, params, _ = reference_networks(config, reference_dir)
+    views, inputs = reference_views(reference_dir, batch), dict.fromkeys(config.losses)
     if config.difference.weight:
-        expected["loss_difference"] = values[name]["rtd"]
+        inputs["difference"] = edit(reference_dir, batch, "random" if name.endswith("genrandom") else "fitted")
     if config.mlm.weight:
-        expected["loss_mlm"] = values[name]["mlm"]
-    if config.dcl.weight:
-        expected["loss_dcl"] = values[name][f"dcl_tau{config.dcl.temperature:.0f}_original_fn"]
-    for metric, value in expected.items():
-        np.testing.assert_allclose(metrics[metric], value, rtol=1e-4, atol=5e-7, err_msg=metric)
+        inputs["mlm"] = reference_masked(reference_dir, batch, views.rows)
+    grads, metrics = compiled_grad(params, networks, config, views, inputs)
+    values, arrays = outputs(reference_dir)
+    check_metrics(config, metrics, values[name], diffcse=name.startswith("diffcse"))
+    check_gradients(name, config, grads, values[name], arrays)
+    if name.endswith(WITHOUT_ARRAYS):
+        return
+
+    cls = cls_embeddings(networks, params, views)
+    projector = networks.bind("projector", params)
+    assert_near(projector(cls), arrays[f"{name}.z"])
+    if name.startswith(("simcse.", "diffcse")):
+        assert_near(cls, arrays[f"{name}.encoder_cls"])
+    if config.contrast.negatives == "off_dropout":
+        assert_near(projector(cls[:: views.per_example]), arrays[f"{name}.z0"])
+    if not name.startswith("diffcse"):
+        return
+
+    edited, numbers = inputs["difference"], values[name]
+    np.testing.assert_array_equal(edited.rows.input_ids, arrays[f"{name}.e_inputs"])
+    np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
+    assert edited.replaced.sum() == numbers["n_replaced"]
+    assert (edited.replaced & (views.rows.input_ids == 102)).sum() == numbers["n_replaced_at_sep"]
+    np.testing.assert_allclose(metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6)
+    condition = jnp.array(arrays[f"{name}.{'encoder_cls' if config.difference.condition == 'pooled' else 'z'}"])
+    discriminator = networks.bind("discriminator", params)
+    states = discriminator(edited.rows.padded(), condition=condition)["last_hidden_state"]
+    assert_near(states, arrays[f"{name}.disc_hidden"])
+    assert_near(networks.bind("token_classifier", params)(states), arrays[f"{name}.electra_logits"])
+    if name == "diffcse.unsup.bn.lam0.005":
+        over_real = reference_config(difference={"loss_positions": "real"})
+        _, metrics = compiled_grad(params, networks, over_real, views, inputs)
+        np.testing.assert_allclose(metrics["loss_difference"], numbers["rtd_mean_over_valid_tokens"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", cases(name for name in CASES if name.startswith("diffcse")))
-def test_similarities_and_accuracies(name, values, evaluated):
-    case = evaluated(name)
-    config, metrics = case.config, case.metrics
-    expected = {"similarity_positive": "pos_avg", "similarity_negative": "neg_avg"}
+def check_metrics(config: Config, metrics, values, *, diffcse: bool) -> None:
+    losses = {"loss": values["total"]}
+    if "contrastive" in values:
+        losses["loss_contrast"] = values["contrastive"]
     if config.difference.weight:
-        expected |= {
-            "rtd_accuracy": "electra_acc",
-            "rtd_accuracy_replaced": "electra_rep_acc",
-            "rtd_accuracy_kept": "electra_fix_acc",
-        }
-    for metric, theirs in expected.items():
-        np.testing.assert_allclose(metrics[metric], values[name][theirs], rtol=1e-5, err_msg=metric)
+        losses["loss_difference"] = values["rtd"]
+    if config.mlm.weight:
+        losses["loss_mlm"] = values["mlm"]
+    if config.dcl.weight:
+        losses["loss_dcl"] = values[f"dcl_tau{config.dcl.temperature:.0f}_original_fn"]
+    for metric, value in losses.items():
+        np.testing.assert_allclose(metrics[metric], value, rtol=1e-4, atol=5e-7, err_msg=metric)
+    others = {"similarity_positive": "pos_avg", "similarity_negative": "neg_avg"} if diffcse else {}
+    if config.difference.weight:
+        others |= {"rtd_accuracy": "electra_acc", "rtd_accuracy_replaced": "electra_rep_acc"}
+        others |= {"rtd_accuracy_kept": "electra_fix_acc"}
+    for metric, theirs in others.items():
+        np.testing.assert_allclose(metrics[metric], values[theirs], rtol=1e-5, err_msg=metric)
 
 
-@pytest.mark.parametrize("name", cases(CASES))
-def test_gradient_of_every_parameter(name, values, arrays, evaluated):
-    case = evaluated(name)
-    config, grads = case.config, case.grads
-    total = values[name]["grad_norm_total"]
+def check_gradients(name: str, config: Config, grads: Params, values, arrays) -> None:
+    total = values["grad_norm_total"]
     if total < 1e-6:  # two equal views: the gradient is rounding noise
         assert optax.tree.norm(grads) < 1e-6
         return
     np.testing.assert_allclose(optax.tree.norm(grads), total, rtol=1e-4)
-    ours, theirs = by_reference_name(grads), values[name]["grad_norms"]
-    absent = set(theirs) - set(ours)
+    ours, theirs = by_reference_name(grads), values["grad_norms"]
     assert not set(ours) - set(theirs)
-    assert not any(theirs[parameter] for parameter in absent)  # what we do not have gets no gradient there
+    assert not any(theirs[parameter] for parameter in set(theirs) - set(ours))  # what we lack gets no gradient there
     for parameter, grad in ours.items():
         # PyTorch's float32 norm, which is 2e-4 off for a matrix as large as the vocabulary, is what the reference has.
         norm = torch.tensor(np.ascontiguousarray(grad)).norm().item()
         if vanishes(parameter, config):
             assert norm < 1e-7 * total
-        else:
-            np.testing.assert_allclose(norm, theirs[parameter], rtol=1e-4, err_msg=parameter)
-        if f"{name}.grad.{parameter}" in arrays and not vanishes(parameter, config):
+            continue
+        np.testing.assert_allclose(norm, theirs[parameter], rtol=1e-4, err_msg=parameter)
+        if f"{name}.grad.{parameter}" in arrays:
             assert_near(grad, arrays[f"{name}.grad.{parameter}"])
 
 
@@ -218,53 +198,6 @@ def vanishes(parameter: str, config: Config) -> bool:
     return parameter.endswith("attention.self.key.bias") or (
         before_batch_norm and parameter == "bert.encoder.layer.5.output.LayerNorm.bias"
     )
-
-
-@pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
-def test_edited_sentences(name, values, arrays, evaluated):
-    case = evaluated(name)
-    edited = case.inputs["difference"]
-    np.testing.assert_array_equal(edited.rows.input_ids, arrays[f"{name}.e_inputs"])
-    np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
-    assert edited.replaced.sum() == values[name]["n_replaced"]
-    share_kept = 1 - values[name]["n_replaced"] / values[name]["n_valid"]
-    np.testing.assert_allclose(case.metrics["rtd_share_kept"], share_kept, rtol=1e-6)
-    sep = case.views.rows.input_ids == 102
-    assert (edited.replaced & sep).sum() == values[name]["n_replaced_at_sep"]
-
-
-@pytest.mark.parametrize("name", cases(name for name in CASES if not name.endswith(WITHOUT_ARRAYS)))
-def test_sentence_vectors(name, arrays, evaluated):
-    case = evaluated(name)
-    states = case.networks.bind("encoder", case.params)(case.views.rows)
-    cls = states["last_hidden_state"][:, 0]
-    projector = case.networks.bind("projector", case.params)
-    assert_near(projector(cls), arrays[f"{name}.z"])
-    if name.startswith(("simcse.", "diffcse")):
-        assert_near(cls, arrays[f"{name}.encoder_cls"])
-    if case.config.contrast.negatives == "off_dropout":
-        assert_near(projector(cls[:: case.views.per_example]), arrays[f"{name}.z0"])
-
-
-@pytest.mark.parametrize("name", cases(DIFFERENCE_CASES))
-def test_discriminator(name, arrays, evaluated):
-    case = evaluated(name)
-    condition = arrays[f"{name}.{'encoder_cls' if case.config.difference.condition == 'pooled' else 'z'}"]
-    states = case.networks.bind("discriminator", case.params)(
-        case.inputs["difference"].rows.padded(), condition=jnp.array(condition)
-    )["last_hidden_state"]
-    logits = case.networks.bind("token_classifier", case.params)(states)
-    assert_near(states, arrays[f"{name}.disc_hidden"])
-    assert_near(logits, arrays[f"{name}.electra_logits"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["diffcse.unsup.bn.lam0.005", "diffcse.pair.bn.lam0.005"])
-def test_loss_over_real_tokens(name, values, evaluated):
-    case = evaluated(name)
-    config = reference_config(difference={"loss_positions": "real"})
-    metrics, _ = evaluate_objective(case.params, case.networks, config, case.views, case.inputs)
-    np.testing.assert_allclose(metrics["loss_difference"], values[name]["rtd_mean_over_valid_tokens"], rtol=1e-5)
 
 
 @pytest.mark.slow
