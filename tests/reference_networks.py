@@ -52,7 +52,12 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
         head: which of the reference's masked-LM heads the generator (and the auxiliary masked LM) has.
     """
     extra = load_file(folder / "weights_extra.safetensors")
-    encoder = dataclasses.replace(minilm(), mlm_head=mlm_head(extra, f"generator_{head}."))
+    mlm_head = {
+        ours.removeprefix("mlm_head."): array.T if ours.endswith("kernel") else array
+        for name, ours in HEADS.items()
+        if "mlm_head" in ours and (array := extra.get(name.replace("lm_head", f"generator_{head}"))) is not None
+    }
+    encoder = dataclasses.replace(minilm(), mlm_head=mlm_head)
     definitions, params, frozen = networks.build(config, encoder, encoder, VOCABULARY)
     extra |= {name.replace("projection_mlp", "mlp"): array for name, array in extra.items()}
     for name, ours in HEADS.items():
@@ -64,16 +69,6 @@ def reference_networks(config: Config, folder: Path, head: str = "fitted") -> tu
 @functools.cache
 def minilm() -> hf.Pretrained:
     return hf.read("minilm")
-
-
-def mlm_head(extra: Mapping[str, np.ndarray], prefix: str) -> Params:
-    return {
-        "transform.kernel": extra[prefix + "transform.dense.weight"].T,
-        "transform.bias": extra[prefix + "transform.dense.bias"],
-        "norm.scale": extra[prefix + "transform.LayerNorm.weight"],
-        "norm.bias": extra[prefix + "transform.LayerNorm.bias"],
-        "bias": extra[prefix + "bias"],
-    }
 
 
 def by_reference_name(params: Params) -> dict[str, np.ndarray]:

@@ -55,14 +55,15 @@ def row_keys(seed: int, rows: int = len(IDS)) -> jax.Array:
 
 
 # Compiling takes longer than running: optimising less halves it.
-@partial(
-    jax.jit,
-    static_argnames=("config", "dtype", "last_positions"),
-    compiler_options={"xla_backend_optimization_level": 0},
-)
-def run(config: TransformerConfig, params: parameters.Params, rows=ROWS, *, dtype=jnp.float32, **options):
+compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def apply(config: TransformerConfig, params: parameters.Params, rows=ROWS, *, dtype=jnp.float32, **options):
     definition = parameters.definition(partial(Transformer, config, dtype=dtype))
     return parameters.bind(definition, params)(rows, **options)["hidden_states"]
+
+
+run = compiled(apply, static_argnames=("config", "dtype", "last_positions"))
 
 
 def changed_states(config: TransformerConfig, params: parameters.Params | None = None) -> list[bool]:
@@ -217,10 +218,10 @@ def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gra
     config = sizes("mpnet")
     params, keys = random_params(config), row_keys(0)
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(compiled, static_argnums=0)
     def outputs(config: TransformerConfig, params: parameters.Params):
         def loss(params: parameters.Params):
-            states = run(config, params, keys=keys, last_positions=2)[-1]
+            states = apply(config, params, keys=keys, last_positions=2)[-1]
             weights = MASK.astype(jnp.float32)[:, :2, None] * jnp.sin(jnp.arange(16.0))[None, None]
             return (states * weights).sum(), states
 
@@ -251,9 +252,9 @@ def test_the_gradient_reaches_the_condition_instead_of_the_replaced_embedding():
     rows = ROWS._replace(input_ids=IDS.at[:, 0].set(only_first))
 
     def loss(params: parameters.Params, condition: jax.Array) -> jax.Array:
-        return (run(config, params, rows, condition=condition)[-1][:, 1] ** 2).mean()
+        return (apply(config, params, rows, condition=condition)[-1][:, 1] ** 2).mean()
 
-    gradients, condition_gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))(random_params(config), jnp.ones((3, 16)))
+    gradients, condition_gradient = compiled(jax.grad(loss, argnums=(0, 1)))(random_params(config), jnp.ones((3, 16)))
     assert np.abs(condition_gradient).max(axis=1).min() > 0.0
     words = np.abs(gradients["embeddings.word.embedding"]).max(axis=1)
     assert words[only_first] == 0.0
@@ -273,7 +274,8 @@ def test_the_gradients_of_a_dense_layer_are_those_of_the_product(rows):
         return jnp.sum(nnx.merge(graph, state)(x) * weights)
 
     def plain(x, state):
-        return jnp.sum((jnp.matmul(x, state["kernel"][...]) + state["bias"][...]) * weights)
+        bias = jnp.broadcast_to(state["bias"][...], weights.shape)
+        return jnp.sum((jnp.matmul(x, state["kernel"][...]) + bias) * weights)
 
     ours, expected = (jax.grad(f, argnums=(0, 1))(x, state) for f in (ours, plain))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected)
