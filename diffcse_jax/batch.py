@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
 
+RowKeys = Key[Array, " rows"] | None  # one dropout key per row, or None for no dropout
+Tokens = Float[Array, "tokens hidden"]  # packed
+
 
 class PackedLayout(NamedTuple):
     """The places of real tokens in a packed array of shape (blocks * capacity, ...).
@@ -120,7 +123,7 @@ def pack_ids(ids: Int[Array, "rows length"], rows: TokenRows, fill: int) -> Int[
     return packed.reshape(-1)
 
 
-def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[Array, "tokens hidden"]:
+def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Tokens:
     """Return the states of the tokens."""
     if rows.layout is None:
         return states.reshape(-1, states.shape[-1])
@@ -128,7 +131,7 @@ def pack(states: Float[Array, "rows length hidden"], rows: TokenRows) -> Float[A
     return jax.vmap(_gather)(states, rows.layout.positions, rows.layout.slots).reshape(-1, states.shape[-1])
 
 
-def unpack(states: Float[Array, "tokens hidden"], rows: TokenRows) -> Float[Array, "rows length hidden"]:
+def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"]:
     """Return the states as rows, with zeros at padding that was left out. The inverse of `pack`."""
     if rows.layout is not None:
         states = states.reshape(*rows.layout.positions.shape, -1)

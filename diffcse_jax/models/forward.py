@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
-from diffcse_jax.batch import Batch, TokenRows, Vocabulary
+from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained
@@ -210,13 +210,11 @@ class SharedForward:
         keys = row_keys(fold_in_name(self.key, "anchors again"), len(self.batch.input_ids))
         return self.projected(self.batch.anchors, keys, name="anchors_again")
 
-    def projected(self, rows: TokenRows, keys: Key[Array, " rows"] | None, *, name: str) -> Float[Array, "rows hidden"]:
+    def projected(self, rows: TokenRows, keys: RowKeys, *, name: str) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
-        Args:
-            rows: Sentences. The projector's BatchNorm takes its statistics over these rows.
-            keys: One dropout key per row, or None for no dropout.
-            name: Of this pass. A second call with the same name returns the first call's result.
+        The projector's BatchNorm takes its statistics over these rows. A second call with the same name returns the
+        first call's result.
         """
         return self._shared(name, lambda whole: whole._project(whole._pooled(rows, keys)))
 
@@ -253,9 +251,7 @@ class SharedForward:
         second = second.reshape(len(first), -1, first.shape[-1])
         return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
 
-    def _pooled(
-        self, rows: TokenRows, keys: Key[Array, " rows"] | None, encoder: str = "encoder"
-    ) -> Float[Array, "rows hidden"]:
+    def _pooled(self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder") -> Float[Array, "rows hidden"]:
         network, pooler = self.computation.network(encoder), self.pooler
 
         def pooled(rows: TokenRows, keys: jax.Array | None) -> jax.Array:

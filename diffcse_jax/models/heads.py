@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from diffcse_jax.batch import TokenRows, pack, unpack
+from diffcse_jax.batch import RowKeys, TokenRows, pack, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, BERT_INIT, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.parameters import Params, prefixed, subset
 from diffcse_jax.models.transformer import Block, TransformerConfig, logit_bias
@@ -82,9 +82,7 @@ class MaskedLMHead(nnx.Module):
         self.activation = config.mlm_activation or config.activation
 
     def __call__(
-        self,
-        hidden_states: Float[Array, "*tokens hidden"],
-        word_embeddings: Float[Array, "vocab hidden"] | None = None,
+        self, hidden_states: Float[Array, "*tokens hidden"], word_embeddings: Float[Array, "vocab hidden"] | None = None
     ) -> Float[Array, "*tokens vocab"]:
         """Return float32 logits over the vocabulary."""
         decoder = word_embeddings if self.decoder is None else self.decoder[...]
@@ -111,7 +109,7 @@ class ReconstructionHead(nnx.Module):
         states: Float[Array, "rows length hidden"],
         condition: Float[Array, "rows hidden"],
         *,
-        keys: Key[Array, " rows"] | None = None,
+        keys: RowKeys = None,
     ) -> Float[Array, "rows length hidden"]:
         """Return the output of the last block for masked sentences, given the output of a lower block for them."""
         bias = logit_bias(rows.attention_mask, self.attention_bias)
@@ -168,9 +166,9 @@ class TaskHead(nnx.Module):
         self.rate = rate
 
     def __call__(
-        self, features: Float[Array, "rows features"], *, keys: Key[Array, " rows"] | None = None
+        self, features: Float[Array, "rows features"], *, keys: RowKeys = None
     ) -> Float[Array, "rows outputs"]:
-        """Return float32 outputs. Without keys there is no dropout."""
+        """Return float32 outputs."""
         states = features
         for number, layer in enumerate(self.layers):
             if number:

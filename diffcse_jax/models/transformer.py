@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from diffcse_jax.batch import TokenRows, pack, pack_ids, token_keys, unpack
+from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_keys, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
+LogitBias = Float[Array, "rows #heads #length length"]
 TPU_LANES = 128
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
@@ -42,7 +43,7 @@ class Embeddings(nnx.Module):
         self.pad_token_id = config.pad_token_id
         self.rate = config.embedding_dropout
 
-    def __call__(self, rows: TokenRows, *, keys: Key[Array, " rows"] | None) -> Float[Array, "tokens hidden"]:
+    def __call__(self, rows: TokenRows, *, keys: RowKeys) -> Tokens:
         numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
         # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
@@ -57,7 +58,7 @@ class Embeddings(nnx.Module):
         """Return the row of the position table for every token."""
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
-    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Float[Array, "tokens hidden"]:
+    def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Tokens:
         """Return the position embeddings of these numbers."""
         return self.position(numbers)
 
@@ -157,7 +158,7 @@ class Transformer(nnx.Module):
         rows: TokenRows,
         *,
         condition: Float[Array, "rows hidden"] | None = None,
-        keys: Key[Array, " rows"] | None = None,
+        keys: RowKeys = None,
         last_positions: int | None = None,
     ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
         """Run the encoder.
@@ -166,7 +167,6 @@ class Transformer(nnx.Module):
             rows: Sentences.
             condition: Embeddings that replace position 0 of the embedding layer's output, after its norm and dropout.
                 DiffCSE conditions its discriminator in this way (Section 3).
-            keys: One dropout key per row, or None for no dropout.
             last_positions: How many of the first positions the last block computes. None: all.
 
         Returns:
@@ -202,13 +202,7 @@ class Block(nnx.Module):
         self.recompute = config.recompute
 
     def __call__(
-        self,
-        hidden_states: Float[Array, "tokens hidden"],
-        rows: TokenRows,
-        bias: Float[Array, "#rows #heads #length length"],
-        *,
-        keys: Key[Array, " rows"] | None,
-        positions: int | None = None,
+        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
         probabilities_keys, attention_keys, output_keys = _split(keys, 3)
@@ -246,13 +240,7 @@ class SelfAttention(nnx.Module):
 
     @jax.named_scope("attention")
     def __call__(
-        self,
-        hidden_states: Float[Array, "tokens hidden"],
-        rows: TokenRows,
-        bias: Float[Array, "#rows #heads #length length"],
-        *,
-        keys: Key[Array, " rows"] | None,
-        positions: int | None,
+        self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens. With `positions`, return rows of the first positions."""
         key, value = (self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value))
@@ -291,9 +279,7 @@ class SelfAttention(nnx.Module):
         return jnp.where(own[None, None, :, None], states, 0.0)
 
 
-def logit_bias(
-    attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None
-) -> Float[Array, "rows #heads #length length"]:
+def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None) -> LogitBias:
     """Return the bias on attention logits: a family's own bias, and what hides padding.
 
     The latter is half the float32 minimum, so that the sum stays finite.
@@ -307,6 +293,6 @@ def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> F
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def _split(keys: Key[Array, " rows"] | None, count: int) -> list[Key[Array, " rows"] | None]:
+def _split(keys: RowKeys, count: int) -> list[RowKeys]:
     """Return `count` new keys for each row."""
     return [None] * count if keys is None else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))
