@@ -49,4 +49,4 @@ def test_subset_inverts_prefixed(values, prefix):
     prefixed = parameters.prefixed(values, prefix)
     assert all(name.startswith(f"{prefix}.") for name in prefixed)
     assert parameters.subset(prefixed, prefix) == values
-    assert parameters.subset({f"{prefix}_2.bias": 1, f"_.{prefix}.bias": 2, prefix: 3}, prefix) == {}
+    assert parameters.subset({f"{prefix}_2.bias": 1, f"-.{prefix}.bias": 2, prefix: 3}, prefix) == {}
