@@ -270,7 +270,8 @@ class Watch:
                     other = int(key.rpartition("/")[2])
                     if sign != self._heard[other][0]:
                         self._heard[other] = (sign, self._answered)
-                        self._named -= {other} - {self._index}
+                        if other != self._index:
+                            self._named.discard(other)
             if self._stopped.wait(self._patience / 5):
                 return
 

@@ -1,1 +1,1 @@
-"""Networks, objectives and data brought together: the train step and the loop around it."""
+"""Networks, losses and data brought together: the train step and the loop around it."""
