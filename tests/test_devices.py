@@ -9,7 +9,17 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh
-from tiny_networks import ENCODER, GENERATOR, SIMCSE, VOCABULARY, config_of, random_batch, random_vectors, views_of
+from tiny_networks import (
+    ENCODER,
+    GENERATOR,
+    MASK,
+    SIMCSE,
+    VOCABULARY,
+    config_of,
+    random_batch,
+    random_vectors,
+    views_of,
+)  # fmt: skip
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
@@ -65,7 +75,11 @@ def train(
     state = initial_state(params, optimizer, config, mesh)
     expected = by_rules(state, mesh, config)
     assert jax.tree.map(lambda array: array.sharding, state) == expected
-    batches = [random_batch(size=16, columns=2, seed=index, length=16) for index in range(STEPS + 1)]
+    # Each step has other tokens, but sentences of the same lengths: a step is compiled for each layout of a batch.
+    first = random_batch(size=16, columns=2, length=16)
+    ids, ordinary = first["input_ids"], VOCABULARY.size - MASK - 1
+    other_ids = [np.where(ids > MASK, MASK + 1 + (ids + 11 * index) % ordinary, ids) for index in range(STEPS + 1)]
+    batches = [first | {"input_ids": each} for each in other_ids]
     history = []
     for batch, following in itertools.pairwise(batches):
         views = views_of(batch, packed=True, devices=data, following=following if edits else None)
