@@ -41,10 +41,6 @@ class Section(NamedTuple):
         found = [line.strip() for line in self.lines] if self.sentence_a_line else sentences_of(self.lines)
         return found[1:] if self.title and found[:1] == [self.title] else found
 
-    def place_of(self, sentence: int) -> Place:
-        """Return the line of a sentence if it is known, otherwise the section's place."""
-        return self.place + sentence if self.sentence_a_line and isinstance(self.place, int) else self.place
-
 
 Document = Sequence[Section]
 Placed = tuple[Place, Document | Fault]

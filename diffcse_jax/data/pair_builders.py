@@ -168,7 +168,10 @@ def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -
     """Yield sentences in their order. A text that is left out ends a document."""
     for section in document:
         for index, sentence in enumerate(section.sentences()):
-            yield section.place_of(index), Fault.EMPTY if drops(sentence) else (sentence,)
+            place = section.place
+            if section.sentence_a_line and isinstance(place, int):
+                place += index
+            yield place, Fault.EMPTY if drops(sentence) else (sentence,)
         yield section.place, Fault.EMPTY
 
 
