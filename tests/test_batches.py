@@ -402,6 +402,7 @@ def test_a_run_over_documents(tmp_path, minilm_dir, capfd):
     skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has no next one"
     assert skipped in errors
     assert "generator" not in errors
-    steps = [row for row in map(json.loads, (tmp_path / "run/metrics.jsonl").open()) if "loss" in row]
+    rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    steps = [row for row in rows if "loss" in row]
     assert len(steps) == 3
     assert all(0 < row["rtd_share_kept"] < 1 for row in steps)
