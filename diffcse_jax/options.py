@@ -59,9 +59,6 @@ def build_options(cls: Any, values: Any, unknown: Callable[[str], str], key: str
         unknown: Returns the error message for an unknown key.
         key: The key of the group, for messages.
         of: The dataclass of the groups in a table.
-
-    Raises:
-        ConfigError: If a key is unknown, or if a value has the wrong type or is out of range.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a group of keys, got {values!r}")
@@ -92,11 +89,7 @@ def _item_type(field: dataclasses.Field) -> tuple[type, bool]:
 
 
 def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """Return a value in the type of its field.
-
-    Raises:
-        ConfigError: If the type is wrong, or if the value is not among the choices or is out of range.
-    """
+    """Return a value in the type of its field, or raise a `ConfigError` if the field does not accept it."""
     kind, is_tuple = _item_type(field)
     if is_tuple and not isinstance(value, (tuple, list)):
         raise ConfigError(f"{key}: expected a tuple of {kind.__name__} such as (0.1,), got {value!r}")
@@ -122,11 +115,7 @@ def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
 
 
 def read_value(key: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value that a text on the command line stands for, such as `3e-5`, `true`, `(0.1,)` or `0.1`.
-
-    Raises:
-        ConfigError: If the text does not stand for a value of the field.
-    """
+    """Return the value that a text on the command line stands for, such as `3e-5`, `true`, `(0.1,)` or `0.1`."""
     kind, is_tuple = _item_type(field)
     value: Any = text
     if is_tuple:

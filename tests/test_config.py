@@ -116,7 +116,6 @@ def test_unknown_key_names_the_nearest_known_one(key, message):
     ("values", "message"),
     [
         ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-        ({"precison": "auto"}, "unknown key precison; did you mean precision?"),
         ({"optimiser": {"learning_rate": 1.0}}, "unknown key optimiser"),
         ({"optim": 3}, "optim: expected a group of keys, got 3"),
         ({"finetune": {"tasks": {"mine": 3}}}, "finetune.tasks.mine: expected a group of keys, got 3"),
@@ -137,9 +136,7 @@ def test_unknown_key_is_refused_at_each_level(values, message):
         ("--config.distributed=true", "distributed", True),
         ("--config.generator.name_or_path=", "generator.name_or_path", ""),
         ("--config.model.hidden_dropout=0.1", "model.hidden_dropout", (0.1,)),
-        ("--config.model.hidden_dropout=(0.1, 0.2)", "model.hidden_dropout", (0.1, 0.2)),
         ("--config.matryoshka.sizes=64,128", "matryoshka.sizes", (64, 128)),
-        ("--config.eval.tasks=('STSBenchmark','SICKRelatedness')", "eval.tasks", ("STSBenchmark", "SICKRelatedness")),
         ("--config.eval.tasks=STSBenchmark,SICKRelatedness", "eval.tasks", ("STSBenchmark", "SICKRelatedness")),
         ("--config.data.columns=", "data.columns", ()),
         ("--config.model.pooler=mean", "model.pooler", "avg"),
@@ -194,11 +191,8 @@ def test_the_tree_is_static_and_frozen():
     [
         ("optim.learning_rate", "3e-5", "optim.learning_rate: expected float, got '3e-5'"),
         ("optim.learning_rate", True, "optim.learning_rate: expected float, got True"),
-        ("optim.learning_rate", None, "optim.learning_rate: expected float, got None"),
         ("train.steps", 1.0, "train.steps: expected int, got 1.0"),
-        ("train.steps", True, "train.steps: expected int, got True"),
         ("distributed", 1, "distributed: expected bool, got 1"),
-        ("model.pooler", 3, "model.pooler: expected str, got 3"),
         ("model.hidden_dropout", 0.1, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
         ("optim.learning_rate", 10**400, "optim.learning_rate: the number is too large"),
         ("model.hidden_dropout", (0.1, "a"), "model.hidden_dropout: expected float, got 'a'"),
@@ -256,14 +250,10 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ),
         (NO_GENERATOR, "difference.weight > 0 needs a generator"),
         ({"contrast.weight": 0.0, "difference.weight": 0.0}, "nothing to train"),
-        ({"contrast.weight": 0.0, "difference.objective": "none"}, "nothing to train"),
-        ({"eval.metric": "pairs_spearman"}, "eval.metric='pairs_spearman' needs eval.pairs_file"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
         ({"eval.beside": ("pairs_retrieval",)}, "eval.beside='pairs_retrieval' needs eval.pairs_file"),
         ({"eval.beside": ("lead_retrieval",)}, "eval.beside='lead_retrieval' needs held-out documents"),
         ({"eval.beside": ("duplicates:",)}, "eval.beside: 'duplicates:' is not one of stsb_spearman"),
-        ({"eval.beside": ("mrr",)}, "eval.beside: 'mrr' is not one of stsb_spearman"),
-        ({"eval.tasks": ("SICKRelatedness",)}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
         (
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},
             "contrast.negatives='mean' compares embeddings of one encoder",
@@ -292,8 +282,6 @@ def test_impossible_combination_is_refused(values, message):
     [
         {"model.projector_train_only": False, "model.projector": "mlp"},
         NO_GENERATOR | {"difference.weight": 0.0},
-        NO_GENERATOR | {"difference.objective": "none"},
-        {"generator.name_or_path": ""},
         {"contrast.weight": 0.0},
         {"contrast.weight": 0.0, "difference.weight": 0.0, "mlm.weight": 0.1},
         {"eval.metric": "pairs_spearman", "eval.pairs_file": "pairs.tsv"},
@@ -317,11 +305,8 @@ def test_difference_is_off_by_objective_or_weight():
     [
         ("cls", "mlp", False, "cls"),
         ("cls", "mlp", True, "cls_before_pooler"),
-        ("cls", "batchnorm", True, "cls_before_pooler"),
         ("cls", "none", True, "cls_before_pooler"),
-        ("cls_before_pooler", "mlp", True, "cls_before_pooler"),
         ("avg", "mlp", True, "avg"),
-        ("avg_first_last", "none", True, "avg_first_last"),
     ],
 )
 def test_pooler_to_encode_with(pooler, projector, train_only, expected):

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import runpy
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -77,27 +77,23 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
-        """Build a checked configuration.
+        """Build a checked configuration from what differs from the defaults.
 
-        Args:
-            values: What differs from the defaults, in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps":
-                60}`).
-
-        Raises:
-            ConfigError: If a key is unknown, if a value has the wrong type or is out of range, or if values cannot work
-                together.
+        The values are in groups (`{"train": {"steps": 60}}`) or by key (`{"train.steps": 60}`). A `ConfigError` names
+        a key that is unknown, a value of the wrong type or out of range, or values that cannot work together.
         """
         groups, own = _nested(values), {field.name for field in dataclasses.fields(cls)} - {"installed"}
-        if "installed" in groups:
-            raise ConfigError(unknown_key_message("installed"))
         others = installed_losses() if groups.keys() - own else {}
         installed = {
             name: build_options(others[name], groups.pop(name), unknown_key_message, name)
             for name in sorted(groups.keys() & others.keys())
         }
+        if "installed" in groups:
+            raise ConfigError(unknown_key_message("installed"))
         config = build_options(cls, groups, unknown_key_message)
         config = dataclasses.replace(config, installed=Table(installed))
-        _check_combinations(config)
+        for contradiction in _contradictions(config):
+            raise ConfigError(contradiction)
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,11 +159,7 @@ class Config:
 
 @functools.cache
 def installed_losses() -> dict[str, type[Loss]]:
-    """Return the losses of other packages, by the names of their entry points.
-
-    Raises:
-        ConfigError: If one cannot be imported or is not a loss.
-    """
+    """Return the losses of other packages, by the names of their entry points."""
     found = {}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
@@ -271,9 +263,6 @@ def configuration(
         given: The name of a file in configs/, the path of a configuration file, the values that differ from the
             defaults, a `Config`, or a ConfigDict.
         changes: Values that override those, by key or in groups.
-
-    Raises:
-        ConfigError: If there is no such file, if it cannot be used, or if a value is invalid.
     """
     if isinstance(given, Mapping | ConvertsToDict):
         name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
@@ -307,16 +296,7 @@ def _read(path: Path, given: str) -> dict[str, Any]:
 
 
 def read_overrides(arguments: Iterable[str], flag: str = "config", others: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of arguments `--FLAG.KEY=VALUE`, by key.
-
-    Args:
-        arguments: The arguments that are not options of the command.
-        flag: What keys begin with.
-        others: The options of the command, for advice.
-
-    Raises:
-        ConfigError: If an argument has another form, if a key is unknown, or if a value cannot be read.
-    """
+    """Return the values of arguments `--FLAG.KEY=VALUE`, by key. `others` are the command's own options, for advice."""
     values: dict[str, Any] = {}
     following = iter(arguments)
     for argument in following:
@@ -343,91 +323,79 @@ def read_overrides(arguments: Iterable[str], flag: str = "config", others: Seque
 # Checks of combinations. What depends on a checkpoint is checked where the checkpoint is loaded.
 
 
-def _check_combinations(config: Config) -> None:
-    model, data, train = config.model, config.data, config.train
+def _contradictions(config: Config) -> Iterator[str]:
+    """Yield what is wrong with values that cannot work together."""
+    model, data, train, matryoshka = config.model, config.data, config.train, config.matryoshka
     if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
-        raise ConfigError(
+        yield (
             "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'. Only a dense + tanh "
             "head on position 0 can be exported, as Hugging Face's pooler."
         )
     if config.trains_generator_head and config.generator.head_steps == 0:
-        raise ConfigError(
+        yield (
             f"{' and '.join(config.settings_that_need('generator'))} needs a generator. Name a masked LM in "
             "generator.name_or_path, train a masked-LM head with generator.head_steps > 0, or set the weight to 0."
         )
-    if config.matryoshka.sizes:
-        _check_matryoshka(config)
+    if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
+        yield (
+            f"matryoshka.sizes shortens the embeddings that encoding gives, but model.projector={model.projector!r} is "
+            "dropped when encoding. Use model.projector='none', or 'mlp' with model.projector_train_only=False."
+        )
+    if matryoshka.sizes and len(matryoshka.weights) not in (0, len(matryoshka.sizes)):
+        yield f"matryoshka.weights has {len(matryoshka.weights)} values for {len(matryoshka.sizes)} sizes"
+    if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
+        yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
-        raise ConfigError(
-            f"train.batch_size={train.batch_size} cannot be cut into equal chunks close to train.chunk_size="
-            f"{train.chunk_size}: the chunks would have {size} sentences. Change one of the two so that they have a "
-            "common divisor, or set train.chunk_size=0."
+        yield (
+            f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} sentences, far below "
+            f"train.chunk_size={train.chunk_size}. Choose two numbers with a common divisor, or train.chunk_size=0."
         )
     if not config.losses:
         names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]
-        raise ConfigError(f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0")
-    for metric in config.eval.beside:
-        kind, colon, file = metric.partition(":")
-        if not (kind in OWN_TASKS and file if colon else metric in DEV_METRICS):
-            known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
-            raise ConfigError(f"eval.beside: {metric!r} is not one of {', '.join(known)}")
-    for key, metrics in (("beside", config.eval.beside), ("hold", config.eval.hold), ("metric", [config.eval.metric])):
-        for metric in metrics:
-            _check_dev_metric(config, f"eval.{key}={metric!r}", metric)
+        yield f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0"
+    yield from _dev_contradictions(config)
 
     needing = config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
         if needing:
-            raise ConfigError(
+            yield (
                 f"data.pairs={data.pairs!r} makes {second} the positive, but {needing[0]} needs single sentences and "
                 "the sentences after them. Choose one of the two."
             )
         if data.augmentation != "none":
-            raise ConfigError(
+            yield (
                 f"data.augmentation={data.augmentation!r} changes the second view of single sentences, but with "
                 f"data.pairs={data.pairs!r} the second view is {second}. Choose one of the two."
             )
         needing = [f"data.pairs={data.pairs!r}"]
     if needing and not data.reads_documents:
-        raise ConfigError(
-            f"{needing[0]} needs documents. If the text is a txt file with one sentence per line and blank lines "
-            "between documents, set data.documents='blank_lines'. Otherwise set data.documents='auto' and choose "
-            "data.pairs."
+        yield (
+            f"{needing[0]} needs documents. For a txt file with a sentence per line and blank lines between documents, "
+            "set data.documents='blank_lines'. Otherwise set data.documents='auto' and choose data.pairs."
         )
     if data.held_out and not data.reads_documents:
-        raise ConfigError(
+        yield (
             f"data.held_out={data.held_out} is a share of the documents, but data.pairs={data.pairs!r} with "
             f"data.documents={data.documents!r} reads no documents. Use data.pairs='dropout' and data.documents='auto'."
         )
     if data.augmentation == "synonyms" and not data.synonyms_file:
-        raise ConfigError(
-            "data.augmentation='synonyms' needs data.synonyms_file: a word and its synonyms on each line, separated by "
-            "tabs"
-        )
+        yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
 
 
-def _check_dev_metric(config: Config, setting: str, metric: str) -> None:
+def _dev_contradictions(config: Config) -> Iterator[str]:
     options = config.eval
-    if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
-        raise ConfigError(f"{setting} needs eval.pairs_file, a tab-separated file of pairs")
-    if metric == "stsb_spearman" and "STSBenchmark" not in options.tasks:
-        raise ConfigError(f"{setting} needs STSBenchmark in eval.tasks")
-    if metric == "average_spearman" and not options.tasks:
-        raise ConfigError(f"{setting} needs eval.tasks")
-    if metric in ("lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
-        raise ConfigError(f"{setting} needs held-out documents. Set data.held_out, such as 0.05.")
-
-
-def _check_matryoshka(config: Config) -> None:
-    sizes, weights, projector = config.matryoshka.sizes, config.matryoshka.weights, config.model.projector
-    if projector != "none" and not config.keeps_projector:
-        raise ConfigError(
-            f"matryoshka.sizes={sizes} shortens the embeddings that encoding gives, but model.projector={projector!r} "
-            "is dropped when encoding. Use model.projector='none', or 'mlp' with model.projector_train_only=False."
-        )
-    if len(weights) not in (0, len(sizes)):
-        raise ConfigError(
-            f"matryoshka.weights has {len(weights)} values for {len(sizes)} sizes. Give one per size, or none."
-        )
-    if not any(loss.compares_embeddings for loss in config.losses.values()):
-        raise ConfigError(f"matryoshka.sizes={sizes}, but no loss with a weight compares embeddings")
+    for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
+        for metric in metrics:
+            kind, colon, file = metric.partition(":")
+            if not (kind in OWN_TASKS and file if colon else metric in DEV_METRICS):
+                known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
+                yield f"eval.{key}: {metric!r} is not one of {', '.join(known)}"
+            setting = f"eval.{key}={metric!r}"
+            if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
+                yield f"{setting} needs eval.pairs_file, a tab-separated file of pairs"
+            if metric == "stsb_spearman" and "STSBenchmark" not in options.tasks:
+                yield f"{setting} needs STSBenchmark in eval.tasks"
+            if metric == "average_spearman" and not options.tasks:
+                yield f"{setting} needs eval.tasks"
+            if metric in ("lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
+                yield f"{setting} needs held-out documents. Set data.held_out, such as 0.05."

@@ -1,6 +1,7 @@
 """The training loss: a weighted sum of losses. Each file holds one idea; `base.py` says what a loss is."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def total_loss(
         inputs: What `prepare` returned.
         key: A random key for dropout.
     """
-    shortened = tuple(zip(matryoshka.sizes, matryoshka.weights or (1.0,) * len(matryoshka.sizes), strict=True))
+    shortened = list(zip(matryoshka.sizes, matryoshka.weights or itertools.repeat(1.0), strict=False))
     total, metrics = jnp.zeros([]), Metrics()
     for name, loss in losses.items():
         own_key = fold_in_name(key, name)

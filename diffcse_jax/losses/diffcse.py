@@ -167,12 +167,7 @@ def generate(
 ) -> Edited:
     """Let the generator fill masked sentences, and label the tokens that it changed.
 
-    Args:
-        frozen: Holds the networks `generator` and `generator_head`.
-        rows: The original sentences.
-        masked: The same sentences, masked.
-        options: How tokens are chosen, and where they are used.
-        key: A random key for the generator's dropout and for sampling.
+    The key is for the generator's dropout and for sampling.
     """
     generator, head = frozen.network("generator"), frozen.network("generator_head")
     word_embeddings = frozen.params["generator.embeddings.word.embedding"]
@@ -221,11 +216,6 @@ def label(tokens: Int[Array, "rows length"], rows: TokenRows, filled: Bool[Array
     """Put the generator's tokens into the sentences, and label those that differ from the original.
 
     A token that the generator guessed right has the label 0. Padding becomes id 0, as in the authors' code.
-
-    Args:
-        tokens: The generator's tokens.
-        rows: The original sentences.
-        filled: The positions that take the generator's token.
     """
     ids, mask = rows.input_ids, rows.attention_mask
     edited = jnp.where(filled, tokens.astype(ids.dtype), ids) * mask.astype(ids.dtype)
@@ -255,9 +245,6 @@ def discriminate(
         values: Arrays whose first axis is that of the rows.
         condition: The embedding: `projected` or `pooled`.
         key: A random key for dropout.
-
-    Returns:
-        What `head` returns.
     """
     discriminator = forward.computation.network("discriminator")
     h = forward.embeddings.projected if condition == "projected" else forward.embeddings.pooled
@@ -276,11 +263,8 @@ def replaced_token_detection(
 ) -> Float[Array, "rows length"]:
     """Compute -log D(y_t) for each token, the cross-entropy of two classes (DiffCSE Section 3).
 
-    The authors' code takes the mean over all positions, the paper a sum over tokens.
-
-    Args:
-        logits: D's logits of the classes 0 (kept) and 1 (replaced).
-        replaced: The labels y.
+    The logits are D's, of the classes 0 (kept) and 1 (replaced). The authors' code takes the mean over all positions,
+    the paper a sum over tokens.
     """
     # The cross-entropy of two classes is the softplus of the margin against the right class.
     margin = logits[..., 1] - logits[..., 0]

@@ -317,11 +317,7 @@ def corrective_language_model(
 ) -> Float[Array, "*tokens"]:
     """Compute -log(p_copy [target = input] + (1 - p_copy) p_LM(target)) per token, without a gradient for p_copy.
 
-    Args:
-        logits: The logits of the language model.
-        copy_logits: The logits of p_copy.
-        kept: Where the input is the target.
-        targets: The original tokens.
+    `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
     generated = jax.nn.log_sigmoid(-copy_logits) - masked_language_model(logits, targets)

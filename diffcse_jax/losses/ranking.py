@@ -147,11 +147,8 @@ def list_mle(
 ) -> Float[Array, " rows"]:
     """Compute ListMLE: the negative log-likelihood of the teacher's order of candidates (Xia et al. 2008).
 
-    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first.
-
-    Args:
-        scores: Logits of the encoder.
-        teacher: Similarities by the teacher. Of equal ones, the first comes first.
+    l = -sum_k log exp(s_k) / sum_{l >= k} exp(s_l), with the scores s in the teacher's order, best first. Of equal
+    similarities, the first comes first.
     """
     order = jnp.argsort(-teacher, axis=1, stable=True)
     ordered = jnp.take_along_axis(scores, order, axis=1)
