@@ -1,4 +1,4 @@
-"""Contrastive losses: InfoNCE and its variants, duplicates, dropout contrast and edited contrast."""
+"""Losses that compare embeddings: InfoNCE and its variants, duplicates, edits; DCL and Barlow Twins."""
 
 import dataclasses
 import json
@@ -27,6 +27,7 @@ from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.contrastive import Duplicates, equal_texts, info_nce, near_duplicates, separate_info_nce
+from diffcse_jax.losses.decorrelation import decorrelation, dimension_contrast, with_artificial_rows
 from diffcse_jax.models.forward import Computation, fold_in_name, row_keys
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.training import networks
@@ -56,27 +57,44 @@ def of_separate(z1, z2, z0, *, ratio, form="code"):
     return separate_info_nce((z1, z2), (z0, z0), temperature=0.05, ratio=ratio, form=form).mean()
 
 
+def dcl(z1, z2, temperature):
+    return dimension_contrast(z1, z2, temperature=temperature, form="code").mean()
+
+
+def with_dcl(z1, z2, z0, temperature):
+    return of_separate(z1, z2, z0, ratio=0.9) + 0.1 * dcl(z1, z2, temperature)
+
+
 @pytest.mark.parametrize(
     ("name", "loss", "arguments"),
     [
-        ("infonce", of_views, ("z1", "z2")),
-        ("infonce_temp0.1", partial(of_views, temperature=0.1), ("z1", "z2")),
-        ("hardneg0.0", of_views, ("z1", "z2", "z3")),
-        ("hardneg1.0", partial(of_views, hard_negative_weight=float(np.exp(1.0))), ("z1", "z2", "z3")),
-        ("offdropout_m0.5", partial(of_separate, ratio=0.5), ("z1", "z2", "z0")),
-        ("offdropout_m0.9", partial(of_separate, ratio=0.9), ("z1", "z2", "z0")),
-        ("offdropout_m1.0", partial(of_separate, ratio=1.0), ("z1", "z2", "z0")),
-        ("PAPER_eq3_offinfo_m0.9", partial(of_separate, ratio=0.9, form="paper"), ("z1", "z2", "z0")),
-        ("both_mean_m1.0", lambda z1, z2: of_separate(z1, z2, (z1 + z2) / 2, ratio=1.0), ("z1", "z2")),
+        ("infonce", of_views, "z1 z2"),
+        ("infonce_temp0.1", partial(of_views, temperature=0.1), "z1 z2"),
+        ("hardneg0.0", of_views, "z1 z2 z3"),
+        ("hardneg1.0", partial(of_views, hard_negative_weight=float(np.exp(1.0))), "z1 z2 z3"),
+        ("offdropout_m0.5", partial(of_separate, ratio=0.5), "z1 z2 z0"),
+        ("offdropout_m0.9", partial(of_separate, ratio=0.9), "z1 z2 z0"),
+        ("offdropout_m1.0", partial(of_separate, ratio=1.0), "z1 z2 z0"),
+        ("PAPER_eq3_offinfo_m0.9", partial(of_separate, ratio=0.9, form="paper"), "z1 z2 z0"),
+        ("both_mean_m1.0", lambda z1, z2: of_separate(z1, z2, (z1 + z2) / 2, ratio=1.0), "z1 z2"),
+        *((f"dcl_alone_tau{tau}", partial(dcl, temperature=float(tau)), "z1 z2") for tau in ("5", "10", "1", "0.05")),
+        (
+            "PAPER_eq5_dcl_tau5",
+            lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(),
+            "z1 z2",
+        ),
+        ("simcse_dcl_tau10_w0.1", lambda z1, z2: of_views(z1, z2) + 0.1 * dcl(z1, z2, 10.0), "z1 z2"),
+        ("simcsepp_m0.9_tau5_w0.1", partial(with_dcl, temperature=5.0), "z1 z2 z0"),
+        ("simcsepp_m0.9_tau0.05_w0.1", partial(with_dcl, temperature=0.05), "z1 z2 z0"),
     ],
 )
 def test_values_and_gradients_are_those_of_the_authors_code(reference_dir, name, loss, arguments):
     stored = dict(np.load(reference_dir / "losses.npz"))
-    vectors = [stored[f"n64d128.{argument}"] for argument in arguments]
-    value, grads = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(arguments)))))(*vectors)
+    vectors = [stored[f"n64d128.{argument}"] for argument in arguments.split()]
+    value, grads = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(vectors)))))(*vectors)
     expected_value = json.loads((reference_dir / "losses.json").read_text())[f"n64d128.{name}"]["loss"]
-    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
-    for argument, grad in zip(arguments, grads, strict=True):
+    np.testing.assert_allclose(value, expected_value, rtol=1e-4 if name == "PAPER_eq5_dcl_tau5" else 1e-5)
+    for argument, grad in zip(arguments.split(), grads, strict=True):
         if (expected := stored.get(f"n64d128.{name}.grad_{argument}")) is not None:
             np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
@@ -334,3 +352,51 @@ def test_edited_contrast():
     np.testing.assert_allclose(positive, info_nce(z1, z3, temperature=0.2).mean(), rtol=1e-5)
     expected = info_nce(z1, z2, temperature=0.2, hard_negatives=[z3])
     np.testing.assert_allclose(negative, expected.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_dimension_contrast_agrees_with_numpy(form):
+    z1, z2 = np.random.default_rng(0).normal(1.0, 2.0, size=(2, 9, 4)).astype(np.float32)
+    if form == "code":
+        (a, b), scale = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2])), 1 / 9
+    else:
+        (a, b), scale = ((z - z.mean(0)) / z.std(0, ddof=1) for z in np.float64([z1, z2])), 1.0
+    weights = np.exp(scale * a.T @ b / 0.7)
+    losses = dimension_contrast(jnp.array(z1), jnp.array(z2), temperature=0.7, form=form)
+    np.testing.assert_allclose(losses, -np.log(np.diag(weights) / weights.sum(axis=1)), rtol=1e-4)
+
+
+def test_a_constant_column_has_a_finite_gradient():
+    z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
+    dcl = jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())(z)
+    barlow_twins = jax.grad(lambda z: decorrelation(z, z, off_diagonal_weight=0.013).sum())(z)
+    assert np.isfinite(dcl).all()
+    assert np.isfinite(barlow_twins).all()
+    assert np.abs(barlow_twins[:, 1:]).max() > 0
+
+
+def test_decorrelation_agrees_with_numpy():
+    z1, z2 = np.random.default_rng(0).normal(1.0, 2.0, size=(2, 9, 4)).astype(np.float32)
+    a, b = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2]))
+    correlation = a.T @ b / 9
+    expected = [
+        (1 - correlation[c, c]) ** 2 + 0.3 * sum(correlation[c, d] ** 2 for d in range(4) if d != c) for c in range(4)
+    ]
+    losses = decorrelation(jnp.array(z1), jnp.array(z2), off_diagonal_weight=0.3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_artificial_rows_lift_the_rank_and_let_the_loss_vanish():
+    z1, z2 = jax.random.normal(jax.random.key(0), (2, 4, 16))
+
+    def correlation_and_loss(z1, z2):
+        columns = jnp.corrcoef(z1, z2, rowvar=False)[:16, 16:]
+        return columns, float(decorrelation(z1, z2, off_diagonal_weight=1.0).sum())
+
+    columns, loss = correlation_and_loss(z1, z2)
+    assert np.linalg.matrix_rank(columns, tol=1e-4) == 4 - 1  # one is lost to the mean
+    columns, lifted = correlation_and_loss(*with_artificial_rows(z1, z2, 10, jax.random.key(1)))
+    assert np.linalg.matrix_rank(columns, tol=1e-4) == 4 + 10 - 1
+    assert lifted < loss
+    _, vanishing = correlation_and_loss(*with_artificial_rows(z1, z2, 20_000, jax.random.key(1)))
+    assert vanishing < 0.05

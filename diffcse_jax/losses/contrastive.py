@@ -222,14 +222,11 @@ class Contrast(Loss):
 
     def check(self, run: RunInfo) -> None:
         if self.symmetric and not self._compares_views:
-            raise ConfigError(
-                f"contrast.symmetric=True does not work with contrast.positives={self.positives!r} and "
-                f"contrast.negatives={self.negatives!r}. Use 'dropout' for both."
-            )
+            raise ConfigError("contrast.symmetric=True does not work with positives or negatives other than 'dropout'")
         if self.second_encoder and self.negatives in ("off_dropout", "mean"):
             raise ConfigError(
-                f"contrast.negatives={self.negatives!r} compares embeddings of one encoder, and "
-                "contrast.second_encoder=True makes two. Use 'dropout' or 'noise' negatives, or one encoder."
+                f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use 'dropout' or "
+                "'noise', or contrast.second_encoder=False."
             )
 
     def check_columns(self, count: int) -> None:
