@@ -141,7 +141,7 @@ def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monke
     assert "the token belongs to ada, who may not write there. Use ada/x or lab/x" in refused("eve/x")
     assert "is not the folder of a run" in refused("ada/x")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "does not accept the token (401)" in refused("ada/x")
+    assert "refuses this (HfHubHTTPError: Invalid user token" in refused("ada/x")
     monkeypatch.delenv("HF_TOKEN")
     assert "needs an access token of the hub" in refused("ada/x")
     assert fake.created == []
@@ -149,14 +149,12 @@ def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monke
 
 def test_a_refused_upload_keeps_the_export(fake, tmp_path, monkeypatch):
     folder = write(tmp_path / "export", "README.md")
-    whole = f"The export in {folder} is complete"
-    with pytest.raises(ConfigError, match="may not write there") as refused:
+    whole = rf".* The export in {folder} is complete"
+    with pytest.raises(CheckpointError, match=r"You don't have the rights .* the token may write there" + whole):
         hub.push(folder, "lab/old")
-    assert whole in str(refused.value)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
-    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 cannot be reached") as unreachable:
+    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 cannot be reached" + whole):
         hub.push(folder, "ada/model")
-    assert whole in str(unreachable.value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="Unset HF_HUB_OFFLINE"):
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
         hub.check("ada/model")

@@ -6,10 +6,10 @@ The token is the one in `HF_TOKEN` or the one that `hf auth login` keeps. `HF_EN
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from diffcse_jax.errors import CheckpointError, ConfigError, UserError
+from diffcse_jax.errors import CheckpointError, ConfigError
 
 # An earlier upload may have these files although the new one has not. All other files on the hub stay.
 _OF_EARLIER_EXPORTS = ["[0-9]_Pooling/*", "[0-9]_Dense/*", "[0-9]_WeightedLayerPooling/*", "onnx/*"]
@@ -19,8 +19,8 @@ def check(repository: str) -> None:
     """Check that an upload to `USER/NAME` or `ORGANISATION/NAME` is possible, before any work is done.
 
     Raises:
-        ConfigError: The name is invalid, there is no token, or the token does not allow to write there.
-        CheckpointError: The hub cannot be reached.
+        ConfigError: The name is invalid, there is no token, or it belongs to someone else.
+        CheckpointError: The hub cannot be reached or does not accept the token.
     """
     try:
         validate_repo_id(repository)
@@ -55,7 +55,7 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
         private: Make a new repository private. The visibility of an existing one does not change.
 
     Raises:
-        UserError: The hub cannot be reached or refuses the upload.
+        CheckpointError: The hub cannot be reached or refuses the upload.
     """
     api = HfApi()
     try:
@@ -67,28 +67,17 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
             delete_patterns=_OF_EARLIER_EXPORTS,
         )
     except Exception as error:  # the client passes on whatever its transport raises
-        problem = _explain(error, repository)
-        raise type(problem)(
-            f"{problem}. The export in {folder} is complete. Run the same command again to retry the upload"
+        raise CheckpointError(
+            f"{_explain(error, repository)}. The export in {folder} is complete. Run the same command again to retry "
+            "the upload"
         ) from error
     return commit.commit_url
 
 
-def _explain(error: Exception, repository: str) -> UserError:
-    """Return the cause of a failed upload and its remedy."""
-    if isinstance(error, OfflineModeIsEnabled):
-        return ConfigError("--push_to_hub: the hub's client is in offline mode. Unset HF_HUB_OFFLINE")
-    at = f"--push_to_hub {repository}: {HfApi().endpoint}"
-    reason = (str(error).splitlines() or [""])[0][:200]
-    if not isinstance(error, HfHubHTTPError):
-        cause = f"{type(error).__name__}: {reason}"
-        return CheckpointError(f"{at} cannot be reached ({cause}). Check the network and HF_ENDPOINT")
-    status = error.response.status_code
-    if status == 401:
-        renew = "Make a new one with write permission, and set HF_TOKEN or run `hf auth login`"
-        return ConfigError(f"{at} does not accept the token (401). {renew}")
-    if status in (403, 404):
-        instead = "Use a token with write permission, or a repository of its user"
-        return ConfigError(f"{at}: the token may not write there ({status}). {instead}")
-    message = getattr(error, "server_message", None) or reason
-    return CheckpointError(f"{at} refuses the upload ({status}): {message}")
+def _explain(error: Exception, repository: str) -> CheckpointError:
+    reason = getattr(error, "server_message", None) or (str(error).splitlines() or [""])[0][:200]
+    return CheckpointError(
+        f"--push_to_hub {repository}: {HfApi().endpoint} cannot be reached or refuses this ({type(error).__name__}: "
+        f"{reason}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and that the token may write there: it is the "
+        "one of HF_TOKEN or of `hf auth login`"
+    )
