@@ -36,6 +36,9 @@ def test_an_interruption_that_python_drops_comes_again(number):
 
     with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
         work()
+    if number == signal.SIGINT:  # in commands that do not train
+        with pytest.raises(SystemExit), reported_to_user():
+            work()
 
 
 def test_other_threads_leave_signals_alone():
