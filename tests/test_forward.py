@@ -33,6 +33,10 @@ VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
 
+# Compiling takes longer than running: optimising less halves it.
+compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def map_chunks(function, chunks, *rows):
     return Computation(Networks(VOCABULARY, {}), {}, chunks=chunks).map_chunks(function, *rows)
 
@@ -43,7 +47,8 @@ def gather_positions(function, where, *values, shares):
 
 def test_rows_depend_on_their_own_key_and_not_on_one_another():
     definition = parameters.definition(lambda rngs: Transformer(SIZES, rngs=rngs))
-    run = jax.jit(lambda rows, options: parameters.bind(definition, ENCODER.transformer)(rows, **options))
+    network = parameters.bind(definition, ENCODER.transformer)
+    run = compiled(lambda rows, options: network(rows, **options))
     sentences = first_column(random_batch(size=2))
 
     def states(which: list[int], keys, condition=None):
@@ -150,8 +155,8 @@ def forward_passes(*parts, read, keys: int, batch=None):
     def one_pass(key):
         return read(shared_forward(config, Computation(built.networks, built.params), views, key))
 
-    compiled = jax.jit(one_pass, compiler_options={"xla_backend_optimization_level": 0})
-    return [compiled(jax.random.key(seed)) for seed in range(keys)]
+    run = compiled(one_pass)
+    return [run(jax.random.key(seed)) for seed in range(keys)]
 
 
 def test_views_of_the_same_text_are_equal_without_dropout_or_with_the_same_masks():
@@ -189,8 +194,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first():
             expected.append(projector(computation.network(name)(rows)["last_hidden_state"][:, 0]))
         return jnp.sum(by_view[1]), (by_view, expected)
 
-    compiled = jax.jit(jax.grad(second_views, has_aux=True), compiler_options={"xla_backend_optimization_level": 0})
-    grads, (by_view, expected) = compiled(params)
+    grads, (by_view, expected) = compiled(jax.grad(second_views, has_aux=True))(params)
     for ours, theirs in zip(by_view, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     of_networks = {name: parameters.subset(grads, name) for name in ("encoder", "second_encoder")}

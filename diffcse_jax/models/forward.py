@@ -21,7 +21,7 @@ from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Build, Params
-from diffcse_jax.models.pooling import pool, positions_read, similarity_lists
+from diffcse_jax.models.pooling import embed, similarity_lists
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 # The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
@@ -252,13 +252,8 @@ class SharedForward:
         return jnp.concatenate([first[:, None], second], axis=1).reshape(-1, first.shape[-1])
 
     def _pooled(self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder") -> Float[Array, "rows hidden"]:
-        network, pooler = self.computation.network(encoder), self.pooler
-
-        def pooled(rows: TokenRows, keys: jax.Array | None) -> jax.Array:
-            states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
-            return pool(states, rows.attention_mask, pooler)
-
-        return self.computation.map_chunks(pooled, rows, keys)
+        network = self.computation.network(encoder)
+        return self.computation.map_chunks(lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys)
 
 
 def fold_in_name(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
@@ -310,9 +305,9 @@ class TeacherNetwork(nnx.Module):
 
     def __call__(self, rows: TokenRows) -> Float[Array, "rows dimension"]:
         """Return float32 embeddings."""
-        states: Any = self.transformer(rows, last_positions=positions_read(self.pooler))["hidden_states"]
-        pooled = pool(states, rows.attention_mask, self.pooler)
-        embeddings = pooled if self.pooler_head is None else self.pooler_head(pooled)
+        embeddings = embed(self.transformer, rows, self.pooler)
+        if self.pooler_head is not None:
+            embeddings = self.pooler_head(embeddings)
         return embeddings[:, : self.truncate_dim].astype(jnp.float32)
 
 

@@ -146,17 +146,10 @@ _add.defvjp(
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _normalise(
-    x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
-) -> Float[Array, "rows size"]:
-    """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
-    return _normalise_forward(x, scale, bias, epsilon)[0]
-
-
 def _normalise_forward(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+    x: Float[Array, "rows size"], scale: Float[Array, " size"], bias: Float[Array, " size"], epsilon: float
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Return rows of mean 0 and variance 1, scaled and shifted. The backward pass keeps x, its mean and deviation."""
     mean = x.mean(axis=1, keepdims=True, dtype=jnp.float32)
     deviation = x.astype(jnp.float32) - mean
     inverse = jax.lax.rsqrt(jnp.square(deviation).mean(axis=1, keepdims=True) + epsilon)
@@ -173,4 +166,5 @@ def _normalise_backward(_epsilon: float, saved: tuple[jax.Array, ...], gradient:
     return x_gradient.astype(x.dtype), scale_gradient, bias_gradient
 
 
+_normalise = jax.custom_vjp(lambda *arguments: _normalise_forward(*arguments)[0], nondiff_argnums=(3,))
 _normalise.defvjp(_normalise_forward, _normalise_backward)

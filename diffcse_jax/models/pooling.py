@@ -1,12 +1,14 @@
 """From hidden states to one embedding per sentence, and the comparison of embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+from diffcse_jax.batch import RowKeys, TokenRows
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 # Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
@@ -22,15 +24,11 @@ def positions_read(pooler: str) -> int | None:
 def pool(
     hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch hidden"]:
-    """Pool the hidden states of an encoder, before any head.
+    """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
 
-    Args:
-        hidden_states: The output of the embedding layer and of each block, shapes (batch, length, hidden).
-        attention_mask: 1 for real tokens.
-        pooler: `cls` or `cls_before_pooler` (position 0 of the last layer), `avg` (mean of the last layer over real
-            tokens), `avg_top2` (of the last two layers), `avg_first_last` (of the embedding layer and the last layer,
-            as in DiffCSE's code and SimCSE's paper) or `avg_first_block_last` (of the first block and the last layer,
-            as in SimCSE's code since 2022).
+    `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real tokens, `avg_top2` that
+    of the last two layers, `avg_first_last` that of the embedding layer and the last layer (DiffCSE's code and SimCSE's
+    paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
     """
     if pooler not in AVERAGED_LAYERS:
         return hidden_states[-1][:, 0]
@@ -38,6 +36,12 @@ def pool(
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
     return (states * weights).sum(axis=1) / jnp.maximum(weights.sum(axis=1), 1.0)
+
+
+def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows hidden"]:
+    """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
+    states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
+    return pool(states, rows.attention_mask, pooler)
 
 
 def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*rows dim"]:
