@@ -414,39 +414,31 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, camembert, distilbert, mpnet, "),
         ({"model_type": ...}, "architecture '?' is not supported; supported: bert, camembert, distilbert, mpnet, "),
         ({"model_type": ["bert"]}, "architecture ['bert'] is not supported"),
-        ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported; supported: gelu, gelu_new"),
+        ({"hidden_act": "quick_gelu"}, "config.json: activation 'quick_gelu' is not supported; supported: gelu, "),
         ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute", not "relative_key"'),
         ({"is_decoder": True}, "config.json: is_decoder must be false, not true"),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number from 1 to 10,000,000, not "24"'),
         ({"hidden_size": 10**30}, "config.json: hidden_size must be a whole number from 1 to 10,000,000, not 1000"),
         ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 0"),
-        ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 24"),
+        ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 16"),
         ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
         ({"layer_norm_eps": None}, "config.json: layer_norm_eps must be a number from 0 to below 1, not null"),
         ({"hidden_act": ["gelu"]}, 'config.json: hidden_act must be a string, not ["gelu"]'),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
-    ],
-)
-def test_unusable_config_is_explained(folder, changes, message):
-    config = json.loads((folder / "config.json").read_text()) | changes
-    config = {key: value for key, value in config.items() if value is not ...}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert_refused(folder, f"^{re.escape(str(folder))}.*{re.escape(message)}")
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
+        (
+            hf_config_of("distilbert") | {"dim": 0},
+            "config.json: dim must be a whole number from 1 to ",
+        ),
         # transformers ignores these two settings of MPNet.
-        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32, not 64"),
-        ("mpnet", {"pad_token_id": 0}, "pad_token_id must be 1, not 0"),
-        ("distilbert", {"dim": 0}, "dim must be a whole number from 1 to 10,000,000, not 0"),
+        (hf_config_of("mpnet") | {"pad_token_id": 0}, "config.json: pad_token_id must be 1, not 0"),
+        (hf_config_of("mpnet") | {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32"),
     ],
 )
-def test_settings_of_a_family_are_checked_by_its_names(family, changes, message):
-    with pytest.raises(CheckpointError, match=f"^model: config.json: {message}$"):
-        hf.transformer_config(hf_config_of(family) | changes, source="model")
+def test_unusable_config_is_explained(changes, message):
+    config = {key: value for key, value in (hf_config_of("bert") | changes).items() if value is not ...}
+    with pytest.raises(CheckpointError, match=f"^model: .*{re.escape(message)}"):
+        hf.transformer_config(config, source="model")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
