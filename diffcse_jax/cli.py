@@ -4,16 +4,17 @@ What a command needs is imported when it runs, so that `--help` and mistakes are
 """
 
 import argparse
-import contextlib
 import dataclasses
 import inspect
 import logging
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffcse_jax import __version__
 from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_user
@@ -22,19 +23,27 @@ with ctrl_c_ends_process():
     from diffcse_jax.config import SHIPPED, Config, configuration, read_overrides
     from diffcse_jax.models.pooling import POOLERS
 
-if TYPE_CHECKING:
-    from diffcse_jax.encoder import SentenceEncoder
-    from diffcse_jax.search.vector_store import EncoderRecord
-
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
 KEYS = """
 Any key of the configuration is an option: --config.train.steps=100, --config.optim.learning_rate=3e-5.
 docs/reference.md lists all keys with their meaning, default and range.
 """
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
+RESULTS: dict[str, Any] = {"nargs": "+", "default": [], "metavar": "FILE"}
+TABLE_FORMATS: dict[str, Any] = {"choices": ("text", "markdown", "latex"), "default": "text"}
 
 
-Run = Callable[[argparse.Namespace, Sequence[str]], int | None]  # options, and arguments that are not options
-Command = Callable[[argparse.ArgumentParser], Run]  # adds the options of a command
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Show defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        says_nothing = action.default in (None, "", "-", False, argparse.SUPPRESS) or isinstance(action.default, list)
+        return action.help or "" if says_nothing else f"{action.help} (default: %(default)s)"
+
+
+Work = Callable[[], Any]
+Prepare = Callable[[argparse.Namespace], Work]  # imports what a command needs, and returns the call
+Command = Callable[[argparse.ArgumentParser], Prepare]  # adds the options of a command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,45 +55,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
-    parser, runs = build_parser()
-    options, rest = parser.parse_known_args(arguments, argparse.Namespace(arguments=arguments))
+    parser, commands = build_parser()
+    options, rest = parser.parse_known_args(arguments)
     if rest and options.command not in ("train", "finetune", "study"):  # these take keys of the configuration
         parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.command} --help")
-    with reported_to_user(), _quiet_if_pipe_closed():
+    options.overrides, options.again = rest, shlex.join(["diffcse", *arguments])
+    with reported_to_user():
+        for name in ("batch_size", "rows_per_file", "top_k"):
+            if (count := getattr(options, name, None)) is not None and count < 1:
+                raise ConfigError(f"--{name}: expected at least 1, got {count}")
         with ctrl_c_ends_process():
             from diffcse_jax.hosts import set_verbosity
-        set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
-        if not options.verbose:  # Orbax logs each step of each save, and its errors several times
-            logging.getLogger("absl").setLevel(logging.CRITICAL)
-        return runs[options.command](options, rest) or 0
+
+            set_verbosity("quiet" if options.quiet else "verbose" if options.verbose else "normal")
+            if not options.verbose:  # Orbax logs each step of each save, and its errors several times
+                logging.getLogger("absl").setLevel(logging.CRITICAL)
+            work = commands[options.command](options)
+        try:
+            code = work()
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader of the output, such as `head`, has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+            code = 141
+        return code if isinstance(code, int) else 0
     raise AssertionError  # errors exit
 
 
-def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Run]]:
-    """Return the parser of all commands, and what runs each of them."""
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
+    """Return the parser of all commands, and what prepares each of them."""
     parser = argparse.ArgumentParser(prog="diffcse", description="Train, evaluate and use sentence embeddings.")
     parser.add_argument("--version", action="version", version=f"diffcse_jax {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    runs: dict[str, Run] = {}
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands: dict[str, Prepare] = {}
     for command in COMMANDS:
         description = inspect.getdoc(command) or ""
-        sub = commands.add_parser(
+        sub = parsers.add_parser(
             command.__name__,
             help=description.splitlines()[0].rstrip("."),
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        runs[command.__name__] = command(sub)
+        commands[command.__name__] = command(sub)
         sub.add_argument("--quiet", action="store_true", help="print warnings and errors only")
         sub.add_argument("--verbose", action="store_true", help="also print the log messages of libraries")
-    return parser, runs
+    return parser, commands
 
 
 # Training
 
 
-def train(parser: argparse.ArgumentParser) -> Run:
+def train(parser: argparse.ArgumentParser) -> Prepare:
     """Train an encoder and export it.
 
     The same command again resumes where an earlier run stopped. When training ends, the selected model is exported to
@@ -96,18 +117,18 @@ def train(parser: argparse.ArgumentParser) -> Run:
     """
     _add_run_options(parser, "configs", SHIPPED.glob("*.py"))
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        name, config = run_configuration(options, rest)
-        with ctrl_c_ends_process():
-            from diffcse_jax.api import named_workdir, run
-            from diffcse_jax.training.callbacks import WandB
+    def prepare(options: argparse.Namespace) -> Work:
+        name, config = run_configuration(options, options.overrides)
+        from diffcse_jax.api import named_workdir, run
+        from diffcse_jax.training.callbacks import WandB
+
         callbacks = [WandB(os.environ["WANDB_PROJECT"])] if os.environ.get("WANDB_PROJECT") else []
-        run(config, named_workdir(options.workdir, name, config), callbacks)
+        return partial(run, config, named_workdir(options.workdir, name, config), callbacks)
 
-    return run
+    return prepare
 
 
-def finetune(parser: argparse.ArgumentParser) -> Run:
+def finetune(parser: argparse.ArgumentParser) -> Prepare:
     """Fine-tune an encoder on labelled tasks.
 
     At the end WORKDIR holds `export` (the encoder), `tasks` (the heads), `predictions` and `report`. The same command
@@ -117,23 +138,20 @@ def finetune(parser: argparse.ArgumentParser) -> Run:
     """
     _add_run_options(parser, "configs", SHIPPED.glob("finetune*.py"))
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        rest = [
-            f"--config.model.name_or_path{argument.removeprefix('--config.init')}"
-            if argument.partition("=")[0] == "--config.init"
-            else argument
-            for argument in rest
+    def prepare(options: argparse.Namespace) -> Work:
+        overrides = [
+            re.sub(r"^--config\.init(?=$|=)", "--config.model.name_or_path", each) for each in options.overrides
         ]
-        name, config = run_configuration(options, rest)
-        with ctrl_c_ends_process():
-            from diffcse_jax.api import named_workdir
-            from diffcse_jax.apps.finetune.train import run_finetune
-        run_finetune(config, named_workdir(options.workdir, name, config))
+        name, config = run_configuration(options, overrides)
+        from diffcse_jax.api import named_workdir
+        from diffcse_jax.apps.finetune.train import run_finetune
 
-    return run
+        return partial(run_finetune, config, named_workdir(options.workdir, name, config))
+
+    return prepare
 
 
-def study(parser: argparse.ArgumentParser) -> Run:
+def study(parser: argparse.ArgumentParser) -> Prepare:
     """Train variants with several seeds and compare them in a table.
 
     The same command continues a study that was stopped, also from several hosts at the same time. --config.KEY=VALUE
@@ -145,26 +163,26 @@ def study(parser: argparse.ArgumentParser) -> Run:
     _add_run_options(parser, "configs/studies", (SHIPPED / "studies").glob("*.py"))
     add = parser.add_argument
     add("--encoders", metavar="DIR", help="take trained encoders from the folder of an earlier study")
-    add("--workers", type=int, default=1, metavar="N", help="runs at a time; workers share the GPUs (default: 1)")
-    add("--variants", nargs="+", action="extend", metavar="NAME", help="only these variants, named as in the table")
-    add("--seeds", nargs="+", action="extend", type=int, metavar="SEED", help="only these seeds")
+    add("--workers", type=int, default=1, metavar="N", help="runs at a time; workers share the GPUs")
+    add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
+    add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--start", action="store_true", help="also score the starting checkpoint, with its own pooler")
     add("--report", action="store_true", help="run nothing; write and print the table of what is done")
-    add("--format", choices=("text", "markdown", "latex"), default="text", help="format of the printed table")
+    add("--format", help="format of the printed table", **TABLE_FORMATS)
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.study.command import run_study
-        return run_study(**_options(options), overrides=rest)
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.study.command import run_study
 
-    return run
+        return partial(run_study, **_own(options), overrides=options.overrides)
+
+    return prepare
 
 
 # Models
 
 
-def evaluate(parser: argparse.ArgumentParser) -> Run:
+def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     """Score encoders on STS, SentEval and retrieval tasks.
 
     Exits with 3 if data of a task is missing.
@@ -173,55 +191,45 @@ def evaluate(parser: argparse.ArgumentParser) -> Run:
       diffcse evaluate --model runs/seed1 runs/seed2 --tasks sts --published --format markdown
     """
     add = parser.add_argument
-    add("--model", required=True, nargs="+", action="extend", help=MODEL)
-    tasks = (
-        "comma-separated: sts, transfer, full, geometry, retrieval, STS12, MR, ...; for your own tab-separated files "
-        "pairs_retrieval:FILE (two texts) and duplicates:FILE (two texts and 0 or 1)"
-    )
+    add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
+    tasks = "such as sts,transfer,geometry,MR; for your own tab-separated files pairs_retrieval:FILE, duplicates:FILE"
     add("--tasks", default="sts", help=tasks)
-    data = "SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval, or the hub's copy if it is not set)"
-    add("--data_dir", default="", help=data)
-    modes = "dev: score dev splits; fasttest: train cheaper classifiers for transfer tasks (default: test)"
-    add("--mode", choices=("test", "fasttest", "dev"), default="test", help=modes)
-    aggregation = "how a task's subsets become one score (default: all)"
-    add("--aggregation", choices=("all", "mean", "wmean"), default="all", help=aggregation)
-    similarity = "similarity of STS pairs (default: cosine)"
-    add("--similarity", choices=("cosine", "dot", "euclidean", "manhattan"), default="cosine", help=similarity)
-    regression = "also run STSBenchmark-senteval and SICKRelatedness-senteval, supervised as in the original SentEval"
-    add("--regression", action="store_true", help=regression)
+    add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
+    add(
+        "--mode",
+        choices=("test", "fasttest", "dev"),
+        default="test",
+        help="dev: dev splits; fasttest: cheaper classifiers",
+    )
+    add("--aggregation", choices=("all", "mean", "wmean"), default="all", help="how a task's subsets become one score")
+    similarities = ("cosine", "dot", "euclidean", "manhattan")
+    add("--similarity", choices=similarities, default="cosine", help="similarity of STS pairs")
+    add("--regression", action="store_true", help="also run STS-B and SICK-R supervised, as in the original SentEval")
     add("--pooler", choices=POOLERS, help="replaces the recorded pooler")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: as recorded)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--post_dimension", type=int, help="target size of whitening (default: the embedding size)")
     add("--queries", type=Path, metavar="FILE", help="lines whose nearest STS-B sentences `retrieval` lists")
-    add("--top_k", type=int, default=3, help="sentences that it lists for each query (default: 3)")
-    backend = "jax, or torch to compute embeddings with transformers (default: jax)"
-    add("--backend", choices=("jax", "torch"), default="jax", help=backend)
-    add("--published", action="store_true", help="print published scores above the models' own")
-    add("--format", choices=("text", "markdown", "latex"), default="text", help="format of the tables (default: text)")
+    add("--top_k", type=int, default=3, help="sentences that it lists for each query")
+    add("--backend", choices=("jax", "torch"), default="jax", help="torch: embeddings of transformers")
+    add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
+    add("--format", dest="style", help="format of the tables", **TABLE_FORMATS)
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
-    output = "results file; pictures go to report/ next to it (default: results.json)"
-    add("--output", type=Path, default=Path("results.json"), help=output)
+    add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> int:
-        with ctrl_c_ends_process():
-            from diffcse_jax.evaluation import runner
-            from diffcse_jax.hosts import keep_compiled
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.evaluation import runner
+        from diffcse_jax.hosts import keep_compiled
+
         keep_compiled()
-        settings = {field.name: getattr(options, field.name) for field in dataclasses.fields(runner.Settings)}
-        return runner.run(
-            options.model,
-            runner.Settings(**settings),
-            output=options.output,
-            with_published=options.published,
-            style=options.format,
-            allow_missing=options.allow_missing,
-        )
+        own, names = _own(options), {field.name for field in dataclasses.fields(runner.Settings)}
+        settings = runner.Settings(**{name: own.pop(name) for name in names})
+        return partial(runner.run, settings=settings, **own)
 
-    return run
+    return prepare
 
 
-def export(parser: argparse.ArgumentParser) -> Run:
+def export(parser: argparse.ArgumentParser) -> Prepare:
     """Write a trained model as a Hugging Face and sentence-transformers folder.
 
     diffcse export --model runs/mine --output DIR
@@ -232,42 +240,39 @@ def export(parser: argparse.ArgumentParser) -> Run:
     add("--output", help="the folder to write (default with --push_to_hub: RUN/export)")
     add("--truncate_dim", type=int, help="the size that readers cut embeddings to")
     add("--onnx", action="store_true", help="add onnx/model.onnx and its int8 form, checked against the model")
-    results = "results.json files of `diffcse evaluate`, for the card (default: those in RUN)"
-    add("--results", nargs="+", default=[], metavar="FILE", help=results)
-    add("--license", help="the model's license, for the card, such as apache-2.0 (default: the base model's)")
-    languages = "codes of the model's languages, for the card, such as en (default: the base model's)"
-    add("--language", nargs="+", default=[], metavar="CODE", help=languages)
-    upload = "upload the folder to the Hugging Face hub, with the token of HF_TOKEN or of `hf auth login`"
-    add("--push_to_hub", metavar="USER/NAME", help=upload)
+    add("--results", help="results.json files for the card (default: those in RUN)", **RESULTS)
+    add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
+    add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: the base model's)")
+    add("--push_to_hub", metavar="USER/NAME", help="also upload it, with the token of HF_TOKEN or of `hf auth login`")
     add("--private", action="store_true", help="with --push_to_hub: make a new repository private")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    def prepare(options: argparse.Namespace) -> Work:
         if not options.output and not options.push_to_hub:
             parser.error("give --output DIR or --push_to_hub USER/NAME")
         if options.private and not options.push_to_hub:
             parser.error("--private needs --push_to_hub")
-        with ctrl_c_ends_process():
-            from diffcse_jax.export.card import About
-            from diffcse_jax.export.folder import export_and_upload
-            from diffcse_jax.io import expand_path
-        export_and_upload(
+        from diffcse_jax.export.card import About
+        from diffcse_jax.export.folder import export_and_upload
+        from diffcse_jax.io import expand_path
+
+        results = tuple(map(expand_path, options.results))
+        return partial(
+            export_and_upload,
             expand_path(options.model),
             expand_path(options.output) if options.output else None,
             options.truncate_dim,
             with_onnx=options.onnx,
-            about=About(
-                options.push_to_hub, options.license, tuple(options.language), tuple(map(expand_path, options.results))
-            ),
+            about=About(options.push_to_hub, options.license, tuple(options.language), results),
             private=options.private,
         )
 
-    return run
+    return prepare
 
 
 # Text
 
 
-def encode(parser: argparse.ArgumentParser) -> Run:
+def encode(parser: argparse.ArgumentParser) -> Prepare:
     """Encode texts into one file.
 
     The suffix of --output chooses the format. `.jsonl` and `.parquet` hold each text with its line and its embedding.
@@ -278,70 +283,46 @@ def encode(parser: argparse.ArgumentParser) -> Run:
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
     """
     _add_encoder_options(parser)
-    _add_text_options(parser, nargs="+", default=["-"], help="what training reads; `-` is standard input (default)")
-    parser.add_argument("--normalize", action="store_true", help="scale embeddings to length 1")
-    output = ".npy, .parquet or .jsonl; `-`: JSONL to standard output (default)"
-    parser.add_argument("--output", default="-", metavar="FILE", help=output)
+    _add_text_options(parser, "inputs", "what training reads (default: standard input)", nargs="+", default=["-"])
+    add = parser.add_argument
+    add("--normalize", action="store_true", help="scale embeddings to length 1")
+    add("--output", default="-", metavar="FILE", help=".npy, .parquet or .jsonl; `-`: JSONL to standard output")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        _check_positive(options, "batch_size")
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.embed import encode
-        encode(
-            options.input,
-            options.output,
-            lambda: _load_encoder(options),
-            batch_size=options.batch_size,
-            normalize=options.normalize,
-            columns=options.columns,
-            id_column=options.id_column,
-        )
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.embed import encode
 
-    return run
+        return partial(encode, load=partial(_load_encoder, options), **_own(options, *ENCODER_OPTIONS))
+
+    return prepare
 
 
-def embed(parser: argparse.ArgumentParser) -> Run:
+def embed(parser: argparse.ArgumentParser) -> Prepare:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
-    Each Parquet file holds a run of texts of one input: `line`, `id` (with --id_column), `column` (with several
-    --columns), `sentence` and `embedding`. pyarrow, polars, datasets and `diffcse search` read the folder. Its state is
-    in OUTPUT.state.
-
-    Several processes share the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
+    pyarrow, polars, datasets and `diffcse search` read the folder. Its state is in OUTPUT.state. Several processes can
+    share the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
 
       diffcse embed --model runs/mine --input 'shards/*.txt.gz' --output embeddings
     """
     _add_encoder_options(parser)
-    _add_text_options(parser, nargs="+", action="extend", required=True, help="what training reads; quote patterns")
+    _add_text_options(parser, "inputs", "what training reads; quote patterns", required=True, **SEVERAL)
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="of stored embeddings (default: float32)")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="of stored embeddings")
     add("--rows_per_file", type=int, help="texts in a Parquet file (default: as in the existing files, or 5,000)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        _check_positive(options, "batch_size", "rows_per_file")
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.embed import embed, process_of
-        embed(
-            options.input,
-            options.output,
-            lambda: _load_encoder(options),
-            rows_per_file=options.rows_per_file or 0,
-            batch_size=options.batch_size,
-            dtype=options.dtype,
-            normalize=options.normalize,
-            columns=options.columns,
-            id_column=options.id_column,
-            process=process_of(options.distributed),
-            command=shlex.join(["diffcse", *options.arguments]),
-        )
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.embed import embed
 
-    return run
+        own = _own(options, *ENCODER_OPTIONS)
+        return partial(embed, load=partial(_load_encoder, options), command=options.again, **own)
+
+    return prepare
 
 
-def search(parser: argparse.ArgumentParser) -> Run:
+def search(parser: argparse.ArgumentParser) -> Prepare:
     """Find the texts that are most similar to queries.
 
     --input is text, which is encoded now; embeddings of `diffcse embed` or `diffcse encode`; or an index. The last two
@@ -352,48 +333,32 @@ def search(parser: argparse.ArgumentParser) -> Run:
       diffcse search --model runs/mine --input documents/ --output index 'first query'
     """
     add = parser.add_argument
-    add("query", nargs="*", metavar="QUERY", help="text; without any, --queries or the lines of standard input")
-    add("--queries", default="-", metavar="FILE", help="a text of queries; `-` is standard input (default)")
-    add("--top_k", type=int, default=5, help="the largest number of hits for a query (default: 5)")
+    add("queries", nargs="*", metavar="QUERY", help="text; without any, --queries or the lines of standard input")
+    add("--queries", dest="queries_file", default="-", metavar="FILE", help="text of queries (default: standard input)")
+    add("--top_k", type=int, default=5, help="the largest number of hits for a query")
     add("--threshold", type=float, help="the least cosine similarity of a hit (default: any)")
-    add("--json", action="store_true", help="print an object for each query, one a line")
+    add("--json", dest="as_json", action="store_true", help="print an object for each query, one a line")
     _add_encoder_options(parser, recorded="that of the embeddings")
-    _add_text_options(parser, required=True, help="what training reads, embeddings or an index")
+    _add_text_options(parser, "source", "what training reads, embeddings or an index", required=True)
     add("--output", type=Path, metavar="DIR", help="keep the index in this folder, to search it again")
-    faiss = "search with faiss: `Flat` is exact, `IVF1024,Flat` and `HNSW32` are not (extra `search`)"
-    add("--faiss", default="", metavar="FACTORY", help=faiss)
+    add("--faiss", default="", metavar="FACTORY", help="faiss's index: Flat is exact; IVF1024,Flat and HNSW32 are not")
 
-    def load(options: argparse.Namespace, record: "EncoderRecord | None") -> "SentenceEncoder":
-        recorded = dataclasses.asdict(record) if record else {}
-        return _load_encoder(options, **recorded, truncate_dim=recorded.get("dimension"))
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.search import search
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        _check_positive(options, "batch_size", "top_k")
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.search import search
-        search(
-            options.input,
-            options.query,
-            lambda record: load(options, record),
-            model=options.model or "",
-            queries_file=options.queries,
-            top_k=options.top_k,
-            threshold=options.threshold,
-            as_json=options.json,
-            batch_size=options.batch_size,
-            columns=options.columns,
-            id_column=options.id_column,
-            output=options.output,
-            faiss=options.faiss,
-        )
+        def load(record: Any) -> Any:
+            recorded = dataclasses.asdict(record) if record else {}
+            return _load_encoder(options, **recorded, truncate_dim=recorded.get("dimension"))
 
-    return run
+        return partial(search, load=load, model=options.model, **_own(options, *ENCODER_OPTIONS))
+
+    return prepare
 
 
 # Pages
 
 
-def report(parser: argparse.ArgumentParser) -> Run:
+def report(parser: argparse.ArgumentParser) -> Prepare:
     """Write what was trained and what came of it as one HTML page.
 
     A run in progress has a report, too. The page needs no network.
@@ -402,22 +367,20 @@ def report(parser: argparse.ArgumentParser) -> Run:
       diffcse report --model runs/seed-1 runs/seed-2 --output seeds.html
     """
     add = parser.add_argument
-    add("--model", required=True, nargs="+", action="extend", metavar="RUN", help="folders of runs")
-    output = "the page (default: RUN/report/index.html, of several runs report.html)"
-    add("--output", default="", metavar="FILE.html", help=output)
-    results = "results.json of `diffcse evaluate` for other models, to compare the runs with"
-    add("--results", nargs="+", default=[], metavar="FILE", help=results)
+    add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
+    add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
+    add("--results", help="results.json files of other models, to compare the runs with", **RESULTS)
     add("--skip_models", action="store_true", help="load no model: no similarities, singular values and searches")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.report.page import write_report
-        print(write_report(options.model, options.output, options.results, skip_models=options.skip_models))
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.report.page import write_report
 
-    return run
+        return lambda: print(write_report(**_own(options)))
+
+    return prepare
 
 
-def demo(parser: argparse.ArgumentParser) -> Run:
+def demo(parser: argparse.ArgumentParser) -> Prepare:
     """Search a text in the browser, with one model or two.
 
     Only this machine can open the page, unless --host says otherwise.
@@ -428,25 +391,17 @@ def demo(parser: argparse.ArgumentParser) -> Run:
     add = parser.add_argument
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(parser, required=True, help="what training reads")
-    add("--top_k", type=int, default=10, help="hits of a search (default: 10)")
-    add("--host", default="127.0.0.1", help="the address to listen at (default: 127.0.0.1, this machine only)")
-    add("--port", type=int, default=8000, help="the port; 0: any free one (default: 8000)")
+    _add_text_options(parser, "text", "what training reads", required=True)
+    add("--top_k", type=int, default=10, help="hits of a search")
+    add("--host", default="127.0.0.1", help="the address to listen at")
+    add("--port", type=int, default=8000, help="the port; 0: any free one")
 
-    def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-        with ctrl_c_ends_process():
-            from diffcse_jax.apps.demo import serve
-        serve(
-            options.model,
-            options.input,
-            against=options.against,
-            columns=options.columns,
-            top_k=options.top_k,
-            host=options.host,
-            port=options.port,
-        )
+    def prepare(options: argparse.Namespace) -> Work:
+        from diffcse_jax.apps.demo import serve
 
-    return run
+        return partial(serve, **_own(options, "id_column"))
+
+    return prepare
 
 
 COMMANDS: tuple[Command, ...] = (train, evaluate, encode, embed, search, export, finetune, study, report, demo)
@@ -460,11 +415,8 @@ def _add_run_options(parser: argparse.ArgumentParser, folder: str, files: Any) -
     parser.epilog = KEYS
     add = parser.add_argument
     add("--config", metavar="NAME_OR_FILE", required=True, help=f"a file, or the name of one in {folder}: {names}")
-    workdir = (
-        "where results go; {name}, {seed} and keys such as {optim.learning_rate} stand for values (default: "
-        f"runs/{'studies/' * ('studies' in folder)}NAME of the configuration)"
-    )
-    add("--workdir", metavar="DIR", help=workdir)
+    default = folder.replace("configs", "runs")
+    add("--workdir", metavar="DIR", help=f"{{name}}, {{seed}} and {{KEY}} stand for values (default: {default}/NAME)")
 
 
 def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple[str, Config]:
@@ -472,64 +424,45 @@ def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple
     return configuration(options.config, read_overrides(rest, others=("config", "workdir", "quiet", "verbose")))
 
 
-def _options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the command's own options by name."""
-    return {
-        name: value for name, value in vars(options).items() if name not in ("arguments", "command", "quiet", "verbose")
-    }
+def _own(options: argparse.Namespace, *without: str) -> dict[str, Any]:
+    """Return the command's own options by name, which are arguments of the function that it calls."""
+    without = (*without, "command", "quiet", "verbose", "overrides", "again")
+    return {name: value for name, value in vars(options).items() if name not in without}
+
+
+ENCODER_OPTIONS = ("model", "pooler", "truncate_dim", "precision")
 
 
 def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") -> None:
-    """Add `--model` and the options of encoding; `recorded` says where defaults come from if --model is optional."""
+    """Add `--batch_size` and `ENCODER_OPTIONS`; `recorded` says where defaults come from if --model is optional."""
     add = parser.add_argument
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
     add("--pooler", choices=POOLERS, help=f"replaces the recorded pooler (default: {default})")
     add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
     precision = f"of the computation (default: {recorded or 'float32'})"
-    add("--precision", choices=("float32", "bfloat16"), default=None if recorded else "float32", help=precision)
-    add("--batch_size", type=int, default=64, help="texts per step on this host (default: 64)")
+    add("--precision", choices=("float32", "bfloat16"), help=precision)
+    add("--batch_size", type=int, default=64, help="texts per step on this host")
 
 
-def _add_text_options(parser: argparse.ArgumentParser, **settings: Any) -> None:
-    """Add `--input` with these settings, `--columns` and `--id_column`."""
-    parser.add_argument("--input", metavar="TEXT", **settings)
-    columns = "columns of text (default: the only one, or the first with a known name)"
-    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME", help=columns)
-    parser.add_argument("--id_column", default="", metavar="NAME", help="a column whose values are kept as `id`")
+def _add_text_options(parser: argparse.ArgumentParser, dest: str, about: str, **settings: Any) -> None:
+    """Add `--input`, whose value gets the name `dest`, `--columns` and `--id_column`."""
+    add = parser.add_argument
+    add("--input", dest=dest, metavar="TEXT", help=about, **settings)
+    add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
+    add("--id_column", default="", metavar="NAME", help="a column whose values are kept as `id`")
 
 
-def _check_positive(options: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: expected at least 1, got {getattr(options, name)}")
-
-
-def _load_encoder(options: argparse.Namespace, **recorded: Any) -> "SentenceEncoder":
+def _load_encoder(options: argparse.Namespace, **recorded: Any) -> Any:
     """Load the encoder that the options name; what they leave out is as recorded."""
     from diffcse_jax.encoder import SentenceEncoder
     from diffcse_jax.hosts import keep_compiled
 
     keep_compiled()
-    names = ("model", "pooler", "precision", "truncate_dim")
-    chosen = {name: recorded.get(name) if getattr(options, name) is None else getattr(options, name) for name in names}
-    return SentenceEncoder.from_pretrained(
-        str(chosen["model"]),
-        pooler=chosen["pooler"],
-        dtype=chosen["precision"] or "float32",
-        truncate_dim=chosen["truncate_dim"],
-    )
-
-
-@contextlib.contextmanager
-def _quiet_if_pipe_closed() -> Iterator[None]:
-    """End the command quietly if the reader of its output, such as `head`, has gone."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
-        sys.exit(141)
+    own = {name: getattr(options, name) for name in ENCODER_OPTIONS}
+    chosen = {name: recorded.get(name) if value is None else value for name, value in own.items()}
+    model, precision = str(chosen.pop("model")), chosen.pop("precision") or "float32"
+    return SentenceEncoder.from_pretrained(model, dtype=precision, **chosen)
 
 
 if __name__ == "__main__":

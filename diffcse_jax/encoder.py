@@ -36,7 +36,7 @@ from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.records import TEXT, Record, checked_sentences, not_utf8, read_records, table_of
+from diffcse_jax.search.records import TEXT, Record, read_records, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
 
 PRECISIONS = ("float32", "bfloat16")
@@ -68,16 +68,13 @@ class SentenceEncoder:
         name: The name of the model, for records and errors.
 
     Raises:
-        CheckpointError: The pooler is unknown or has no head, or the tokenizer belongs to another model.
-        ConfigError: `truncate_dim` or `dtype` is invalid.
+        UserError: The parts do not belong together, or an option is invalid.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "SentenceEncoder":
         if cls is SentenceEncoder and args and isinstance(args[0], str | Path):
-            name = str(args[0])
-            raise ConfigError(
-                f"SentenceEncoder({name!r}) takes a loaded model. Use SentenceEncoder.from_pretrained({name!r})"
-            )
+            call = f"({str(args[0])!r})"
+            raise ConfigError(f"SentenceEncoder{call} takes a loaded model. Use SentenceEncoder.from_pretrained{call}")
         return super().__new__(cls)
 
     def __init__(
@@ -94,14 +91,12 @@ class SentenceEncoder:
     ):
         if pooler not in POOLERS:
             raise CheckpointError(f"unknown pooler {pooler!r}. Use one of: {', '.join(POOLERS)}")
-        if pooler == "cls":
-            if pooler_head is None:
-                raise CheckpointError(
-                    "pooler 'cls' needs a dense + tanh head, and this model has no weights for it. Use "
-                    "'cls_before_pooler' for the first position without a head"
-                )
-            if (shape := pooler_head["dense.kernel"].shape) != 2 * (config.hidden_size,):
-                raise CheckpointError(f"pooler 'cls': its head has the shape {shape}. Use 'cls_before_pooler'")
+        head = dict(pooler_head or {}) if pooler == "cls" else {}
+        if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
+            raise CheckpointError(
+                f"pooler 'cls' needs a dense + tanh head of size {config.hidden_size}, and this model has no weights "
+                "for it. Use 'cls_before_pooler' for the first position without a head"
+            )
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
                 f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
@@ -114,7 +109,17 @@ class SentenceEncoder:
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
         self.name = name
         self._index: SentenceIndex | None = None
-        self._set_up(transformer, pooler_head if pooler == "cls" else None)
+        self._backend = unlimited_tokenizer(tokenizer)
+        self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
+        params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(head, "pooler_head")
+        sharding = getattr(next(iter(params.values())), "sharding", None)
+        if not isinstance(sharding, NamedSharding):
+            devices = jax.local_devices()
+            mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+            sharding = NamedSharding(mesh, PartitionSpec())
+            params = jax.device_put(params, sharding)
+        self.params: Params = params  # of the transformer and, for the pooler `cls`, of its head
+        self._mesh = sharding.mesh
 
     @classmethod
     def from_pretrained(
@@ -139,22 +144,20 @@ class SentenceEncoder:
             CheckpointError: The model cannot be read, or its pooler is unknown.
             ConfigError: `truncate_dim` or `dtype` is invalid.
         """
-        dtype = _checked_dtype(dtype)  # before anything is loaded
-        path = expand_path(path_or_id)
+        dtype, name, path = _checked_dtype(dtype), str(path_or_id), expand_path(path_or_id)
         if find_run(path):
-            saved = read_encoder(path)
-            return cls.from_saved(saved, pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=str(path_or_id))
-        model = hf.read(str(path_or_id))
+            return cls.from_saved(read_encoder(path), pooler=pooler, dtype=dtype, truncate_dim=truncate_dim, name=name)
+        model = hf.read(name)
         record = pooling_modules.recorded(model)
         return cls(
             model.config,
             model.transformer,
             load_tokenizer(model.folder),
-            pooler=choose_pooler(pooler, record.pooler if record else None, str(path_or_id)),
+            pooler=choose_pooler(pooler, record.pooler if record else None, name),
             pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
-            name=str(path_or_id),
+            name=name,
         )
 
     @classmethod
@@ -174,31 +177,21 @@ class SentenceEncoder:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"SentenceEncoder({self.name!r}, pooler={self.pooler!r}, dimension={self.dimension}, "
-            f"dtype={jnp.dtype(self.dtype).name!r})"
-        )
+        options = f"pooler={self.pooler!r}, dimension={self.dimension}, dtype={self.dtype.name!r}"
+        return f"SentenceEncoder({self.name!r}, {options})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what pickle and copy keep: parameters as NumPy arrays, without locks and devices."""
-        left_out = ("_params", "_mesh", "_backend", "_tokenizing")
-        state = {name: value for name, value in vars(self).items() if name not in left_out}
-        return state | {"_params": {name: np.asarray(array) for name, array in self._params.items()}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        params = state.pop("_params")
-        vars(self).update(state)
-        self._set_up(parameters.subset(params, "transformer"), parameters.subset(params, "pooler_head"))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
+        params = {name: np.asarray(array) for name, array in self.params.items()}
+        options = {name: getattr(self, name) for name in ("pooler", "dtype", "truncate_dim", "name")}
+        transformer, head = (parameters.subset(params, part) for part in ("transformer", "pooler_head"))
+        make = functools.partial(type(self), self.config, transformer, self.tokenizer, pooler_head=head, **options)
+        return make, (), {"_index": self._index}
 
     @property
     def dimension(self) -> int:
         """The embedding size."""
         return self.truncate_dim or self.config.hidden_size
-
-    @property
-    def params(self) -> Params:
-        """The parameters of the transformer and, for the pooler `cls`, of its head, as `models.teachers` names them."""
-        return self._params
 
     def encode(
         self,
@@ -231,10 +224,9 @@ class SentenceEncoder:
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         vectors = np.empty((len(distinct), self.dimension), np.float32)
-        with contextlib.ExitStack() as stack:
-            if self._mesh.size > 1:
-                stack.enter_context(_all_devices)
-            progress = stack.enter_context(Progress("encoding", "sentences", len(distinct))) if show_progress else None
+        alone = _all_devices if self._mesh.size > 1 else contextlib.nullcontext()
+        shown = Progress("encoding", "sentences", len(distinct)) if show_progress else contextlib.nullcontext()
+        with alone, shown as progress:
             for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):
                 vectors[rows] = computed
                 if progress:
@@ -242,15 +234,10 @@ class SentenceEncoder:
         require_finite(vectors)
         if normalize or normalize_embeddings:
             vectors = pooling.normalize(vectors)
-        if isinstance(sentences, str):
-            return vectors[0]
-        return vectors[[distinct[text] for text in texts]]
+        return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
-        """Return the cosine similarities of all pairs, shape (len(a), len(b)).
-
-        An argument that is one string adds no axis to the result.
-        """
+        """Return the cosine similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it."""
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
     def build_index(
@@ -265,8 +252,7 @@ class SentenceEncoder:
 
         Args:
             sentences: Any iterable of strings; or the path of a file or folder, as training reads it.
-            batch_size: As for `encode`.
-            show_progress: As for `encode`.
+            batch_size, show_progress: As for `encode`.
             faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
                 not. By default the device compares all embeddings, exactly.
 
@@ -283,12 +269,7 @@ class SentenceEncoder:
         self._index = index.with_faiss(faiss) if faiss else index
 
     def save_index(self, folder: str | Path) -> None:
-        """Write the index to a folder; an earlier index there is replaced.
-
-        Raises:
-            ConfigError: There is no index yet.
-            CheckpointError: The folder holds something else, or cannot be written.
-        """
+        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
         self._built_index().save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
@@ -324,7 +305,7 @@ class SentenceEncoder:
             ConfigError: There is no index yet, `top_k` is below 1, or `threshold` is NaN.
         """
         index = self._built_index()
-        vectors = self.encode([queries] if isinstance(queries, str) else queries, normalize=True)
+        vectors = np.atleast_2d(self.encode(queries, normalize=True))
         found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
         return found[0] if isinstance(queries, str) else found
 
@@ -335,9 +316,7 @@ class SentenceEncoder:
 
     def record(self) -> EncoderRecord:
         """Return what distinguishes this encoder's embeddings from those of other encoders."""
-        return EncoderRecord(
-            self.name, self.pooler, jnp.dtype(self.dtype).name, self.dimension, weights=self.fingerprint()
-        )
+        return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint())
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
@@ -353,29 +332,20 @@ class SentenceEncoder:
             and field.repr  # otherwise it changes how embeddings are computed, not what they are
             and "dropout" not in field.name
         }
-        precision = jnp.dtype(self.dtype).name
-        settings = {"transformer": sizes, "pooler": self.pooler, "precision": precision, "dimension": self.dimension}
+        settings = {
+            "transformer": sizes,
+            "pooler": self.pooler,
+            "precision": self.dtype.name,
+            "dimension": self.dimension,
+        }
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
             digest.update(self._backend.to_str().encode())
-        for name, array in sorted(self._params.items()):
+        for name, array in sorted(self.params.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()[:32]
-
-    def _set_up(self, transformer: Mapping[str, Any], pooler_head: Mapping[str, Any] | None) -> None:
-        """Place the parameters on devices and prepare the tokenizer."""
-        self._backend = unlimited_tokenizer(self.tokenizer)
-        self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
-        params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(pooler_head or {}, "pooler_head")
-        sharding = getattr(next(iter(params.values())), "sharding", None)
-        if not isinstance(sharding, NamedSharding):
-            devices = jax.local_devices()
-            mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
-            sharding = NamedSharding(mesh, PartitionSpec())
-            params = jax.device_put(params, sharding)
-        self._params, self._mesh = params, sharding.mesh
 
     def _encode_distinct(
         self, sentences: list[str], batch_size: int, max_length: int | None
@@ -383,7 +353,7 @@ class SentenceEncoder:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
         token_ids = self._tokenize(sentences, max_length)
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
-        forward = compiled_forward(self.config, self.pooler, jnp.dtype(self.dtype), self._mesh)
+        forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh)
 
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         start = 0
@@ -396,26 +366,32 @@ class SentenceEncoder:
                 count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
                 rows = by_length[start : start + count]
                 batch = self._batch([token_ids[row] for row in rows], count, length)
-                running.append((rows, forward(self._params, *batch)))
+                running.append((rows, forward(self.params, *batch)))
                 start += count
             else:
                 rows, computed = running.popleft()
                 yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
-        fewest = self._backend.num_special_tokens_to_add(is_pair=False) + 1
+        fewest, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
         if max_length is not None and max_length < fewest:
             raise ConfigError(
                 f"max_length={max_length}: expected at least {fewest} tokens, or None for the model's positions"
             )
         with self._tokenizing:
-            self._backend.enable_truncation(min(max_length or self.config.max_length, self.config.max_length))
+            self._backend.enable_truncation(min(max_length or most, most))
             try:
                 found = tokenise(self._backend, sentences)
             except (TypeError, UnicodeEncodeError) as error:
-                raise not_utf8(sentences) or error from error
-        if max_length is None or max_length > self.config.max_length:
-            warn_of_cut(found.cut, self.config.max_length)
+                bad = [text for text in sentences if text.encode(errors="ignore").decode() != text]
+                if not bad:
+                    raise
+                raise DataError(
+                    f"{bad[0]!r:.60} contains a lone surrogate: the text was not valid UTF-8. Correct the text, or "
+                    'read it with errors="replace"'
+                ) from error
+        if max_length is None or max_length > most:
+            warn_of_cut(found.cut, most)
         return found.ids
 
     def _batch(
@@ -428,19 +404,30 @@ class SentenceEncoder:
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
         sharding = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))  # rows are spread over the mesh
-        shape = (rows, length)
-        return (
-            jax.make_array_from_callback(shape, sharding, input_ids.__getitem__),
-            jax.make_array_from_callback(shape, sharding, attention_mask.__getitem__),
-        )
+        spread = functools.partial(jax.make_array_from_callback, (rows, length), sharding)
+        return spread(input_ids.__getitem__), spread(attention_mask.__getitem__)
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:
     with contextlib.suppress(TypeError):
         if jnp.dtype(dtype).name in PRECISIONS:
             return jnp.dtype(dtype)
-    name = getattr(dtype, "__name__", dtype)
-    raise ConfigError(f"dtype={str(name)!r}: use 'float32' or 'bfloat16'")
+    raise ConfigError(f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'")
+
+
+def checked_sentences(sentences: Any) -> list[str]:
+    """Return one string or an iterable of strings as a list; raise `DataError` for anything else."""
+    if isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns") or not isinstance(sentences, Iterable):
+        kind = type(sentences).__name__
+        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
+    texts = [sentences] if isinstance(sentences, str) else list(sentences)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(
+                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an embedding "
+                "of its own: give one flat list of strings"
+            )
+    return texts
 
 
 def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
@@ -450,11 +437,7 @@ def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
 
 
 def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:
-    """Return the embeddings unchanged.
-
-    Raises:
-        CheckpointError: One is NaN or infinite, and comparisons would give it a score.
-    """
+    """Return the embeddings; raise `CheckpointError` if one is NaN or infinite: comparisons would give it a score."""
     if not np.isfinite(vectors).all():
         raise CheckpointError(
             "the encoder returns embeddings that are NaN or infinite: its training diverged, or its weights are "

@@ -57,18 +57,27 @@ def reported_to_user() -> Iterator[None]:
 
     Warnings for the user are printed without a place in the code, each once.
     """
+    usual, printed = warnings.formatwarning, set()
+
+    def plain(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        if not issubclass(category, UserWarning):
+            return usual(message, category, *place, **line)
+        text = "" if str(message) in printed else f"warning: {message}\n"
+        printed.add(str(message))
+        return text
+
+    warnings.formatwarning = plain
     try:
-        with _plain_warnings(), no_interruption_lost():
+        with no_interruption_lost():
             yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(stopped.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        print(stopped if isinstance(stopped, Interrupted) else "interrupted", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextlib.contextmanager
@@ -120,36 +129,8 @@ def ctrl_c_ends_process() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-@contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Only their printed form changes: filters stay, and so does who records them."""
-    usual, told = warnings.formatwarning, set()
-
-    def plain(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        if not issubclass(category, UserWarning):
-            return usual(message, category, *place, **line)
-        text = f"warning: {message}\n"
-        again = text in told
-        told.add(text)
-        return "" if again else text
-
-    warnings.formatwarning = plain
-    try:
-        yield
-    finally:
-        warnings.formatwarning = usual
-
-
 def require_extra(module: str, extra: str) -> Any:
-    """Import a module that only an optional feature needs.
-
-    Args:
-        module: Name of the module.
-        extra: The package's extra that installs it.
-
-    Raises:
-        UserError: The module is not installed; the message names the extra.
-    """
+    """Import a module that only an optional feature needs; if it is missing, the error names the package's extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

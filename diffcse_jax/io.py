@@ -37,23 +37,21 @@ CONFIG = "config.json"  # in a run's folder: its configuration
 CHECKPOINTS = "checkpoints"  # in a run's folder
 HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_HOST = socket.gethostname().replace(".", "-")
+with contextlib.suppress(OSError):  # on Linux the container: containers can share a host name and count their processes
+    _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
+_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
 
 
 # Paths
 
 
 def expand_path(path: str | Path) -> Path:
-    """Replace a leading `~` or `~user`; keep it if there is no such user.
-
-    Raises:
-        ConfigError: The path is the address of a bucket or a web page, such as `gs://bucket/run`.
-    """
+    """Replace a leading `~` or `~user`; raise `ConfigError` for addresses such as `gs://bucket/run`."""
     if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
         raise ConfigError(
             f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To use a bucket, mount it "
-            "first, for example with gcsfuse"
+            "first, for example with gcsfuse. File locks do not work there across hosts: write from one host at a time"
         )
     return Path(os.path.expanduser(path))
 
@@ -79,11 +77,7 @@ def cache_folder(name: str) -> Path:
 
 
 def hub_file(name: str, advice: str) -> Path:
-    """Return a file of SimCSE's data set from the hub's cache, or download it.
-
-    Args:
-        name: Name of the file in the data set.
-        advice: What the user can do if the file cannot be downloaded.
+    """Return a file of SimCSE's data set from the hub's cache, or download it; `advice` says what to do instead.
 
     Raises:
         DataError: The file is not cached and cannot be downloaded.
@@ -131,11 +125,8 @@ def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
-    for name, digest in digests.items():
-        path = folder / name
-        if not path.is_file() or sha256([path]) != digest:
-            return name
-    return ""
+    changed = (n for n, digest in digests.items() if not (folder / n).is_file() or sha256([folder / n]) != digest)
+    return next(changed, "")
 
 
 def check_export(folder: Path) -> None:
@@ -171,10 +162,8 @@ def disk_errors(path: Path, *, safe: str, instead: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:  # libraries wrap operating system errors in types of their own
-        cause = system_error(error)
+        cause = None if isinstance(error, UserError) else system_error(error)
         if cause is None:
             raise
         raise disk_error(path, cause, safe=safe, instead=instead) from error
@@ -185,16 +174,17 @@ def system_error(error: Exception) -> OSError | None:
     if isinstance(error, OSError):
         return error
     quoted = re.search(r"\(os error (\d+)\)|os_error_code='(\d+)'", str(error))  # Rust's, tensorstore's
-    if not quoted:
-        return None
-    number = int(quoted[1] or quoted[2])
-    return OSError(number, os.strerror(number))
+    number = int(quoted[1] or quoted[2]) if quoted else 0
+    return OSError(number, os.strerror(number)) if quoted else None
 
 
 def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> DiskError:
     """Return the `DiskError` for an operating system error; see `disk_errors` for the arguments."""
-    remedy = "make room on that disk" if error.errno in _FULL else "fix the problem"
-    remedy = "make it writable" if error.errno in _FORBIDDEN else remedy
+    remedy = "fix the problem"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "make room on that disk"
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = "make it writable"
     alternative = f", or {instead}" if instead else ""
     at = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
     return DiskError(
@@ -289,11 +279,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON document that is an object.
-
-    Raises:
-        CheckpointError: The file is missing, unreadable, not valid JSON or not an object.
-    """
+    """Read a JSON document that is an object; raise `CheckpointError` as `read_json` does, or for another type."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
@@ -305,20 +291,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def find_run(path: Path) -> Path | None:
     """Return the folder of the training run that `path` is, or that holds it as `checkpoints/STEP`; otherwise None."""
-    if _is_run(path):
-        return path
-    is_step = path.parent.name == CHECKPOINTS and path.name.isdecimal()
-    return path.parent.parent if is_step and _is_run(path.parent.parent) else None
-
-
-def _is_run(folder: Path) -> bool:
-    """Tell whether `config.json` is that of a run: folders of Hugging Face models have a file of this name as well."""
-    try:
-        config = read_json(folder / CONFIG)
-    except CheckpointError:
-        return False
-    model = config.get("model") if isinstance(config, dict) else None
-    return isinstance(model, dict) and "name_or_path" in model
+    folders = [path]
+    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
+        folders.append(path.parent.parent)
+    for folder in folders:
+        with contextlib.suppress(CheckpointError):
+            config = read_json(folder / CONFIG)  # folders of Hugging Face models have a file of this name as well
+            model = config.get("model") if isinstance(config, dict) else None
+            if isinstance(model, dict) and "name_or_path" in model:
+                return folder
+    return None
 
 
 # Locks
@@ -337,17 +319,20 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         InUseError: Another process holds the lock; the message names the folder and the process.
         DiskError: The file cannot be written.
     """
-    safe, instead = "What is complete there stays as it is.", "give another folder"
     file = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
-        with _without_lock_support():
-            if not filelock.lock_descriptor(file.fileno(), blocking=wait):
+        try:
+            is_locked = filelock.lock_descriptor(file.fileno(), blocking=wait)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
+                raise
+            is_locked = True
+        if not is_locked:
+            with file:
                 file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                raise InUseError(f"{path.parent} is in use by {holder}")
+                raise InUseError(f"{path.parent} is in use by {file.read().strip() or 'another process'}")
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
@@ -356,34 +341,12 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         with contextlib.suppress(OSError):  # closing tries once more to write
             if file:
                 file.close()
+        safe, instead = "What is complete there stays as it is.", "give another folder"
         raise disk_error(path.parent, error, safe=safe, instead=instead) from error
     return file
 
 
-@contextlib.contextmanager
-def _without_lock_support() -> Iterator[None]:
-    """Ignore the errors of file systems that have no locks."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-            raise
-
-
 # Folders
-
-
-def _host() -> str:
-    """Name this host, and on Linux the container: containers can share a host name and count their own processes."""
-    name = socket.gethostname().replace(".", "-")
-    try:
-        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return name
-
-
-_HOST = _host()
-_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
 
 
 @contextlib.contextmanager
@@ -458,20 +421,15 @@ def _is_abandoned(folder: Path) -> bool:
     owner = _PARTIAL.fullmatch(folder.name)
     if not owner or not folder.is_dir():
         return False
-    if owner["host"] == _HOST and not _is_alive(int(owner["process"])):
-        return True
+    if owner["host"] == _HOST:
+        try:
+            os.kill(int(owner["process"]), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # the process of another user
+            pass
     try:
         newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:  # its owner has just removed it
         return False
     return time.time() - newest > IDLE_SECONDS
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # the process of another user
-        pass
-    return True

@@ -17,6 +17,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.config import Config
+from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import find_run
@@ -25,7 +26,6 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
-from diffcse_jax.search.records import checked_sentences
 
 SENTENCES = [
     "a dog runs in the park",

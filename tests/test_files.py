@@ -40,11 +40,11 @@ def test_process_ids_of_another_container_say_nothing(folder):
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
     name = socket.gethostname().replace(".", "-")
-    here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._host(), name))
+    here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._HOST, name))
     for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
         folder.with_name(left).mkdir()
     with files.partial_dir(folder) as new:
-        assert f".{files._host()}.{os.getpid()}." in new.name
+        assert f".{files._HOST}.{os.getpid()}." in new.name
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search import nearest as module
-from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.nearest import nearest
+from diffcse_jax.search import index as module
+from diffcse_jax.search.index import SentenceIndex, check_count, find_index, nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
 DIMENSION = 4

@@ -28,7 +28,7 @@ def search(
     queries: Sequence[str],
     load: Load,
     *,
-    model: str = "",
+    model: str | None = None,
     queries_file: str = STDIN,
     top_k: int = 5,
     threshold: float | None = None,
@@ -62,7 +62,11 @@ def search(
     check_count("--top_k", top_k)  # before the text is encoded
     if threshold is not None and math.isnan(threshold):
         raise ConfigError("--threshold nan: expected a number")
-    texts_of_queries = [_checked_query(text) for text in queries]
+    for text in queries:
+        if not text.strip():
+            raise DataError("QUERY: the text is empty. Give a query")
+        if text.encode(errors="ignore").decode() != text:
+            raise DataError(f"QUERY {text!r:.60} is not valid UTF-8. Check the terminal's encoding")
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     index = None if source == STDIN else find_index(expand_path(source))
@@ -72,51 +76,34 @@ def search(
         records = read_all([source], columns=columns, id_column=id_column)
         encoder = load(None)
         table = table_of([*records])
-        texts = table[TEXT].to_pylist()
-        vectors = encoder.encode(texts, batch_size=batch_size, normalize=True, show_progress=True)
+        vectors = encoder.encode(table[TEXT].to_pylist(), batch_size, normalize=True, show_progress=True)
         index = SentenceIndex.of(table, vectors, encoder.record())
     else:
-        encoder = _load_like(index, load, model)
+        there = index.encoder
+        try:
+            encoder = load(there)
+        except UserError as error:
+            raise type(error)(
+                f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
+                f"{model or 'this model'} cannot be loaded to search them: {error}"
+            ) from error
+        there.require(encoder.record(), index.name)
         if warning := index.warning():
             print(f"warning: {warning}", file=sys.stderr)
     if faiss:
         index = index.with_faiss(faiss)
     if output and (faiss or index.name != str(output)):
         index.save(output)
-    for chunk in [texts_of_queries] if texts_of_queries else _read_queries(queries_file):
-        vectors = encoder.encode(chunk, batch_size=batch_size, normalize=True)
+    for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
+        vectors = encoder.encode(chunk, batch_size, normalize=True)
         for text, hits in zip(chunk, index.search(vectors, top_k, threshold), strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
 
 
-def _load_like(index: SentenceIndex, load: Load, model: str) -> SentenceEncoder:
-    """Load the index's encoder, or the one that the user named if it is the same."""
-    there = index.encoder
-    try:
-        encoder = load(there)
-    except UserError as error:
-        raise type(error)(
-            f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
-            f"{model or 'this model'} cannot be loaded to search them: {error}"
-        ) from error
-    there.require(encoder.record(), index.name)
-    return encoder
-
-
-def _checked_query(text: str) -> str:
-    if not text.strip():
-        raise DataError("QUERY: the text is empty. Give a query")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"QUERY {text!r:.60} is not valid UTF-8. Check the terminal's encoding") from error
-    return text.strip()
-
-
 def _read_queries(name: str) -> Iterator[list[str]]:
     """Yield some queries at a time; each by itself as it is typed on a terminal."""
-    typed = name == STDIN and sys.stdin.isatty()
-    for chunk in in_chunks(read_all([name], "--queries"), 1 if typed else QUERIES_AT_ONCE):
+    is_typed = name == STDIN and sys.stdin.isatty()
+    for chunk in in_chunks(read_all([name], "--queries"), 1 if is_typed else QUERIES_AT_ONCE):
         yield [record[TEXT] for record in chunk]
 
 
@@ -128,18 +115,17 @@ def _as_json(query: str, hits: Sequence[Hit]) -> str:
 def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
     """Return a query and its hits as a table as wide as the terminal: score, place and text."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
-    lines = [*_wrapped(_printable(query), width), ""]
+    lines = [*_wrapped(query, width), ""]
     if not hits:
-        least = "" if threshold is None else f" with a similarity of {threshold:g} or more"
-        return "\n".join([*lines, f"  nothing{least}", ""])
+        lines.append("  nothing" if threshold is None else f"  nothing with a similarity of {threshold:g} or more")
     places = [_place(hit.row) for hit in hits]
-    column = min(max(map(len, places)), width // 4)
+    column = min(max(map(len, places), default=0), width // 4)
     indent = 2 + 6 + 2 + column + 2
     for hit, place in zip(hits, places, strict=True):
-        text = _wrapped(_printable(hit.row[TEXT]), width - indent)
+        first, *others = _wrapped(hit.row[TEXT], width - indent)
         place = place if len(place) <= column else f"...{place[3 - column :]}"
-        lines.append(f"  {hit.score:6.3f}  {place:>{column}}  {text[0]}")
-        lines += [" " * indent + line for line in text[1:]]
+        lines.append(f"  {hit.score:6.3f}  {place:>{column}}  {first}")
+        lines += [" " * indent + line for line in others]
     return "\n".join([*lines, ""])
 
 
@@ -155,4 +141,4 @@ def _printable(text: str) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), max_lines=LINES_PER_HIT, placeholder=" ...") or [""]
+    return textwrap.wrap(_printable(text), max(width, 20), max_lines=LINES_PER_HIT, placeholder=" ...") or [""]

@@ -4,26 +4,31 @@ An index folder holds `vectors.npy`, `sentences.arrow`, perhaps `vectors.faiss`,
 the SHA-256 of the other files, which loading compares.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int
+from jaxtyping import Array, Float, Float32, Int, Int32
 
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
-from diffcse_jax.search.nearest import BLOCK_ROWS, FaissSearch, nearest
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
+from diffcse_jax.search.vector_store import BLOCK_ROWS, EncoderRecord, VectorStore, find_store
 
+BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
+FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
 _VECTORS, _TEXTS, _FAISS = "vectors.npy", "sentences.arrow", "vectors.faiss"
-_REMEDY = "Build the index again"
+
+Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # similarities and rows
 
 
 class Hit(NamedTuple):
@@ -35,12 +40,7 @@ class Hit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayStore:
-    """Texts and embeddings as arrays, in memory or mapped. It offers what `VectorStore` offers for searching.
-
-    Attributes:
-        vectors: Embeddings of length 1.
-        table: The texts and their other columns, one row for each embedding.
-    """
+    """Texts and embeddings of length 1 as arrays, in memory or mapped. It is searched like a `VectorStore`."""
 
     vectors: Float32[np.ndarray, "rows dimension"]
     table: pa.Table
@@ -49,16 +49,12 @@ class ArrayStore:
         return len(self.vectors)
 
     def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
-        """Yield the embeddings block by block."""
-        for start in range(0, len(self), BLOCK_ROWS):
-            yield np.asarray(self.vectors[start : start + BLOCK_ROWS])
+        return (np.asarray(self.vectors[start : start + BLOCK_ROWS]) for start in range(0, len(self), BLOCK_ROWS))
 
     def texts(self) -> Iterator[pa.Table]:
-        """Yield the whole table."""
         yield self.table
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        """Return rows of the table."""
         return self.table.take(pa.array(numbers)).to_pylist()
 
 
@@ -69,14 +65,14 @@ class SentenceIndex:
         store: The texts and their embeddings.
         encoder: The encoder of the embeddings.
         name: The folder, for errors; empty for an index in memory.
-        faiss: Searches instead of comparing all embeddings.
+        faiss: An index of faiss, which searches instead of comparing all embeddings.
     """
 
-    def __init__(
-        self, store: ArrayStore | VectorStore, encoder: EncoderRecord, name: str = "", faiss: FaissSearch | None = None
-    ):
-        self.store, self.encoder, self.name = store, encoder, name
-        self._faiss = faiss
+    def __init__(self, store: ArrayStore | VectorStore, encoder: EncoderRecord, name: str = "", faiss: Any = None):
+        self.store, self.encoder, self.name, self._faiss = store, encoder, name, faiss
+        # Without inverted lists, also as a part of another index, there is nothing to choose.
+        if faiss and (inverted := require_extra("faiss", "search").try_extract_index_ivf(faiss)) is not None:
+            inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
 
     @classmethod
     def of(
@@ -97,17 +93,20 @@ class SentenceIndex:
         encoder = EncoderRecord.read(settings, folder / INDEX_FILE)
         digests = settings.get("sha256")
         if not isinstance(digests, dict) or not {_VECTORS, _TEXTS} <= digests.keys():
-            raise CheckpointError(f"{folder / INDEX_FILE} has no checksums of the index's files. {_REMEDY}")
+            raise CheckpointError(f"{folder / INDEX_FILE} does not hold the index's checksums. Build the index again")
         try:
             if name := first_changed(folder, digests):
                 raise CheckpointError(
-                    f"{folder / name} is missing or damaged: it differs from the checksum in {INDEX_FILE}. {_REMEDY}"
+                    f"{folder / name} is missing or damaged: it differs from the checksum in {INDEX_FILE}. Build the "
+                    "index again"
                 )
             vectors = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
             table = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise CheckpointError(f"{folder} cannot be read ({error}). {_REMEDY}") from error
-        faiss = FaissSearch.load(folder / _FAISS) if _FAISS in digests else None
+            faiss = None
+            if _FAISS in digests:
+                faiss = require_extra("faiss", "search").read_index(str(folder / _FAISS))
+        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
         return cls(ArrayStore(vectors, table), encoder, str(folder), faiss)
 
     def __len__(self) -> int:
@@ -124,9 +123,31 @@ class SentenceIndex:
         )
 
     def with_faiss(self, factory: str) -> "SentenceIndex":
-        """Return the same texts searched by faiss, which copies the embeddings; `FaissSearch.build` says more."""
-        faiss = FaissSearch.build(factory, self.encoder.dimension, len(self), self.store.unit_blocks)
-        return SentenceIndex(self.store, self.encoder, self.name, faiss)
+        """Return the same texts searched by faiss, which copies the embeddings.
+
+        If faiss stores the embeddings themselves, scores are cosine similarities. After quantisation (`IVF1024,SQ8`)
+        they are close to these. After a PCA they are not, so a threshold has another meaning; with `,RFlat` at the end
+        (`PCA64,IVF1024,Flat,RFlat`) faiss also keeps the embeddings and returns the similarities.
+
+        Args:
+            factory: The index in faiss's terms. `Flat` is exact; `IVF1024,Flat` and `HNSW32` are not.
+
+        Raises:
+            UserError: faiss is not installed.
+            ConfigError: faiss cannot build such an index of these embeddings.
+        """
+        faiss = require_extra("faiss", "search")
+        try:
+            index = faiss.index_factory(self.encoder.dimension, factory, faiss.METRIC_INNER_PRODUCT)
+            if not index.is_trained:
+                step = max(1, len(self) // FAISS_TRAINING_ROWS)
+                index.train(np.concatenate([block[::step] for block in self.store.unit_blocks()]))
+            for block in self.store.unit_blocks():
+                index.add(np.ascontiguousarray(block))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0].split("Error: ")[-1][:200]
+            raise ConfigError(f"faiss cannot build {factory!r} for {len(self):,} embeddings: {reason}") from error
+        return SentenceIndex(self.store, self.encoder, self.name, index)
 
     def save(self, folder: Path) -> None:
         """Write the index to a folder; an earlier index there is replaced.
@@ -143,9 +164,19 @@ class SentenceIndex:
                 np.lib.format.write_array_header_1_0(file, header)
                 for block in self.store.unit_blocks():
                     file.write(np.ascontiguousarray(block).data)
-            _write_texts(new / _TEXTS, map(_large_texts, self.store.texts()))
+            tables = map(_large_texts, self.store.texts())
+            first = next(tables)
+            with pa.ipc.new_file(new / _TEXTS, first.schema) as writer:
+                writer.write_table(first)
+                for table in tables:
+                    if table.schema != first.schema:
+                        one, other = (", ".join(schema.names) for schema in (first.schema, table.schema))
+                        raise CheckpointError(
+                            f"some texts have the columns {one}, others {other}. Build one index for each kind"
+                        )
+                    writer.write_table(table)
             if self._faiss:
-                self._faiss.save(new / _FAISS)
+                require_extra("faiss", "search").write_index(self._faiss, str(new / _FAISS))
             digests = file_digests(new, new.iterdir())
             write_json(new / INDEX_FILE, dataclasses.asdict(self.encoder) | {"sha256": digests})
 
@@ -162,11 +193,13 @@ class SentenceIndex:
         Raises:
             ConfigError: `top_k` is below 1, or `threshold` is NaN.
         """
-        top_k = check_count("top_k", top_k)
+        top_k = min(check_count("top_k", top_k), len(self))
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("threshold=nan: expected a number, or None for any similarity")
         if self._faiss:
-            scores, rows = self._faiss.nearest(queries, top_k)
+            scores, rows = self._faiss.search(np.ascontiguousarray(queries), top_k)  # row -1 where fewer were found
+            order = np.lexsort((rows, -scores), axis=1)
+            scores, rows = (np.take_along_axis(each, order, axis=1) for each in (scores, rows))
         else:
             scores, rows = nearest(queries, self.store.unit_blocks(), len(self), top_k)
         wanted = (rows >= 0) & (scores >= (-np.inf if threshold is None else threshold))
@@ -191,11 +224,7 @@ def find_index(path: Path) -> SentenceIndex | None:
 
 
 def check_count(name: str, value: Any) -> int:
-    """Return a whole number that is at least 1.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Return a whole number that is at least 1; raise `ConfigError` for anything else."""
     with contextlib.suppress(TypeError):
         if not isinstance(value, bool) and operator.index(value) >= 1:
             return operator.index(value)
@@ -208,14 +237,73 @@ def _large_texts(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields)).replace_schema_metadata(None)
 
 
-def _write_texts(path: Path, tables: Iterator[pa.Table]) -> None:
-    first = next(tables)
-    with pa.ipc.new_file(path, first.schema) as writer:
-        writer.write_table(first)
-        for table in tables:
-            if table.schema != first.schema:
-                names = [", ".join(schema.names) for schema in (first.schema, table.schema)]
-                raise CheckpointError(
-                    f"some texts have the columns {names[0]}, others {names[1]}. Build one index for each kind"
-                )
-            writer.write_table(table)
+# Exact search
+
+
+def nearest(
+    queries: Float32[np.ndarray, "queries dimension"],
+    blocks: Iterable[Float[np.ndarray, "_ dimension"]],
+    rows: int,
+    top_k: int,
+) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
+    """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
+
+    Memory holds three blocks of embeddings, and the similarities of one of them with one block of queries.
+
+    Args:
+        queries: Embeddings of length 1.
+        blocks: Embeddings of length 1, float32 or float16, at most `BLOCK_ROWS` at a time; fewer than 2^31 in all.
+        rows: The number of embeddings.
+        top_k: The number of hits for each query; all rows if there are fewer.
+
+    Returns:
+        Inner products and row numbers, from 0.
+    """
+    found = min(top_k, rows)
+    if not found or not len(queries):
+        return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
+    # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
+    k, size, count = _power_of_two(found), _power_of_two(rows, BLOCK_ROWS), _power_of_two(len(queries), BLOCK_QUERIES)
+    starts = range(0, len(queries), count)
+    asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in starts]
+    nothing = jnp.full((count, k), -jnp.inf, jnp.float32), jnp.full((count, k), -1, jnp.int32)
+    best: list[Best] = [nothing] * len(asked)
+    running: collections.deque[list[Best]] = collections.deque()
+    first = 0
+    for block in blocks:
+        on_device, place = jnp.asarray(_padded(block, size)), (np.int32(first), np.int32(len(block)))
+        best = [_better(*earlier, each, on_device, *place) for earlier, each in zip(best, asked, strict=True)]
+        first += len(block)
+        running.append(best)
+        if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
+            jax.block_until_ready(running.popleft())
+    scores, numbers = (np.concatenate([np.asarray(each[part]) for each in best]) for part in (0, 1))
+    return scores[: len(queries), :found], numbers[: len(queries), :found].astype(np.int64)
+
+
+@jax.jit
+def _better(
+    best: Float32[Array, "queries k"],
+    best_rows: Int32[Array, "queries k"],
+    queries: Float32[Array, "queries dimension"],
+    block: Float32[Array, "rows dimension"],
+    first: Int32[Array, ""] | np.int32,
+    count: Int32[Array, ""] | np.int32,
+) -> Best:
+    """Merge the best hits so far with those of a block, whose first `count` embeddings are rows `first`, ..."""
+    with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+        scores = queries @ block.T
+    real = jnp.arange(len(block), dtype=jnp.int32) < count
+    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first here and below.
+    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best.shape[1], len(block)))
+    rows = jnp.concatenate([best_rows, columns + first], axis=1)
+    scores, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
+    return scores, jnp.take_along_axis(rows, places, axis=1)
+
+
+def _padded(vectors: Float[np.ndarray, "_ dimension"], rows: int) -> Float[np.ndarray, "rows dimension"]:
+    return np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
+
+
+def _power_of_two(count: int, most: int = 1 << 31) -> int:
+    return min(most, max(8, 1 << (count - 1).bit_length()))

@@ -40,11 +40,7 @@ class Records:
         return self.corpus.fingerprint()
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the texts in order; texts of one row in the order of the columns.
-
-        Raises:
-            DataError: As `Corpus.numbered`.
-        """
+        """Yield the texts in order, and those of one row in the order of the columns; raises like `Corpus.numbered`."""
         for number, row in self.corpus.numbered():
             place: dict[str, Any] = {FILE if isinstance(number, str) else LINE: number}
             if self.has_id:
@@ -52,9 +48,9 @@ class Records:
             texts = row[self.has_id :]
             if len(self.columns) < 2:
                 yield place | {TEXT: texts[0]}
-                continue
-            for column, text in zip(self.columns, texts, strict=True):
-                yield place | {COLUMN: column, TEXT: text}
+            else:
+                for column, text in zip(self.columns, texts, strict=True):
+                    yield place | {COLUMN: column, TEXT: text}
 
 
 def read_records(
@@ -81,33 +77,31 @@ def read_records(
     if str(source) == STDIN:
         if columns or id_column:
             raise DataError("standard input has no columns. Remove --columns and --id_column")
-        return Records(_standard_input(on_bad_line), (), has_id=False)
-    if id_column in columns:
-        raise DataError(f"--id_column {id_column} is also in --columns. Name columns of text in --columns only")
-    if id_column and not columns:
-        raise DataError("--id_column needs the columns of text, too. Add --columns NAME [NAME ...]")
+        lines = ((line.decode(errors="surrogateescape"),) for line in lines_of(sys.stdin.buffer))
+        names = OptionNames(bad_line="")
+        corpus = Corpus(
+            "standard input", (TEXT,), lambda: enumerate(lines, 1), _refuse_digest, on_bad_line, names=names
+        )
+        return Records(corpus, (), has_id=False)
+    if id_column and (not columns or id_column in columns):
+        raise DataError(f"--id_column {id_column} needs the columns of text, without itself. Add --columns NAME ...")
     wanted = (*([id_column] if id_column else []), *columns)
     corpus = open_text(source, option, columns=wanted, id_column=id_column, on_bad_line=on_bad_line)
     return Records(corpus, tuple(columns), has_id=bool(id_column))
 
 
-def read_all(
-    inputs: Sequence[str],
-    option: str = "--input",
-    *,
-    columns: Sequence[str] = (),
-    id_column: str = "",
-    every_line: bool = False,
-) -> Iterator[Record]:
+def _refuse_digest() -> str:
+    raise DataError("standard input can be read only once. Name a file")
+
+
+def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> Iterator[Record]:
     """Yield the texts of all inputs, with the name of their `file` if there are several; report what is skipped.
 
     Arguments and errors are those of `read_records`; all inputs are opened before the first is read.
     """
     if STDIN in inputs and sys.stdin.isatty():
         print("reading sentences from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
-    sources = [
-        read_records(each, option, columns=columns, id_column=id_column, every_line=every_line) for each in inputs
-    ]
+    sources = [read_records(each, option, **options) for each in inputs]
 
     def records() -> Iterator[Record]:
         for name, source in zip(inputs, sources, strict=True):
@@ -137,49 +131,3 @@ def table_of(records: Sequence[Record]) -> pa.Table:
     """Return the records as a table with a column for each key."""
     names = records[0] if records else {TEXT: ""}
     return pa.table({name: pa.array([record[name] for record in records]) for name in names})
-
-
-def checked_sentences(sentences: Any) -> list[str]:
-    """Return one string or an iterable of strings as a list.
-
-    Raises:
-        DataError: It is something else; the message names the first entry that is not text.
-    """
-    if isinstance(sentences, str):
-        return [sentences]
-    if isinstance(sentences, bytes | Mapping) or not isinstance(sentences, Iterable):
-        raise DataError(f"expected a string or an iterable of strings, got {type(sentences).__name__}")
-    if hasattr(sentences, "columns"):
-        raise DataError(f"expected strings, got a {type(sentences).__name__}. Give one of its columns")
-    texts = list(sentences)
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            advice = "Remove it or convert it to a string"
-            if isinstance(text, tuple | list):
-                advice = "Each text gets an embedding of its own: give one flat list of strings"
-            raise DataError(f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. {advice}")
-    return texts
-
-
-def not_utf8(sentences: Sequence[str]) -> DataError | None:
-    """Return the error for the first sentence with a lone surrogate, if there is one."""
-    for text in sentences:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return DataError(
-                f"{text!r:.60} contains a lone surrogate: the text was not valid UTF-8. Correct the text, or read it "
-                'with errors="replace"'
-            )
-    return None
-
-
-def _standard_input(on_bad_line: str) -> Corpus:
-    def rows() -> Iterator[tuple[int, tuple[str]]]:
-        for number, line in enumerate(lines_of(sys.stdin.buffer), 1):
-            yield number, (line.decode(errors="surrogateescape"),)
-
-    def no_fingerprint() -> str:
-        raise DataError("standard input can be read only once")
-
-    return Corpus("standard input", ("sentence",), rows, no_fingerprint, on_bad_line, names=OptionNames(bad_line=""))

@@ -23,11 +23,11 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.nearest import BLOCK_ROWS
 from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
 SETTINGS_FILE = "settings.json"  # in the state folder
+BLOCK_ROWS = 8192  # embeddings read and compared at once
 
 _METADATA = b"diffcse_jax"
 _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
@@ -53,29 +53,20 @@ class EncoderRecord:
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
-        """Return the record in the settings of a file.
-
-        Raises:
-            CheckpointError: A part of the record is missing or has the wrong type.
-        """
+        """Return the record in the settings of a file; raise `CheckpointError` if a part of it is missing."""
         for name, kind in typing.get_type_hints(cls).items():
             if type(settings.get(name)) is not kind:
                 raise CheckpointError(f"{source} does not name the encoder of its embeddings: {name!r} is missing")
         return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
-        """Refuse an encoder whose embeddings cannot be compared with the stored ones.
-
-        Raises:
-            ConfigError: It is another encoder; the message names both.
-        """
+        """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
         if encoder.weights == self.weights:
             return
-        there, here = dataclasses.asdict(self), dataclasses.asdict(encoder)
         differences = [
-            f"{name} {there[name]} there, {here[name]} here"
+            f"{name} {getattr(self, name)} there, {getattr(encoder, name)} here"
             for name in ("pooler", "precision", "dimension")
-            if there[name] != here[name]
+            if getattr(self, name) != getattr(encoder, name)
         ]
         raise ConfigError(
             f"{folder} holds embeddings of {self.model}, but the encoder is {encoder.model}: "
@@ -136,8 +127,7 @@ class VectorStore:
         Raises:
             DataError: A file cannot be read, or a row has no text or an embedding that is NaN or infinite.
         """
-        for batch, vectors in self._blocks([TEXT, VECTOR]):
-            yield batch.column(TEXT).to_pylist(), vectors
+        return ((batch.column(TEXT).to_pylist(), vectors) for batch, vectors in self._blocks([TEXT, VECTOR]))
 
     def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
         """Yield the embeddings alone, scaled to length 1; raises like `blocks`."""
@@ -146,26 +136,23 @@ class VectorStore:
 
     def texts(self) -> Iterator[pa.Table]:
         """Yield the texts and their other columns, file by file."""
-        for index in range(len(self.parts)):
-            yield self._texts_of(index)
+        return map(self._texts_of, self.parts)
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        """Return the texts of rows, numbered from 0 over all files, and their other columns.
+        """Return the texts of increasing rows, numbered from 0 over all files, and their other columns.
 
         Raises:
             DataError: A file cannot be read.
         """
-        starts = np.cumsum((0, *self.counts))
-        parts = np.searchsorted(starts, numbers, side="right") - 1
-        found: dict[int, dict[str, Any]] = {}
-        for part in np.unique(parts):
-            mine = np.unique(numbers[parts == part])
-            taken = self._texts_of(int(part)).take(pa.array(mine - starts[part]))
-            found |= zip(mine.tolist(), taken.to_pylist(), strict=True)
-        return [found[number] for number in numbers.tolist()]
+        found, end = [], 0
+        for part, count in zip(self.parts, self.counts, strict=True):
+            start, end = end, end + count
+            mine = numbers[(start <= numbers) & (numbers < end)]
+            if len(mine):
+                found += self._texts_of(part).take(pa.array(mine - start)).to_pylist()
+        return found
 
-    def _texts_of(self, index: int) -> pa.Table:
-        part = self.parts[index]
+    def _texts_of(self, part: Path) -> pa.Table:
         with _reading(part):
             file = pq.ParquetFile(part, page_checksum_verification=True)
             table = file.read([name for name in file.schema_arrow.names if name != VECTOR])
@@ -173,26 +160,27 @@ class VectorStore:
         if FILE in table.column_names:  # of documents in a folder
             return table
         source = _PART.fullmatch(part.name)
-        names = pa.array([source[1] if source else part.name]).take(pa.array(np.zeros(len(table), np.int64)))
-        return table.append_column(FILE, names)
+        return table.append_column(FILE, pa.repeat(source[1] if source else part.name, len(table)))
 
     def _blocks(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Float[np.ndarray, "rows dimension"]]]:
         for part in self.parts:
             rows = 0
-            for batch in _batches(part, columns):
-                vectors = batch.column(VECTOR)
-                numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-                numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
-                usable = np.isfinite(numbers).all(axis=1)
-                for column in batch.columns:
-                    usable &= column.is_valid().to_numpy(zero_copy_only=False)
-                if not usable.all():
-                    raise DataError(
-                        f"{part}, row {rows + int(usable.argmin()) + 1}: the text is missing, or the embedding is NaN "
-                        "or infinite. Remove the file and run `diffcse embed` again"
-                    )
-                rows += len(batch)
-                yield batch, numbers
+            with _reading(part):
+                file = pq.ParquetFile(part, page_checksum_verification=True)
+                for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
+                    vectors = batch.column(VECTOR)
+                    numbers = vectors.values.to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
+                    numbers = numbers[vectors.offset : vectors.offset + len(vectors)]
+                    usable = np.isfinite(numbers).all(axis=1)
+                    for column in batch.columns:
+                        usable &= column.is_valid().to_numpy(zero_copy_only=False)
+                    if not usable.all():
+                        raise DataError(
+                            f"{part}, row {rows + int(usable.argmin()) + 1}: the text is missing, or the embedding is "
+                            "NaN or infinite. Remove the file and run `diffcse embed` again"
+                        )
+                    rows += len(batch)
+                    yield batch, numbers
 
 
 def state_of(folder: Path) -> Path:
@@ -218,15 +206,21 @@ def find_store(name: str) -> VectorStore | None:
         parts = [folder] * holds_vectors
     else:
         parts = [part for part in sorted(folder.glob("*.parquet")) if not part.name.startswith(("_", "."))]
-    begun = folder.is_dir() and (state_of(folder) / SETTINGS_FILE).is_file()
-    if not parts and begun:
-        raise DataError(f"{folder} holds no embeddings yet. Let `diffcse embed` write some first")
+        if not parts and folder.is_dir() and (state_of(folder) / SETTINGS_FILE).is_file():
+            raise DataError(f"{folder} holds no embeddings yet. Let `diffcse embed` write some first")
     if not parts:
         return None
     unfinished = _check_parts(folder, {part.name for part in parts})
-    files = [_metadata(part) for part in parts]
-    kinds = [_kind_of_vectors(part, file.schema.to_arrow_schema()) for part, file in zip(parts, files, strict=True)]
-    for part, kind in zip(parts, kinds, strict=True):
+    files, kinds = [_metadata(part) for part in parts], []
+    for part, file in zip(parts, files, strict=True):
+        schema = file.schema.to_arrow_schema()
+        kind = schema.field(VECTOR).type if {TEXT, VECTOR} <= {*schema.names} else None
+        if not (kind and pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float16(), pa.float32())):
+            raise DataError(
+                f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of "
+                f"one size, float32 or float16), and has: {', '.join(schema.names)}"
+            )
+        kinds.append(kind)
         if kind != kinds[0]:
             raise DataError(
                 f"{part} holds embeddings of type {kind}, but {parts[0].name} has {kinds[0]}. Keep the embeddings of "
@@ -238,7 +232,7 @@ def find_store(name: str) -> VectorStore | None:
         np.dtype(kinds[0].value_type.to_pandas_dtype()),
         kinds[0].list_size,
         tuple(file.num_rows for file in files),
-        tuple(map(read_settings, parts)),
+        tuple(map(read_settings, parts, files)),
         unfinished,
     )
 
@@ -249,10 +243,8 @@ def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
     Raises:
         DataError: A file is missing.
     """
-    expected: list[str] = []
-    for name in sorted(names):
-        if (match := _PART.fullmatch(name)) and int(match[2]) > 0:
-            expected.append(f"{match[1]}.{int(match[2]) - 1:06d}.parquet")
+    numbered = filter(None, map(_PART.fullmatch, sorted(names)))
+    expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
     settings, unfinished = state_of(folder) / SETTINGS_FILE, []
     for source in read_json_object(settings).get("inputs", []) if settings.is_file() else []:
         written = None
@@ -280,41 +272,22 @@ def vector_table(
     return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
 
 
-def _kind_of_vectors(part: Path, schema: pa.Schema) -> Any:
-    """Return the Arrow type of the column of embeddings."""
-    kind = schema.field(VECTOR).type if {TEXT, VECTOR} <= {*schema.names} else None
-    if not (kind and pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float16(), pa.float32())):
-        raise DataError(
-            f"{part} was not written by `diffcse embed`: it needs the columns {TEXT} (text) and {VECTOR} (lists of one "
-            f"size, float32 or float16), and has: {', '.join(schema.names)}"
-        )
-    return kind
-
-
-def read_settings(part: Path) -> Mapping[str, Any]:
+def read_settings(part: Path, file: pq.FileMetaData | None = None) -> Mapping[str, Any]:
     """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing.
 
     Raises:
         DataError: The metadata is damaged.
     """
-    try:
-        settings = json.loads((_metadata(part).metadata or {}).get(_METADATA, b"{}"))
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise DataError(f"{part}: its metadata is damaged. Remove the file and run `diffcse embed` again")
-    return settings
+    with contextlib.suppress(ValueError, RecursionError):
+        settings = json.loads(((file or _metadata(part)).metadata or {}).get(_METADATA, b"{}"))
+        if isinstance(settings, dict):
+            return settings
+    raise DataError(f"{part}: its metadata is damaged. Remove the file and run `diffcse embed` again")
 
 
 def _metadata(part: Path) -> pq.FileMetaData:
     with _reading(part):
         return pq.read_metadata(part)
-
-
-def _batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with _reading(part):
-        file = pq.ParquetFile(part, page_checksum_verification=True)
-        yield from file.iter_batches(BLOCK_ROWS, columns=columns)
 
 
 @contextlib.contextmanager
