@@ -62,19 +62,10 @@ def encode(
 ) -> None:
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
-    Args:
-        inputs: What training reads, or `-` for standard input.
-        output: `-` for JSONL on standard output; a file `.jsonl` or `.parquet` (texts, places and embeddings); or a
-            file `.npy` (embeddings alone, one row for each line, so a line without text is an error).
-        load: Loads the encoder, once the inputs are open.
-        batch_size: Sentences in a call of the compiled function.
-        normalize: Scale embeddings to length 1.
-        columns: Columns of text, in files that have columns.
-        id_column: A column whose values are kept as `id`.
+    Arguments are the options of `diffcse encode`; `load` loads the encoder, once the inputs are open.
 
     Raises:
-        ConfigError: The output has an unknown suffix.
-        DataError: An input cannot be read.
+        UserError: The output has an unknown suffix, or an input cannot be read.
     """
     path = expand_path(output)
     if output != "-" and path.suffix not in FORMATS:
@@ -157,19 +148,8 @@ def embed(
 ) -> int:
     """Embed the texts of the inputs that the folder does not hold yet; return how many this call has embedded.
 
-    Args:
-        inputs: Files, patterns or folders, as training reads them. Lines without text are skipped and reported.
-        output: The folder of Parquet files.
-        load: Loads the encoder, once the inputs are open.
-        rows_per_file: Texts in a Parquet file. By default as many as in the existing files, or 5,000.
-        batch_size: Sentences in a call of the compiled function.
-        dtype: The type of the stored embeddings, `float32` or `float16`.
-        normalize: Scale embeddings to length 1.
-        columns: Columns of text, in files that have columns.
-        id_column: A column whose values are kept as `id`.
-        distributed: Let JAX find the processes that share the inputs, instead of JAX_PROCESS_ID and JAX_NUM_PROCESSES.
-            Process i of n takes every n-th input.
-        command: What resumes the work, for messages.
+    Arguments are the options of `diffcse embed`; `load` loads the encoder, once the inputs are open, and `command`
+    resumes the work, for messages.
 
     Raises:
         ConfigError: The folder was begun with another encoder or other settings, or the processes are not found.
@@ -250,11 +230,7 @@ class _Input:
         return 0
 
     def is_done(self) -> bool:
-        """Tell whether the input is embedded and its Parquet files exist.
-
-        Raises:
-            DataError: The input has changed since, or its state file is damaged.
-        """
+        """Tell whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
         earlier = _read_state(self.state)
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", self.digest) != self.digest:
@@ -276,11 +252,7 @@ class _Job:
         self.embedded = 0
 
     def start(self, rows_per_file: int | None, names: list[str]) -> bool:
-        """Write the settings of a new folder, or compare them; return whether the folder is new.
-
-        Raises:
-            ConfigError: The folder has another encoder or other settings, or cannot be written.
-        """
+        """Write the settings of a new folder, or refuse other settings; return whether the folder is new."""
         path = state_of(self.output) / SETTINGS_FILE
         with (
             disk_errors(self.output, safe="Nothing was changed.", instead="give another --output"),

@@ -39,22 +39,7 @@ def search(
     output: Path | None = None,
     faiss: str = "",
 ) -> None:
-    """Print the texts that are most similar to each query.
-
-    Args:
-        source: Text, as training reads it; an index; or embeddings of `diffcse embed` or `diffcse encode`.
-        queries: The queries. If there are none, they are read from `queries_file`.
-        load: Loads the encoder.
-        model: The model that the user named, if any.
-        queries_file: Text, or `-` for standard input.
-        top_k: The largest number of hits for a query.
-        threshold: The least cosine similarity of a hit.
-        as_json: Print one JSON object for each query.
-        batch_size: Sentences in a call of the compiled function.
-        columns: Columns of text, if the source has columns.
-        id_column: A column whose values are kept as `id`.
-        output: A folder that keeps the index.
-        faiss: Search with faiss, by an index of this description.
+    """Print the texts that are most similar to each query. Arguments are the options of `diffcse search`.
 
     Raises:
         UserError: Something cannot be read, or the embeddings have another encoder.

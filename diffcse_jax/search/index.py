@@ -83,12 +83,7 @@ class SentenceIndex:
 
     @classmethod
     def load(cls, folder: Path) -> "SentenceIndex":
-        """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory.
-
-        Raises:
-            CheckpointError: A file is missing, damaged or not an index.
-            UserError: The index needs faiss, which is not installed.
-        """
+        """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory."""
         settings = read_json_object(folder / INDEX_FILE)
         encoder = EncoderRecord.read(settings, folder / INDEX_FILE)
         digests = settings.get("sha256")
@@ -150,12 +145,7 @@ class SentenceIndex:
         return SentenceIndex(self.store, self.encoder, self.name, index)
 
     def save(self, folder: Path) -> None:
-        """Write the index to a folder; an earlier index there is replaced.
-
-        Raises:
-            CheckpointError: The folder holds something else.
-            DiskError: The folder cannot be written.
-        """
+        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
         with disk_errors(folder, safe="An earlier index there stays whole."), replace_dir(folder) as new:
@@ -189,9 +179,6 @@ class SentenceIndex:
             queries: Embeddings of length 1.
             top_k: The largest number of hits for a query.
             threshold: The least cosine similarity of a hit; None for any.
-
-        Raises:
-            ConfigError: `top_k` is below 1, or `threshold` is NaN.
         """
         top_k = min(check_count("top_k", top_k), len(self))
         if threshold is not None and math.isnan(threshold):
@@ -213,9 +200,7 @@ def find_index(path: Path) -> SentenceIndex | None:
     """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither.
 
     Raises:
-        DataError: Parquet files are damaged or missing.
-        CheckpointError: An index is damaged.
-        UserError: The index needs faiss, which is not installed.
+        UserError: Files are damaged or missing, or the index needs faiss, which is not installed.
     """
     if (path / INDEX_FILE).is_file():
         return SentenceIndex.load(path)

@@ -22,16 +22,10 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The texts of one source. Iterating reads it from its start.
+    """The texts of one source. Iterating reads it from its start."""
 
-    Attributes:
-        corpus: The rows: the id, if there is one, then the texts.
-        columns: The columns of the texts, if they were named.
-        has_id: Whether rows begin with an id.
-    """
-
-    corpus: Corpus
-    columns: tuple[str, ...]
+    corpus: Corpus  # the rows: the id, if there is one, then the texts
+    columns: tuple[str, ...]  # of the texts, if they were named
     has_id: bool
 
     @functools.cached_property

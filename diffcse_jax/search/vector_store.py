@@ -35,21 +35,13 @@ _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderRecord:
-    """The identity of an encoder, and what it takes to load it again.
+    """The identity of an encoder, and what it takes to load it again."""
 
-    Attributes:
-        model: What `SentenceEncoder.from_pretrained` was given.
-        pooler: The pooler.
-        precision: The precision of the computation, `float32` or `bfloat16`.
-        dimension: The embedding size.
-        weights: `SentenceEncoder.fingerprint()`.
-    """
-
-    model: str
+    model: str  # what `SentenceEncoder.from_pretrained` was given
     pooler: str
     precision: str
     dimension: int
-    weights: str
+    weights: str  # `SentenceEncoder.fingerprint()`
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
@@ -77,25 +69,15 @@ class EncoderRecord:
 
 @dataclasses.dataclass(frozen=True)
 class VectorStore:
-    """Parquet files with texts and embeddings.
+    """Parquet files with texts and embeddings."""
 
-    Attributes:
-        folder: The folder, or the only file.
-        parts: The files.
-        dtype: The type of the embeddings, float16 or float32.
-        dimension: The embedding size.
-        counts: The number of rows of each file.
-        settings: What the metadata of each file says about its encoder; empty if it says nothing.
-        unfinished: Inputs that `embed` has begun but not finished.
-    """
-
-    folder: Path
+    folder: Path  # or the only file
     parts: tuple[Path, ...]
-    dtype: np.dtype
+    dtype: np.dtype  # float16 or float32
     dimension: int
-    counts: tuple[int, ...]
-    settings: tuple[Mapping[str, Any], ...]
-    unfinished: tuple[str, ...] = ()
+    counts: tuple[int, ...]  # rows of each file
+    settings: tuple[Mapping[str, Any], ...]  # what the metadata of each file says about its encoder
+    unfinished: tuple[str, ...] = ()  # inputs that `embed` has begun but not finished
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -106,12 +88,7 @@ class VectorStore:
         return sha256(self.parts)
 
     def record(self) -> EncoderRecord:
-        """Return the encoder of the embeddings.
-
-        Raises:
-            CheckpointError: A file does not name its encoder.
-            DataError: The files have different encoders.
-        """
+        """Return the encoder of the embeddings; raise a `UserError` if a file does not name it or names another."""
         records = [EncoderRecord.read(*each) for each in zip(self.settings, self.parts, strict=True)]
         for part, record in zip(self.parts, records, strict=True):
             if record.weights != records[0].weights:
@@ -139,11 +116,7 @@ class VectorStore:
         return map(self._texts_of, self.parts)
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        """Return the texts of increasing rows, numbered from 0 over all files, and their other columns.
-
-        Raises:
-            DataError: A file cannot be read.
-        """
+        """Return the texts of increasing rows, numbered from 0 over all files, and their other columns."""
         found, end = [], 0
         for part, count in zip(self.parts, self.counts, strict=True):
             start, end = end, end + count
@@ -238,11 +211,7 @@ def find_store(name: str) -> VectorStore | None:
 
 
 def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
-    """Compare the files with `embed`'s records, and return the inputs that are not finished.
-
-    Raises:
-        DataError: A file is missing.
-    """
+    """Compare the files with `embed`'s records, and return the inputs that are not finished."""
     numbered = filter(None, map(_PART.fullmatch, sorted(names)))
     expected = [f"{part[1]}.{int(part[2]) - 1:06d}.parquet" for part in numbered if int(part[2])]
     settings, unfinished = state_of(folder) / SETTINGS_FILE, []
@@ -262,10 +231,7 @@ def vector_table(
 ) -> pa.Table:
     """Return texts and embeddings as a Parquet file holds them.
 
-    Args:
-        texts: A table with the column `sentence`.
-        vectors: One embedding for each row.
-        settings: The metadata: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
+    The metadata holds the settings: an `EncoderRecord` as a dict, and whether embeddings are normalised (`normalize`).
     """
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = texts.append_column(VECTOR, embedding)
@@ -273,11 +239,7 @@ def vector_table(
 
 
 def read_settings(part: Path, file: pq.FileMetaData | None = None) -> Mapping[str, Any]:
-    """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing.
-
-    Raises:
-        DataError: The metadata is damaged.
-    """
+    """Return what the metadata of a Parquet file says about its encoder; empty if it says nothing."""
     with contextlib.suppress(ValueError, RecursionError):
         settings = json.loads(((file or _metadata(part)).metadata or {}).get(_METADATA, b"{}"))
         if isinstance(settings, dict):
