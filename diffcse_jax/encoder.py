@@ -66,9 +66,6 @@ class SentenceEncoder:
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
         name: The name of the model, for records and errors.
-
-    Raises:
-        UserError: The parts do not belong together, or an option is invalid.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "SentenceEncoder":
@@ -102,12 +99,9 @@ class SentenceEncoder:
                 f"the tokenizer has {len(tokenizer)} tokens, but the model only {config.vocab_size} token embeddings. "
                 "Use the tokenizer of this model"
             )
-        self.config = config
-        self.tokenizer = tokenizer
-        self.pooler = pooler
+        self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
         self.dtype = _checked_dtype(dtype)
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
-        self.name = name
         self._index: SentenceIndex | None = None
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
@@ -141,8 +135,7 @@ class SentenceEncoder:
             truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
 
         Raises:
-            CheckpointError: The model cannot be read, or its pooler is unknown.
-            ConfigError: `truncate_dim` or `dtype` is invalid.
+            UserError: The model cannot be read, its pooler is unknown, or an option is invalid.
         """
         dtype, name, path = _checked_dtype(dtype), str(path_or_id), expand_path(path_or_id)
         if find_run(path):
@@ -216,9 +209,7 @@ class SentenceEncoder:
             normalize_embeddings: The name of `normalize` in sentence-transformers.
 
         Raises:
-            DataError: A sentence is not text.
-            CheckpointError: An embedding is NaN or infinite.
-            ConfigError: `batch_size` or `max_length` is too small.
+            UserError: A sentence is not text, an option is too small, or an embedding is NaN or infinite.
         """
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
@@ -276,9 +267,7 @@ class SentenceEncoder:
         """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk.
 
         Raises:
-            DataError: There is no index.
-            CheckpointError: Its files are damaged.
-            ConfigError: Its embeddings have another encoder.
+            UserError: There is no index, its files are damaged, or its embeddings have another encoder.
         """
         index = find_index(expand_path(folder))
         if index is None:
@@ -300,9 +289,6 @@ class SentenceEncoder:
 
         Returns:
             Pairs (sentence, cosine similarity), best first: a list for one string, a list of such lists for many.
-
-        Raises:
-            ConfigError: There is no index yet, `top_k` is below 1, or `threshold` is NaN.
         """
         index = self._built_index()
         vectors = np.atleast_2d(self.encode(queries, normalize=True))
@@ -373,10 +359,10 @@ class SentenceEncoder:
                 yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
-        fewest, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
-        if max_length is not None and max_length < fewest:
+        least, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
+        if max_length is not None and max_length < least:
             raise ConfigError(
-                f"max_length={max_length}: expected at least {fewest} tokens, or None for the model's positions"
+                f"max_length={max_length}: expected at least {least} tokens, or None for the model's length"
             )
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or most, most))

@@ -77,11 +77,7 @@ def cache_folder(name: str) -> Path:
 
 
 def hub_file(name: str, advice: str) -> Path:
-    """Return a file of SimCSE's data set from the hub's cache, or download it; `advice` says what to do instead.
-
-    Raises:
-        DataError: The file is not cached and cannot be downloaded.
-    """
+    """Return a file of SimCSE's data set from the hub's cache, or download it; an error ends in `advice`."""
     download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
@@ -108,8 +104,7 @@ def sha256(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -130,15 +125,9 @@ def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
 
 
 def check_export(folder: Path) -> None:
-    """Compare the files of an exported folder with its record of checksums, if it has one.
-
-    Raises:
-        CheckpointError: A file is missing or has changed.
-    """
+    """Compare the files of an exported folder with its record of checksums, if it has one."""
     path = folder / EXPORT_CHECK
-    if not path.is_file():
-        return
-    digests = read_json_object(path).get("files")
+    digests = read_json_object(path).get("files") if path.is_file() else {}
     if not isinstance(digests, dict):
         raise CheckpointError(f"{path}: `files` is not an object. Export the folder again")
     if name := first_changed(folder, digests):
@@ -153,10 +142,10 @@ def check_export(folder: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, *, safe: str, instead: str = "") -> Iterator[None]:
-    """Turn an operating system error inside the block into a `DiskError`.
+    """Turn an operating system error inside the block, which writes `path`, into a `DiskError`.
 
     Args:
-        path: The file or folder that the block writes.
+        path: The file or folder.
         safe: A sentence that says what is not lost.
         instead: An alternative to making room on the disk.
     """
@@ -197,11 +186,7 @@ def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> D
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a file atomically: if the process or machine stops, the earlier file stays whole.
-
-    Raises:
-        CheckpointError: The path exists and is not a regular file, for example a device.
-    """
+    """Write or replace a file atomically: if the process or machine stops, the earlier file stays whole."""
     path = path.resolve()  # a symbolic link stays one
     if path.exists() and not path.is_file():
         raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
@@ -279,7 +264,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON document that is an object; raise `CheckpointError` as `read_json` does, or for another type."""
+    """Read a JSON document that is an object; raises like `read_json`."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: {str(content)[:60]}")
@@ -313,11 +298,7 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
 
     Args:
         path: The file. It is created with its folder, and it stays after the lock is freed.
-        wait: Wait until the lock is free instead of raising `InUseError`.
-
-    Raises:
-        InUseError: Another process holds the lock; the message names the folder and the process.
-        DiskError: The file cannot be written.
+        wait: Wait until the lock is free instead of raising `InUseError`, which names the folder and the process.
     """
     file = None
     try:

@@ -63,10 +63,6 @@ def test_keys_that_a_page_names_exist(page):
     assert keys_named_in(TEXTS[page]) - KEYS.keys() <= others.get(page, set())
 
 
-def test_pages_name_keys():
-    assert len(set().union(*map(keys_named_in, TEXTS.values()))) > 60
-
-
 def test_every_loss_is_explained():
     losses = [field.name for field in dataclasses.fields(Config) if isinstance(getattr(Config(), field.name), Loss)]
     explained = TEXTS["docs/losses.md"] + TEXTS["docs/finetuning.md"]
@@ -78,20 +74,16 @@ def test_every_loss_is_explained():
 
 def commands() -> list[str]:
     """Return the commands `diffcse ...` in the blocks of all pages."""
-    found: list[str] = []
-    for text in TEXTS.values():
-        for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            lines = block.replace("\\\n", " ").splitlines()
-            found += [
-                line[line.index("diffcse ") :] for line in lines if re.match(r"([A-Z_]+=\S+ )*diffcse [a-z]", line)
-            ]
-    return list(dict.fromkeys(found))
+    blocks = re.findall(r"^```bash\n(.*?)^```", "\n".join(TEXTS.values()), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = (re.match(r"(?:[A-Z_]+=\S+ )*(diffcse [a-z].*)", line) for line in lines)
+    return list(dict.fromkeys(match[1] for match in found if match))
 
 
 def mentions() -> list[str]:
     """Return the commands with options in backquotes; their values may be left out."""
-    found = (re.findall(r"`(diffcse [a-z]+ --[^`]*)`", text) for text in TEXTS.values())
-    return list(dict.fromkeys(" ".join(each.split()) for page in found for each in page))
+    found = re.findall(r"`(diffcse [a-z]+ --[^`]*)`", "\n".join(TEXTS.values()))
+    return list(dict.fromkeys(" ".join(each.split()) for each in found))
 
 
 @pytest.mark.parametrize("command", commands())
@@ -125,10 +117,10 @@ def test_options_that_a_page_mentions_exist(command):
         assert option.startswith(("--config.", "--finetune.")) or re.search(rf"{option}\b", known), option
 
 
-def test_pages_have_commands():
-    assert {"train", "finetune", "study", "evaluate", "search", "demo", "report", "export"} <= {
-        command.split()[1] for command in commands()
-    }
+def test_pages_name_keys_and_commands():
+    assert len(set().union(*map(keys_named_in, TEXTS.values()))) > 60
+    named = {command.split()[1] for command in commands()}
+    assert {"train", "finetune", "study", "evaluate", "search", "demo", "report", "export"} <= named
 
 
 def test_no_page_names_an_earlier_way_to_start_a_command():

@@ -1,7 +1,7 @@
 """Search against sorting all similarities: exact, in blocks, from memory, files and faiss."""
 
+import concurrent.futures
 import itertools
-import threading
 from pathlib import Path
 
 import jax
@@ -161,56 +161,24 @@ def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
     by_faiss.save(tmp_path / "index")
     assert hits_of(find_index(tmp_path / "index"), queries, top_k=10) == found
     assert len(by_faiss.search(queries, 2000)[0]) <= 1000
-
-
-def test_a_faiss_index_that_cannot_be_made_is_told():
-    pytest.importorskip("faiss")
-    index = index_of(random_vectors(5))
-    with pytest.raises(ConfigError, match=r"faiss cannot build 'nonsense' for 5 embeddings"):
-        index.with_faiss("nonsense")
+    with pytest.raises(ConfigError, match=r"faiss cannot build 'nonsense' for 1,000 embeddings"):
+        exact.with_faiss("nonsense")
 
 
 def test_threads_search_at_once():
     index = index_of(random_vectors(300))
     queries = [normalize(random_vectors(3, seed=seed)) for seed in range(6)]
-    expected, found = [hits_of(index, each, top_k=5) for each in queries], {}
-    threads = [
-        threading.Thread(target=lambda n=n: found.__setitem__(n, hits_of(index, queries[n], top_k=5)))
-        for n in range(len(queries))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[number] for number in range(len(queries))] == expected
+    expected = [hits_of(index, each, top_k=5) for each in queries]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert [*pool.map(lambda each: hits_of(index, each, top_k=5), queries)] == expected
 
 
-def nan_row(content: bytearray) -> None:
-    content[-16:-12] = np.float32(np.nan).tobytes()
-
-
-def scaled_rows(content: bytearray) -> None:
-    content[128:] = (np.frombuffer(content[128:], np.float32) * 100).tobytes()
-
-
-def reversed_rows(content: bytearray) -> None:
-    content[128:] = np.frombuffer(content[128:], np.float32).reshape(-1, DIMENSION)[::-1].tobytes()
-
-
-def flipped_byte(content: bytearray) -> None:
-    content[-1] ^= 0x40
-
-
-def flipped_header_byte(content: bytearray) -> None:
-    content[20] ^= 0x40
-
-
-@pytest.mark.parametrize("damage", [nan_row, scaled_rows, reversed_rows, flipped_byte, flipped_header_byte])
-def test_a_damaged_index_is_refused(damage, tmp_path):
+@pytest.mark.parametrize("byte", [20, 200, -1], ids=["header", "embedding", "last"])
+def test_a_damaged_index_is_refused(byte, tmp_path):
     index_of(random_vectors(5)).save(tmp_path / "index")
     file = tmp_path / "index/vectors.npy"
     content = bytearray(file.read_bytes())
-    damage(content)
+    content[byte] ^= 0x40
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"index/vectors\.npy is missing or damaged.* Build the index again"):
         find_index(tmp_path / "index")

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import itertools
 import json
 import os
 import shutil
@@ -35,6 +36,7 @@ from diffcse_jax.search.vector_store import (
     read_settings,
     state_of,
     vector_table,
+    write_npy,
 )
 
 FORMATS = (".jsonl", ".npy", ".parquet")
@@ -43,8 +45,6 @@ ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is wha
 CHARACTERS_PER_FILE = 1 << 28  # because the texts of a Parquet file are held in memory until it is written
 COUNTED_BYTES = 1 << 30  # larger inputs are not counted for the progress bar
 PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-
-Chunks = Iterable[tuple[list[Record], Float32[np.ndarray, "rows dimension"]]]
 
 
 # One file
@@ -85,37 +85,24 @@ def encode(
                 with partial.open("w", encoding="utf-8") as file:
                     _write_lines(file, chunks)
             elif path.suffix == ".npy":
-                _write_rows(partial, chunks, encoder.dimension)
+                write_npy(partial, (vectors for _, vectors in chunks), encoder.dimension)
             else:
                 settings = dataclasses.asdict(encoder.record()) | {"normalize": normalize}
-                tables = (vector_table(table_of(records), vectors, settings) for records, vectors in chunks)
+                tables = (vector_table(table_of(chunk), vectors, settings) for chunk, vectors in chunks)
                 first = next(tables)
                 with pq.ParquetWriter(partial, first.schema, **PARQUET) as writer:
-                    writer.write_table(first)
-                    for table in tables:
+                    for table in itertools.chain([first], tables):
                         writer.write_table(table)
             partial.replace(path)
 
 
-def _write_lines(file: Any, chunks: Chunks) -> None:
+def _write_lines(file: Any, chunks: Iterable[tuple[list[Record], Float32[np.ndarray, "rows dimension"]]]) -> None:
     """Write an object on each line, with the shortest numbers that are exact in float32."""
     for records, vectors in chunks:
         for record, vector in zip(records, vectors, strict=True):
             text = json.dumps(dict(record), ensure_ascii=False)
             file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
         file.flush()
-
-
-def _write_rows(path: Path, chunks: Chunks, dimension: int) -> None:
-    header = {"descr": "<f4", "fortran_order": False, "shape": (0, dimension)}
-    rows = 0
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for _, vectors in chunks:
-            file.write(np.ascontiguousarray(vectors, np.float32).data)
-            rows += len(vectors)
-        file.seek(0)  # the header has the same length for any number of rows
-        np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, dimension)})
 
 
 def _encode_chunk(

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32
 
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
-from diffcse_jax.search.vector_store import BLOCK_ROWS, EncoderRecord, VectorStore, find_store
+from diffcse_jax.search.vector_store import BLOCK_ROWS, EncoderRecord, VectorStore, find_store, write_npy
 
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
@@ -149,11 +149,7 @@ class SentenceIndex:
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
         with disk_errors(folder, safe="An earlier index there stays whole."), replace_dir(folder) as new:
-            with (new / _VECTORS).open("wb") as file:
-                header = {"descr": "<f4", "fortran_order": False, "shape": (len(self), self.encoder.dimension)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for block in self.store.unit_blocks():
-                    file.write(np.ascontiguousarray(block).data)
+            write_npy(new / _VECTORS, self.store.unit_blocks(), self.encoder.dimension)
             tables = map(_large_texts, self.store.texts())
             first = next(tables)
             with pa.ipc.new_file(new / _TEXTS, first.schema) as writer:

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,18 @@ def vector_table(
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = texts.append_column(VECTOR, embedding)
     return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
+
+
+def write_npy(path: Path, blocks: Iterable[Float32[np.ndarray, "_ dimension"]], dimension: int) -> None:
+    """Write embeddings to a `.npy` file block by block."""
+    header, rows = {"descr": "<f4", "fortran_order": False}, 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (0, dimension)})
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)
+            rows += len(block)
+        file.seek(0)  # the header has the same length for any number of rows
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, dimension)})
 
 
 def read_settings(part: Path, file: pq.FileMetaData | None = None) -> Mapping[str, Any]:
