@@ -12,10 +12,6 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "adapt.ipynb"
 
 
-def code_of(notebook: nbformat.NotebookNode) -> list[str]:
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-
-
 def text_of(notebook: nbformat.NotebookNode) -> str:
     """What its cells printed."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
@@ -30,9 +26,7 @@ def test_it_was_executed_in_order_without_an_error():
     assert len([line for cell in cells for line in cell.source.splitlines() if line]) <= 20
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     text = text_of(notebook)
-    assert "the start" in text
-    assert "after" in text
-    assert str(Path.home()) not in text
+    assert ("the start" in text, "after" in text, str(Path.home()) in text) == (True, True, False)
 
 
 @pytest.mark.slow
@@ -43,8 +37,6 @@ def test_it_runs(tmp_path, minilm_dir, monkeypatch):
     model = write_tiny_model(tmp_path / "model", minilm_dir, blocks=1)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     smaller = f'settings |= {{"train.steps": 2, "model.name_or_path": "{model}", "data.max_length": 16}}\nencoder, '
-    source = "".join(code_of(notebook))
-    assert source.count("\nencoder, ") == source.count('"minilm"') == 1
     for cell in notebook.cells:
         cell.source = cell.source.replace("\nencoder, ", f"\n{smaller}").replace('"minilm"', f'"{model}", pooler="avg"')
     without_torch = "import diffcse_jax.export.folder\ndiffcse_jax.export.folder._installed = lambda module: False"
