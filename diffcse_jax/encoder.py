@@ -29,11 +29,11 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_use
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
-from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.forward import TeacherNetwork
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import POOLERS, pool, positions_read
+from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
-from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.records import TEXT, Record, read_records, table_of
@@ -438,18 +438,11 @@ def compiled_forward(
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask) -> embeddings`, shared by all encoders of these sizes."""
     config = config.on(mesh.devices.flat[0].platform)
-    transformer = parameters.definition(functools.partial(Transformer, config, dtype=dtype))
-    pooler_head = parameters.definition(functools.partial(MlpProjector, config, dtype=dtype))
+    network = parameters.definition(functools.partial(TeacherNetwork, config, pooler, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        # Because the default precision of accelerators is below float32.
-        with jax.default_matmul_precision("highest"):
-            bound = parameters.bind(transformer, parameters.subset(params, "transformer"))
-            states = bound(TokenRows(input_ids, attention_mask), last_positions=positions_read(pooler))["hidden_states"]
-            pooled = pool(states, attention_mask, pooler)
-            if pooler == "cls":
-                pooled = parameters.bind(pooler_head, parameters.subset(params, "pooler_head"))(pooled)
-        return pooled.astype(jnp.float32)
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+            return parameters.bind(network, params)(TokenRows(input_ids, attention_mask))
 
     # Replicated, so that every host can read the whole result.
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
