@@ -132,8 +132,8 @@ def embed(
     id_column: str = "",
     distributed: bool = False,
     command: str = "the same command",
-) -> int:
-    """Embed the texts of the inputs that the folder does not hold yet; return how many this call has embedded.
+) -> None:
+    """Embed the texts of the inputs that the folder does not hold yet.
 
     Arguments are the options of `diffcse embed`; `load` loads the encoder, once the inputs are open, and `command`
     resumes the work, for messages.
@@ -167,7 +167,6 @@ def embed(
                 output.rmdir()
     print(f"process {index} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
     hosts.wait_for_all()
-    return job.embedded
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
