@@ -63,8 +63,8 @@ class StartingCheckpoint:
 
     def encoder(self, config: Config) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it."""
-        model, pooler = self.checkpoint, {"pooler": self.pooler(config), "pooler_head": self.pooler_head}
-        return SentenceEncoder(model.config, model.transformer, self.tokenizer, **pooler)
+        model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
+        return SentenceEncoder(model.config, model.transformer, self.tokenizer, pooler=pooler, pooler_head=head)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the embedding that the run trains is, before the first step, the checkpoint's own."""
