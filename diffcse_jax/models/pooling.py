@@ -16,11 +16,6 @@ AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1)
 POOLERS = ("cls", "cls_before_pooler", *AVERAGED_LAYERS)
 
 
-def positions_read(pooler: str) -> int | None:
-    """Return how many of the first positions of the last layer the pooler reads, or None if it reads all."""
-    return None if pooler in AVERAGED_LAYERS else 1
-
-
 def pool(
     hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
 ) -> Float[Array, "batch hidden"]:
@@ -40,7 +35,8 @@ def pool(
 
 def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows hidden"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
-    states = network(rows, keys=keys, last_positions=positions_read(pooler))["hidden_states"]
+    positions = None if pooler in AVERAGED_LAYERS else 1
+    states = network(rows, keys=keys, last_positions=positions)["hidden_states"]
     return pool(states, rows.attention_mask, pooler)
 
 
