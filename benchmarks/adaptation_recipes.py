@@ -187,10 +187,11 @@ def scores(model: str, tasks: list[str]) -> dict[str, float]:
     """The scores of a folder on test splits, by this package's evaluation."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.results import scores_by_column
-    from diffcse_jax.evaluation.tasks import expand_groups, find_task, needs_folder, senteval_folder
+    from diffcse_jax.evaluation.retrieval import own_task
+    from diffcse_jax.evaluation.tasks import expand_groups, find_task, senteval_folder
 
     encoder, names = SentenceEncoder.from_pretrained(model), expand_groups(tasks, "test")
-    folder = senteval_folder("") if needs_folder(names) else Path()
+    folder = Path() if all(map(own_task, names)) else senteval_folder("")
     found = {name: find_task(name).run(encoder, folder, "test") for name in names}
     return scores_by_column({"tasks": found, "averages": {}})
 

@@ -21,7 +21,6 @@ from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import senteval, sts
-from diffcse_jax.evaluation.regression import REGRESSION_TASKS
 from diffcse_jax.evaluation.tasks import find_task, senteval_folder
 from diffcse_jax.models import hf
 
@@ -75,8 +74,8 @@ def theirs(
 def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
     """All pairs that SentEval encodes for a task."""
     if isinstance(task, sts.StsYear):
-        return {subset: task.load(folder, subset) for subset in task.subsets}
-    regression = next(each for each in REGRESSION_TASKS if each.data is task)
+        return {subset: task.load(folder, subset) for subset in task.splits}
+    regression = senteval.REGRESSION_TASKS[task.name == "SICKRelatedness"]
     return {split: regression.load(folder, split) for split in ("train", "dev", "test")}
 
 

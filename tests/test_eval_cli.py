@@ -142,7 +142,7 @@ def test_scores_before_an_error_are_kept(run, senteval):
     path.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\thigh\n")
     code, results, printed = run("--mode", "dev", "--tasks", "STSBenchmark,SICKRelatedness", "--pooler", "avg")
     assert code == 2
-    assert "SICK_trial.txt, line 2: expected a number as score, found 'high'" in printed.err
+    assert "SICK_trial.txt, line 2: expected a number from 0 to 5, found 'high'" in printed.err
     assert results["tasks"]["STSBenchmark"]["n"] == 3
 
 

@@ -7,6 +7,8 @@ from test_sts import TableEncoder, write_stsb
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import geometry
 
+GEOMETRY, RETRIEVAL = geometry.PROBES
+
 
 def stsb_row(score, first, second):
     return f"-\t-\t-\t-\t{score}\t{first}\t{second}\n"
@@ -34,7 +36,7 @@ def unit(vector):
 
 def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
-    results = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")
+    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
     units = {name: unit(vector) for name, vector in vectors.items()}
     positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
     alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
@@ -45,7 +47,7 @@ def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
 
 def test_similarities_are_grouped_by_rating(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
-    groups = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")["similarity_by_rating"]
+    groups = GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")["similarity_by_rating"]
     assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
     similarity = unit(vectors["a"]) @ unit(vectors["f"])
     assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((similarity, 0))
@@ -57,14 +59,14 @@ def test_similarities_are_grouped_by_rating(tmp_path, vectors):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (stsb_row(4.0, "a", "b"), "sts-test.csv: no pair is rated above 4, which alignment needs"),
-        (stsb_row(5.0, "a", "a"), "sts-test.csv: all sentences are the same"),
+        (stsb_row(4.0, "a", "b"), "sts-test.csv: the geometry needs pairs rated above 4"),
+        (stsb_row(5.0, "a", "a"), "sts-test.csv: .* and different sentences"),
     ],
 )
 def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
     write_stsb(tmp_path, "test", [row])
     with pytest.raises(DataError, match=message):
-        geometry.Geometry().run(TableEncoder(vectors), tmp_path, "test")
+        GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
 
 
 def test_cosines_rounded_above_1_count():
@@ -85,7 +87,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["b"] = vectors["a"] * 3  # found at once
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
-    results = geometry.Retrieval().run(TableEncoder(vectors), tmp_path, "test")
+    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path, "test")
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
     hits = results["examples"][0]
@@ -95,7 +97,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
 
 def test_pictures_are_drawn_if_matplotlib_is_installed(tmp_path, vectors, monkeypatch, capsys):
     write_stsb(tmp_path, "dev", ROWS)
-    results = geometry.Geometry().run(TableEncoder(vectors), tmp_path, "dev")
+    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, "dev")
     models = [{"model": "a", "tasks": {"geometry": results}}] * 2
     for path in geometry.draw(models, tmp_path / "report"):
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -4,7 +4,7 @@ import pytest
 from test_sts import TableEncoder
 
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation import postprocessing
+from diffcse_jax.evaluation import backends as postprocessing
 from diffcse_jax.losses.decorrelation import dimension_contrast
 
 

@@ -8,7 +8,7 @@ from test_senteval import BagOfWords
 
 from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation import regression
+from diffcse_jax.evaluation import classifier
 from diffcse_jax.evaluation.classifier import initial_weights
 from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.evaluation.tasks import TASKS
@@ -59,8 +59,8 @@ def fitted_by_torch(x, y, dev_x, dev_y, coefficient):
 
 def test_scores_become_distributions_over_their_neighbours():
     scores = np.r_[np.linspace(0, 5, 51), 4.75]
-    np.testing.assert_allclose(regression.level_weights(scores), shares(scores), atol=1e-6)
-    np.testing.assert_allclose((regression.level_weights(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
+    np.testing.assert_allclose(classifier.level_weights(scores), shares(scores), atol=1e-6)
+    np.testing.assert_allclose((classifier.level_weights(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
 
 
 @pytest.mark.parametrize("stops_by", COEFFICIENTS)
@@ -70,10 +70,10 @@ def test_the_fit_is_sentevals(stops_by):
     y = np.clip(2.5 + x[:, :3].sum(axis=1) + generator.normal(size=200), 0, 5)
     with torch_senteval.one_thread():
         model, score = fitted_by_torch(x[:150], y[:150], x[150:], y[150:], COEFFICIENTS[stops_by])
-    weights = regression.fit(x[:150], y[:150], x[150:], y[150:], stops_by)
+    weights = classifier.train_regression(x[:150], y[:150], x[150:], y[150:], stops_by)
     expected = np.c_[model[0].weight.detach().numpy(), model[0].bias.detach().numpy()]
     np.testing.assert_allclose(weights, expected, atol=2e-4)
-    assert correlations(regression.predict(weights, x[150:]), y[150:])[stops_by] == pytest.approx(score, abs=0.01)
+    assert correlations(classifier.predict_score(weights, x[150:]), y[150:])[stops_by] == pytest.approx(score, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_the_fit_is_sentevals(stops_by):
 def test_each_copy_of_senteval_stops_by_its_own_coefficient(name, blocks, monkeypatch):
     """SimCSE's tasks take the block that is best by Spearman, the original's the one that is best by Pearson."""
     dev_scores = iter([(70, 60), (80, 70), (75, 80), *[(60, 60)] * 4])  # Pearson, Spearman
-    monkeypatch.setattr(regression, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
-    monkeypatch.setattr(regression, "_train_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
+    monkeypatch.setattr(classifier, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
+    monkeypatch.setattr(classifier, "_regression_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
     rows = np.ones((4, 3), np.float32)
-    weights = regression.fit(rows, np.ones(4), rows, np.ones(4), TASKS[name].stops_by)
+    weights = classifier.train_regression(rows, np.ones(4), rows, np.ones(4), TASKS[name].stops_by)
     np.testing.assert_allclose(weights - initial_weights(5, 3), blocks, atol=1e-6)
 
 

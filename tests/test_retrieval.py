@@ -8,7 +8,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import retrieval
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import average_precision, own_task
-from diffcse_jax.evaluation.tasks import expand_groups, missing_files, needs_folder
+from diffcse_jax.evaluation.tasks import expand_groups, missing_files
 
 
 def test_own_targets_first_is_perfect():
@@ -96,8 +96,6 @@ def test_tasks_on_own_files(tmp_path):
     labelled.write_text("a\tb\t1\na\tz\t0\nc\th\t1\nc\te\t0.0\n")
     names = [f"pairs_retrieval:{pairs}", f"duplicates:{labelled}"]
     assert expand_groups([*names, names[0]], "test") == names
-    assert not needs_folder(names)
-    assert needs_folder([*names, "STS12"])
     assert [task_title(name) for name in names] == ["pairs_retrieval a/test", f"duplicates {tmp_path.name}/quora"]
     assert task_title("STS12") == "STS12"
     retrieval, duplicates = (own_task(name).run(Angles(), tmp_path, "test") for name in names)

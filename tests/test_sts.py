@@ -75,11 +75,11 @@ def test_a_pipe_is_refused(tmp_path):
     ("row", "message"),
     [
         ("a\tb\tc\td\t5.0\tonly one\n", "sts-dev.csv, line 3: expected 7 tab-separated columns, found 6"),
-        ("a\tb\tc\td\tfive\tx\ty\n", "sts-dev.csv, line 3: expected a number as score, found 'five'"),
-        ("a\tb\tc\td\tnan\tx\ty\n", "line 3: expected a number"),
-        ("a\tb\tc\td\t1_0\tx\ty\n", "line 3: expected a number as score, found '1_0'"),
-        ("a\tb\tc\td\t500\tx\ty\n", "line 3: the score 500 is not between 0 and 5"),
-        ("a\tb\tc\td\t-0.1\tx\ty\n", "line 3: the score -0.1 is not between 0 and 5"),
+        ("a\tb\tc\td\tfive\tx\ty\n", "sts-dev.csv, line 3: expected a number from 0 to 5, found 'five'"),
+        ("a\tb\tc\td\tnan\tx\ty\n", "line 3: expected a number from 0 to 5"),
+        ("a\tb\tc\td\t1_0\tx\ty\n", "line 3: expected a number from 0 to 5, found '1_0'"),
+        ("a\tb\tc\td\t500\tx\ty\n", "line 3: expected a number from 0 to 5, found '500'"),
+        ("a\tb\tc\td\t-0.1\tx\ty\n", "line 3: expected a number from 0 to 5, found '-0.1'"),
         ("a\tb\tc\td\t1\tx\0\ty\n", "line 3: contains the control character"),
         ("\n-\t-\t-\t-\t1\tx\ty\n", "line 3: expected 7"),
     ],
@@ -235,10 +235,10 @@ def test_invalid_years_are_named(tmp_path):
     with pytest.raises(DataError, match=r"STS\.input\.OnWN\.txt has 3 lines, but .*STS\.gs\.OnWN\.txt has 2"):
         STS13.load(tmp_path, "OnWN")
     (directory / "STS.gs.headlines.txt").write_text("1\nhigh\n")
-    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: expected a number as score, found 'high'"):
+    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: expected a number from .* found .high."):
         STS13.load(tmp_path, "headlines")
     (directory / "STS.gs.headlines.txt").write_text("1\n50\n")
-    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: the score 50 is not between 0 and 5"):
+    with pytest.raises(DataError, match=r"STS\.gs\.headlines\.txt, line 2: expected a number from 0 to 5, found '50'"):
         STS13.load(tmp_path, "headlines")
     (directory / "STS.input.FNWN.txt").write_text("a\tb\na\na\td\nb\n")
     with pytest.raises(
@@ -249,7 +249,7 @@ def test_invalid_years_are_named(tmp_path):
 
 def test_years_hold_the_published_numbers_of_pairs(data_dir):
     for year, total in ((STS12, 3108), (STS14, 3750)):
-        assert sum(len(year.load(data_dir / "senteval", subset).gold) for subset in year.subsets) == total
+        assert sum(len(year.load(data_dir / "senteval", subset).gold) for subset in year.splits) == total
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_other_sizes_are_described(task, scores, mode, reason):
 
 
 def test_the_files_here_are_official(data_dir):
-    for task, splits in ((STSB, ("dev", "test")), *((year, year.subsets) for year in (YEARS[0], YEARS[2]))):
+    for task, splits in ((STSB, ("dev", "test")), *((year, year.splits) for year in (YEARS[0], YEARS[2]))):
         counts = {split: len(task.load(data_dir / "senteval", split).gold) for split in splits}
         assert counts.items() <= OFFICIAL_SIZES[task.name].items()
 

@@ -1,9 +1,9 @@
 """Evaluation of sentence encoders: STS, transfer, retrieval and geometry, and the dev metrics of training."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -30,16 +30,9 @@ class CachedEncoder:
     """
 
     def __init__(self, encoder: Encoder):
+        self.pooler, self.truncate_dim = encoder.pooler, encoder.truncate_dim
         self._encoder = encoder
         self._embeddings: dict[str, np.ndarray] = {}
-
-    @property
-    def pooler(self) -> str:
-        return self._encoder.pooler
-
-    @property
-    def truncate_dim(self) -> int | None:
-        return self._encoder.truncate_dim
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]:
         """Return one embedding per sentence."""
@@ -51,36 +44,50 @@ class CachedEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-    """Options of tasks. A task uses those that it knows.
+    """Options of tasks: the similarity of STS pairs, and what the task `retrieval` lists for each query.
 
     Attributes:
-        similarity: Similarity of STS pairs, one of `sts.SIMILARITIES`.
-        queries: Sentences whose nearest STS-B sentences the task `retrieval` lists. Empty: those of the first pairs.
-        top_k: How many sentences it lists for each query.
-        batch_size: Sentences per encoding batch.
+        similarity: One of `sts.SIMILARITIES`.
+        queries: Sentences whose nearest STS-B sentences are listed. Empty: those of the first pairs.
+        top_k: How many sentences are listed.
     """
 
     similarity: str = "cosine"
     queries: tuple[str, ...] = ()
     top_k: int = 3
-    batch_size: int = 64
 
 
 DEFAULTS = TaskOptions()
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A data set and how it is scored, in the modes that it has data for (`test`, `fasttest`, `dev`)."""
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A data set and how it is scored.
 
-    @property
-    def name(self) -> str: ...
+    Attributes:
+        name: The task's name.
+        splits: Files of each split (or subset), relative to SentEval's `downstream` folder.
+        modes: The modes that it has data for. `dev` does not read the split `test`.
+    """
 
-    @property
-    def modes(self) -> tuple[str, ...]: ...
+    name: str
+    splits: Mapping[str, tuple[str, ...]]
+    modes: ClassVar[tuple[str, ...]] = ("test", "fasttest", "dev")
+
+    def paths(self, folder: Path, split: str) -> list[Path]:
+        return [folder / file for file in self.splits[split]]
+
+    def splits_of(self, mode: str) -> list[str]:
+        return [split for split in self.splits if mode != "dev" or split != "test"]
 
     def files(self, folder: Path, mode: str) -> list[Path]:
-        """Return the files that `run` reads from SentEval's `downstream` folder."""
+        """Return the files that `run` reads."""
+        return [path for split in self.splits_of(mode) for path in self.paths(folder, split)]
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return named scores, x 100."""
+        """Return named scores, x 100.
+
+        Raises:
+            DataError: A file is invalid; the message names file and line.
+        """
+        raise NotImplementedError

@@ -1,21 +1,32 @@
-"""Loading a model on a backend: this package's encoder, or PyTorch's as an independent computation."""
+"""Encoders to evaluate: this package's, PyTorch's as an independent computation, and post-processed ones."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32
+import optax
+from jaxtyping import Array, Float32
 
+from diffcse_jax.data.sources import open_text
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder, require_finite, warn_of_cut
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import hf, pooling_modules
+from diffcse_jax.models.pooling import AVERAGED_LAYERS
 
-_LAYERS = {"avg": [-1], "avg_top2": [-2, -1], "avg_first_last": [0, -1], "avg_first_block_last": [1, -1]}
+DCL_TEMPERATURE = 0.05
+DCL_BATCH_SIZE = 512
+DCL_STEPS = 1000
+SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
+BLOCK = 8192  # embeddings held in float64 at once
+OPTIMIZER = optax.adam(1e-3)
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
@@ -29,15 +40,17 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
     path = expand_path(model)
-    if find_run(path) is None:
-        return TorchEncoder(model, pooler, truncate_dim)
-    export = path / "export"
-    if not export.is_dir():
-        raise CheckpointError(
-            f"the torch backend reads exported models, and {path} has no export. Run "
-            f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
-        )
-    return TorchEncoder(str(export), pooler, truncate_dim)
+    if find_run(path) is not None:
+        if not (path / "export").is_dir():
+            raise CheckpointError(
+                f"the torch backend reads exported models, and {path} has no export. Run "
+                f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
+            )
+        model = str(path / "export")
+    return TorchEncoder(model, pooler, truncate_dim)
+
+
+# PyTorch
 
 
 class TorchEncoder:
@@ -69,11 +82,12 @@ class TorchEncoder:
         recorded = record.truncate_dim if record else None
         size = checkpoint.config.hidden_size
         self.truncate_dim = pooling_modules.checked_truncation(recorded if truncate_dim is None else truncate_dim, size)
-        model, missing = torch_model(checkpoint.folder, checkpoint.hf_config)
+        model, missing = _torch_model(checkpoint.folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
-        # If the folder records a head of its own, the pooler of transformers' model is a different one.
+        # If the folder records a head of its own (dense + tanh), the pooler of transformers' model is a different one.
         head = record.head if record and self.pooler == "cls" else None
-        self._head = torch_head(head).to(self._device) if head else None
+        arrays = [np.asarray(head[f"dense.{part}"], np.float32) for part in ("bias", "kernel")] if head else []
+        self._head = [torch.tensor(array, device=self._device) for array in arrays]
         if self.pooler == "cls" and not head and (missing or getattr(model, "pooler", None) is None):
             lacking = ", ".join(missing) if missing else f"a pooler for {model.config.model_type} models"
             raise CheckpointError(
@@ -93,74 +107,144 @@ class TorchEncoder:
     def _encode_batch(self, sentences: list[str]) -> np.ndarray:
         import torch
 
-        inputs = self._tokenizer(
-            sentences, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
-        ).to(self._device)
+        cut = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "pt"}
+        inputs = self._tokenizer(sentences, **cut).to(self._device)
         with torch.inference_mode():
-            outputs = self._model(**inputs, output_hidden_states=True)
-            if self._head is not None:
-                embeddings = self._head(outputs.last_hidden_state[:, 0])
-            else:
-                embeddings = pooled(outputs, inputs["attention_mask"], self.pooler)
+            embeddings = self._pool(self._model(**inputs, output_hidden_states=True), inputs["attention_mask"])
         return embeddings[:, : self.truncate_dim].cpu().numpy()
 
+    def _pool(self, outputs: Any, attention_mask: Any) -> Any:
+        import torch
 
-def torch_head(head: Mapping[str, Any]) -> Any:
-    """Return a recorded dense + tanh head as a torch module."""
-    import torch
-
-    kernel, bias = (torch.tensor(np.asarray(head[f"dense.{part}"], np.float32)) for part in ("kernel", "bias"))
-    dense = torch.nn.Linear(*kernel.shape)
-    dense.weight.data, dense.bias.data = kernel.T.contiguous(), bias
-    return torch.nn.Sequential(dense, torch.nn.Tanh()).eval()
-
-
-def pooled(outputs: Any, attention_mask: Any, pooler: str) -> Any:
-    """Pool the outputs of transformers' model, with hidden states, to a torch tensor of embeddings."""
-    import torch
-
-    if pooler == "cls":
-        return outputs.pooler_output
-    if pooler == "cls_before_pooler":
-        return outputs.last_hidden_state[:, 0]
-    states = torch.stack([outputs.hidden_states[layer] for layer in _LAYERS[pooler]]).mean(dim=0)
-    mask = attention_mask.unsqueeze(-1).to(states.dtype)
-    return (states * mask).sum(dim=1) / mask.sum(dim=1)
+        if self._head:
+            bias, kernel = self._head
+            return torch.tanh(torch.addmm(bias, outputs.last_hidden_state[:, 0], kernel))
+        if self.pooler == "cls":
+            return outputs.pooler_output
+        if self.pooler == "cls_before_pooler":
+            return outputs.last_hidden_state[:, 0]
+        states = torch.stack([outputs.hidden_states[layer] for layer in AVERAGED_LAYERS[self.pooler]]).mean(dim=0)
+        mask = attention_mask.unsqueeze(-1).to(states.dtype)
+        return (states * mask).sum(dim=1) / mask.sum(dim=1)
 
 
-def torch_model(folder: Path, hf_config: Mapping[str, Any], **options: Any) -> tuple[Any, list[str]]:
-    """Load a folder's model with transformers, in float32. Code in the folder never runs.
-
-    Args:
-        folder: A Hugging Face folder.
-        hf_config: Its `config.json`, already checked.
-        options: Options of `from_pretrained`.
-
-    Returns:
-        The model, and the pooler's weights that the folder lacks; these are random.
-
-    Raises:
-        CheckpointError: transformers cannot read the model, or other weights are missing.
-    """
+def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Load a folder's model in float32. Also return the pooler's weights that the folder lacks; these are random."""
     import torch
     import transformers
 
+    safe = {"local_files_only": True, "trust_remote_code": False}  # code in the folder never runs
     try:
         config = transformers.CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
         with quiet_transformers():
             model, loaded = transformers.AutoModel.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                **options,
+                folder, config=config, dtype=torch.float32, output_loading_info=True, **safe
             )
     except Exception as error:  # transformers raises a dozen types
         raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error
     missing = sorted(loaded["missing_keys"])
-    of_pooler = [name for name in missing if name.startswith("pooler.")]
-    if missing != of_pooler:
-        raise CheckpointError(f"{folder}: transformers does not find the weights {', '.join(missing)[:500]}")
-    return model, of_pooler
+    if others := [name for name in missing if not name.startswith("pooler.")]:
+        raise CheckpointError(f"{folder}: transformers does not find the weights {', '.join(others)[:500]}")
+    return model, missing
+
+
+# Post-processing: baselines that transform the embeddings of a frozen encoder, fitted on unlabelled sentences
+
+
+class PostProcessed:
+    """An encoder whose embeddings x become (x - mean) @ matrix."""
+
+    def __init__(self, encoder: Encoder, mean: Float32[np.ndarray, " dim"], matrix: Float32[np.ndarray, "dim target"]):
+        self.pooler, self.truncate_dim = encoder.pooler, encoder.truncate_dim
+        self._encoder, self._mean, self._matrix = encoder, mean, matrix
+
+    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences target"]:
+        """Return transformed embeddings."""
+        return (self._encoder.encode(sentences, batch_size=batch_size) - self._mean) @ self._matrix
+
+
+def post_process(encoder: Encoder, specification: str, dimension: int | None) -> PostProcessed:
+    """Fit `whitening:FILE` or `dcl:FILE` on the first column of a file that training can read.
+
+    Args:
+        encoder: The frozen encoder.
+        specification: Method and file.
+        dimension: Target size of whitening. None keeps the embedding size.
+
+    Raises:
+        ConfigError: The method is unknown, or does not use a dimension.
+        DataError: The file cannot be read, or has too little text.
+    """
+    method, _, file = specification.partition(":")
+    if method not in ("whitening", "dcl") or not file:
+        raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
+    if method == "dcl" and dimension is not None:
+        raise ConfigError("--post_dimension is an option of whitening. Dimension-wise contrast keeps all dimensions")
+    sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post", columns_option="")))
+    embeddings = encoder.encode(sentences)
+    try:
+        fitted = whitening(embeddings, dimension) if method == "whitening" else decorrelation(embeddings)
+    except ValueError as error:
+        raise DataError(f"--post {specification}: {error}") from error
+    return PostProcessed(encoder, *fitted)
+
+
+def whitening(
+    embeddings: Float32[np.ndarray, "sentences dim"], dimension: int | None = None
+) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim target"]]:
+    """Return the mean, and the map to the directions of largest variance, each scaled to variance 1 (Su et al. 2021).
+
+    Raises:
+        ValueError: The embeddings do not span that many dimensions.
+    """
+    size = embeddings.shape[1]
+    target = size if dimension is None else dimension
+    if not 1 <= target <= size:
+        raise ValueError(f"--post_dimension={dimension} is not between 1 and the embedding size, {size}")
+    mean = embeddings.mean(axis=0, dtype=np.float64)
+    blocks = (embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK))
+    variances, directions = np.linalg.eigh(sum(block.T @ block for block in blocks) / len(embeddings))
+    variances, directions = variances[::-1][:target], directions[:, ::-1][:, :target]
+    spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
+    if spanned < target:
+        raise ValueError(
+            f"{len(embeddings)} different sentences span {spanned} dimensions, not {target}. Give more text or a "
+            "smaller --post_dimension"
+        )
+    return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
+
+
+def decorrelation(
+    embeddings: Float32[np.ndarray, "sentences dim"],
+) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
+    """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
+
+    A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does not see.
+
+    Raises:
+        ValueError: A dimension is constant.
+    """
+    mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
+    if len(embeddings) < 2 or not std.all():
+        raise ValueError(f"{len(embeddings)} different sentences leave dimensions constant. Give more text")
+    inputs = (embeddings - mean) / std
+    generator = np.random.default_rng(0)
+    matrix = jnp.eye(embeddings.shape[1])
+    opt_state = OPTIMIZER.init(matrix)
+    for _ in range(DCL_STEPS):
+        rows = generator.choice(len(inputs), min(DCL_BATCH_SIZE, len(inputs)), replace=False)
+        matrix, opt_state = _dcl_step(matrix, opt_state, inputs[rows])
+    trained = np.asarray(matrix)
+    return mean, trained / std[:, None] / (inputs @ trained).std(axis=0)
+
+
+@jax.jit
+def _dcl_step(
+    matrix: Float32[Array, "dim dim"], opt_state: optax.OptState, batch: Float32[Array | np.ndarray, "batch dim"]
+) -> tuple[Float32[Array, "dim dim"], optax.OptState]:
+    def loss(matrix: Float32[Array, "dim dim"]) -> Float32[Array, ""]:
+        mapped = jnp.dot(batch, matrix, precision="highest")
+        return dimension_contrast(mapped, mapped, temperature=DCL_TEMPERATURE, form="code").mean()
+
+    updates, opt_state = OPTIMIZER.update(jax.grad(loss)(matrix), opt_state)
+    return optax.apply_updates(matrix, updates), opt_state

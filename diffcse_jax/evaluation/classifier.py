@@ -1,12 +1,12 @@
-"""SentEval's classifier: logistic regression with early stopping, for all fits of a task in one compiled program.
+"""SentEval's two trained models: a classifier, and a regression of similarities.
 
 SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
 therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
-several fits train side by side, each with all regularizations. Initial weights, batches, updates and early stopping are
-those of the original (`tools/classifier.py` with `nhid` 0); only the order of float32 sums differs.
+several classifiers train side by side in one compiled program, each with all regularizations. Initial weights, batches,
+updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0, `tools/relatedness.py`); only
+the order of float32 sums differs.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,7 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+import optax
+from jaxtyping import Array, Float, Float32, Float64, Int, Int32
+
+from diffcse_jax.evaluation.sts import correlations
 
 SEED = 1111
 REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -26,8 +29,7 @@ NO_ROW = -1
 Weights = Float32[Array | np.ndarray, "fits regularizations classes dim_and_bias"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """Adam as PyTorch computes it. RMSprop is the case without momentum and bias correction."""
 
     learning_rate: float
@@ -41,8 +43,7 @@ ADAM = Optimizer(learning_rate=1e-3, mean_decay=0.9, square_decay=0.999, bias_co
 RMSPROP = Optimizer(learning_rate=1e-2, mean_decay=0.0, square_decay=0.99, bias_correction=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How a classifier is trained.
 
     Attributes:
@@ -58,8 +59,7 @@ class Recipe:
     passes_per_block: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """The rows of one fit. Permutations refer to the order of `train`.
 
     Attributes:
@@ -73,14 +73,8 @@ class Fit:
     permuted: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Classifiers:
-    """The best snapshot of each fit and regularization.
-
-    Attributes:
-        dev_accuracy: Fraction of correct dev rows.
-        weights: Coefficients, the bias last.
-    """
+class Classifiers(NamedTuple):
+    """The best snapshot of each fit and regularization, and its fraction of correct dev rows."""
 
     dev_accuracy: Float[np.ndarray, "fits regularizations"]
     weights: Float32[np.ndarray, "fits regularizations classes dim_and_bias"]
@@ -101,80 +95,58 @@ def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
 
 
 def train_classifiers(
-    features: Float32[np.ndarray, "rows dimension"],
+    features: Float32[np.ndarray, "rows dim"],
     labels: Int[np.ndarray, " rows"],
     classes: int,
     fits: Sequence[Fit],
     recipe: Recipe,
 ) -> Classifiers:
-    """Train a classifier for each fit and each of `REGULARIZATIONS`.
-
-    Args:
-        features: Inputs of all rows that the fits refer to.
-        labels: Classes, from 0.
-        classes: Number of classes.
-        fits: Which rows to use.
-        recipe: How to train.
-    """
+    """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`."""
     data = jnp.asarray(with_bias(features)), jnp.asarray(labels, jnp.int32)
-    state = _initial_state(len(fits), classes, features.shape[1])
-    stopping = _EarlyStopping(state.weights, recipe.tenacity)
     dev_rows = _padded([fit.dev for fit in fits])
+    shape = (len(fits), len(REGULARIZATIONS), classes, features.shape[1] + 1)
+    weights = np.broadcast_to(initial_weights(classes, features.shape[1]), shape).copy()
+    state = _State(weights, np.zeros_like(weights), np.zeros_like(weights), np.zeros(len(fits), np.int32))
+    best, best_weights, failures = np.full(shape[:2], -1), weights.copy(), np.zeros(shape[:2], int)
     for batches in _blocks(fits, recipe):
-        running = stopping.running()
-        if not running.size:
-            break
-        for group in _groups(running, len(fits)):
+        running = np.flatnonzero((failures <= recipe.tenacity).any(axis=1))
+        for start in range(0, len(running), FITS_AT_ONCE):
+            # All groups have the same size, so that one compilation serves all. Repetition fills the last group.
+            group = np.resize(running[start : start + FITS_AT_ONCE], min(len(fits), FITS_AT_ONCE))
             before = _State(*(part[group] for part in state))
-            after, correct = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
+            after, counts = _train_block(before, *data, batches[group], dev_rows[group], recipe.optimizer)
             for part, new in zip(state, after, strict=True):
                 part[group] = new
-            stopping.update(group, np.asarray(correct), np.asarray(after.weights))
-    dev_sizes = np.array([[len(fit.dev)] for fit in fits])
-    return Classifiers(stopping.correct / dev_sizes, stopping.weights)
+            correct = np.asarray(counts)
+            better = (correct > best[group]) & (failures[group] <= recipe.tenacity)
+            best[group] = np.where(better, correct, best[group])
+            best_weights[group] = np.where(better[:, :, None, None], after.weights, best_weights[group])
+            failures[group] += ~better
+        if not running.size:
+            break
+    return Classifiers(best / np.array([[len(fit.dev)] for fit in fits]), best_weights)
 
 
 def predict(
-    weights: Float32[np.ndarray, "classes dim_and_bias"], features: Float32[np.ndarray, "rows dimension"]
+    weights: Float32[np.ndarray, "classes dim_and_bias"], features: Float32[np.ndarray, "rows dim"]
 ) -> Int[np.ndarray, " rows"]:
     """Return the most probable class of each row."""
     return (with_bias(features) @ weights.T).argmax(axis=1)
 
 
-def initial_weights(classes: int, dimension: int) -> Float32[np.ndarray, "classes dim_and_bias"]:
-    """Return the weights of `torch.nn.Linear(dimension, classes)` after `torch.manual_seed(1111)`, bit for bit."""
-    bound = float(np.float32(dimension**-0.5))
-    words = np.random.RandomState(SEED).randint(2**32, size=classes * (dimension + 1), dtype=np.uint32)
+def initial_weights(classes: int, dim: int) -> Float32[np.ndarray, "classes dim_and_bias"]:
+    """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`, bit for bit."""
+    bound = float(np.float32(dim**-0.5))
+    words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
     uniform = (words & 0xFFFFFF) * 2.0**-24
     # PyTorch rounds once, after a fused multiply-add; float64 holds the product exactly.
     values = (uniform * (2 * bound) - bound).astype(np.float32)
-    return np.column_stack([values[:-classes].reshape(classes, dimension), values[-classes:]])
+    return np.column_stack([values[:-classes].reshape(classes, dim), values[-classes:]])
 
 
-class _EarlyStopping:
-    """Keeps the best weights of each fit and regularization, and counts the tests that found no better ones."""
-
-    def __init__(self, weights: Weights, tenacity: int):
-        self.weights = np.array(weights)
-        self.tenacity = tenacity
-        self.correct = np.full(weights.shape[:2], -1)
-        self.failures = np.zeros(weights.shape[:2], int)
-
-    def running(self) -> Int[np.ndarray, " running"]:
-        return np.flatnonzero((self.failures <= self.tenacity).any(axis=1))
-
-    def update(self, group: Int[np.ndarray, " group"], correct: Int[np.ndarray, "group r"], weights: Weights) -> None:
-        """Record weights that classify more dev rows correctly than before, unless training has stopped."""
-        better = (correct > self.correct[group]) & (self.failures[group] <= self.tenacity)
-        self.correct[group] = np.where(better, correct, self.correct[group])
-        self.weights[group] = np.where(better[:, :, None, None], weights, self.weights[group])
-        self.failures[group] += ~better
-
-
-def _initial_state(fits: int, classes: int, dimension: int) -> _State:
-    shape = (fits, len(REGULARIZATIONS), classes, dimension + 1)
-    weights = np.broadcast_to(initial_weights(classes, dimension), shape).copy()
-    return _State(weights, np.zeros_like(weights), np.zeros_like(weights), np.zeros(fits, np.int32))
+def with_bias(features: Float32[np.ndarray, "rows dim"]) -> Float32[np.ndarray, "rows dim_and_bias"]:
+    """Append a column of ones, the input of the bias."""
+    return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
 
 
 def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "fits batches batch_size"]]:
@@ -196,23 +168,12 @@ def _positions(generator: np.random.RandomState, rows: int, recipe: Recipe) -> I
     return passes.reshape(-1, recipe.batch_size)
 
 
-def _groups(running: Int[np.ndarray, " running"], fits: int) -> Iterator[Int[np.ndarray, " group"]]:
-    """Split into groups of equal size, so that one compilation serves all. Repetition fills the last group."""
-    for start in range(0, len(running), FITS_AT_ONCE):
-        yield np.resize(running[start : start + FITS_AT_ONCE], min(fits, FITS_AT_ONCE))
-
-
 def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."]:
     """Stack arrays that differ in length, with `NO_ROW` after the shorter ones."""
     stacked = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), NO_ROW, np.int32)
     for target, array in zip(stacked, arrays, strict=True):
         target[: len(array)] = array
     return stacked
-
-
-def with_bias(features: Float32[np.ndarray, "rows dimension"]) -> Float32[np.ndarray, "rows dim_and_bias"]:
-    """Append a column of ones, the input of the bias."""
-    return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
 
 
 @functools.partial(jax.jit, static_argnames="optimizer")
@@ -225,15 +186,14 @@ def _train_block(
     optimizer: Optimizer,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
     """Train on these batches, then count the dev rows that are classified correctly."""
+    batches = jnp.asarray(batches)
 
     def update(index: Int32[Array, ""], state: _State) -> _State:
         rows = batches[:, index]
-        gradient = _gradient(state.weights, features[rows], labels[rows], rows != NO_ROW)
-        updated = _updated(state, gradient, optimizer)
+        updated = _updated(state, _gradient(state.weights, features[rows], labels[rows], rows != NO_ROW), optimizer)
         has_batch = rows[:, 0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
         return jax.tree.map(lambda new, old: jnp.where(_expand(has_batch, new.ndim), new, old), updated, state)
 
-    batches = jnp.asarray(batches)
     most_batches = (batches[:, :, 0] != NO_ROW).sum(axis=1).max()
     state = jax.lax.fori_loop(0, most_batches, update, state)
     predicted = _logits(state.weights, features[dev_rows]).argmax(axis=3)
@@ -241,18 +201,11 @@ def _train_block(
     return state, correct.sum(axis=1)
 
 
-def _logits(
-    weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]
-) -> Float32[Array, "fits rows regularizations classes"]:
+def _logits(weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]) -> Float32[Array, "fits rows r c"]:
     return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
 
 
-def _gradient(
-    weights: Weights,
-    features: Float32[Array, "fits batch_size dim_and_bias"],
-    labels: Int32[Array, "fits batch_size"],
-    real: Bool[Array, "fits batch_size"],
-) -> Weights:
+def _gradient(weights: Weights, features: Array, labels: Array, real: Array) -> Weights:
     """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
     probabilities = jax.nn.softmax(_logits(weights, features))
     errors = probabilities - jax.nn.one_hot(labels, weights.shape[2])[:, :, None]
@@ -268,16 +221,91 @@ def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
     square = optimizer.square_decay * state.square + (1 - optimizer.square_decay) * gradient**2
     direction, scale = mean, jnp.sqrt(square)
     if optimizer.bias_correction:
-        direction = direction / _bias_correction(optimizer.mean_decay, updates)
-        scale = scale / jnp.sqrt(_bias_correction(optimizer.square_decay, updates))
+        # 1 - decay ** updates, without cancellation, which would leave four digits in float32
+        logs = (updates.astype(jnp.float32) * float(np.log(d)) for d in (optimizer.mean_decay, optimizer.square_decay))
+        of_mean, of_square = (_expand(-jnp.expm1(log), 4) for log in logs)
+        direction, scale = direction / of_mean, scale / jnp.sqrt(of_square)
     weights = state.weights - optimizer.learning_rate * direction / (scale + optimizer.epsilon)
     return _State(weights, mean, square, updates)
 
 
-def _bias_correction(decay: float, updates: Int32[Array | np.ndarray, " fits"]) -> Float32[Array, "fits 1 1 1"]:
-    """Return 1 - decay ** updates, without cancellation, which would leave four digits in float32."""
-    return _expand(-jnp.expm1(updates.astype(jnp.float32) * float(np.log(decay))), 4)
-
-
 def _expand(per_fit: Array, ndim: int) -> Array:
     return jax.lax.expand_dims(per_fit, range(1, ndim))
+
+
+# Regression: a softmax layer predicts a distribution over the scores 1 to 5, whose mean is the predicted score.
+
+LEVELS = np.arange(1, 6, dtype=np.float32)
+REGRESSION = Recipe(ADAM, batch_size=64, tenacity=3, passes_per_block=50)
+REGRESSION_LAST_PASS = 1000
+_ADAM = optax.adam(ADAM.learning_rate)
+
+
+def train_regression(
+    features: Float32[np.ndarray, "train dim"],
+    gold: Float[np.ndarray, " train"],
+    dev_features: Float32[np.ndarray, "dev dim"],
+    dev_gold: Float[np.ndarray, " dev"],
+    stops_by: str,
+) -> Float32[np.ndarray, "levels dim_and_bias"]:
+    """Return the weights after the block of passes with the best dev correlation.
+
+    Source: Tai, Socher and Manning 2015, section 4.2, as in SentEval's `tools/relatedness.py`.
+
+    Args:
+        features: |u - v| and u * v of the training pairs.
+        gold: Scores of the training pairs, 1 to 5.
+        dev_features: Features of the dev pairs.
+        dev_gold: Scores of the dev pairs.
+        stops_by: The correlation on the dev pairs that stops training, `pearson` or `spearman`.
+    """
+    inputs, targets = jnp.asarray(with_bias(features)), jnp.asarray(level_weights(gold))
+    weights = jnp.asarray(initial_weights(len(LEVELS), features.shape[1]))
+    opt_state = _ADAM.init(weights)
+    generator = np.random.RandomState(SEED)
+    best, best_weights, failures = -1.0, np.asarray(weights), 0
+    for _ in range(0, REGRESSION_LAST_PASS + 1, REGRESSION.passes_per_block):
+        batches = _positions(generator, len(features), REGRESSION).astype(np.int32)
+        weights, opt_state = _regression_block(weights, opt_state, inputs, targets, batches)
+        score = correlations(predict_score(np.asarray(weights), dev_features), dev_gold)[stops_by]
+        if score > best:
+            best, best_weights = score, np.asarray(weights)
+        elif failures >= REGRESSION.tenacity:
+            break
+        else:
+            failures += 1
+    return best_weights
+
+
+def predict_score(
+    weights: Float32[np.ndarray, "levels dim_and_bias"], features: Float32[np.ndarray, "rows dim"]
+) -> Float64[np.ndarray, " rows"]:
+    """Return the expected score of each row, summed in float64 as in SentEval."""
+    return np.asarray(jax.nn.softmax(with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
+
+
+def level_weights(gold: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows levels"]:
+    """Return scores as distributions over the two nearest levels. Below 1, the distribution sums to the score."""
+    return np.maximum(0, 1 - np.abs(gold[:, None] - LEVELS)).astype(np.float32)
+
+
+@jax.jit
+def _regression_block(
+    weights: Float32[Array, "levels dim_and_bias"],
+    opt_state: optax.OptState,
+    inputs: Float32[Array, "rows dim_and_bias"],
+    targets: Float32[Array, "rows levels"],
+    batches: Int32[Array | np.ndarray, "batches batch_size"],
+) -> tuple[Float32[Array, "levels dim_and_bias"], optax.OptState]:
+    def loss(weights: Array, rows: Array) -> Array:
+        predicted = jax.nn.softmax(jnp.dot(inputs[rows], weights.T, precision="highest"))
+        squares = jnp.square(predicted - targets[rows]).mean(axis=1)
+        real = (rows != NO_ROW).astype(jnp.float32)
+        return (squares * real).sum() / real.sum()
+
+    def update(carry: tuple[Array, optax.OptState], rows: Array) -> tuple[tuple, None]:
+        weights, opt_state = carry
+        updates, opt_state = _ADAM.update(jax.grad(loss)(weights, rows), opt_state)
+        return (optax.apply_updates(weights, updates), opt_state), None
+
+    return jax.lax.scan(update, (weights, opt_state), jnp.asarray(batches))[0]

@@ -8,11 +8,11 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, EvalConfig
@@ -34,7 +34,6 @@ from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
 STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
-GENERAL_SENTENCES = Path(__file__).with_name("general_sentences.txt")
 MOST_PAIRS = 1000
 MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
 FEWEST_DOCUMENTS = 0.2  # fraction of held-out documents with pairs, for a metric to speak for all documents
@@ -54,13 +53,14 @@ class RetrievalMetric:
     """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts.
 
     `scores` returns scores x 100 by name. `per_item_scores` returns what the metric summarises, one value per query in
-    a list per data set. `interval` is the 95% interval of the difference between two models, resampled over `units`.
+    a list per data set. `golds` are the ratings that the values of a data set are correlated with, if any.
     """
 
     name: str
     batch_size: int
     queries: Sequence[str]
     targets: Sequence[str]
+    golds: ClassVar = (None,)
 
     def scores(self, encoder: Encoder) -> Scores:
         queries, targets = self._encode(encoder)
@@ -70,9 +70,6 @@ class RetrievalMetric:
 
     def per_item_scores(self, encoder: Encoder) -> Outcomes:
         return [(100 / retrieval.target_ranks(*self._encode(encoder))).tolist()]
-
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, [None])
 
     @property
     def units(self) -> str:
@@ -100,17 +97,18 @@ class CorrelationMetric:
     def per_item_scores(self, encoder: Encoder) -> Outcomes:
         return [each.tolist() for each in similarities(encoder, self.counted, self.batch_size).values()]
 
-    def interval(self, before: Outcomes, after: Outcomes) -> tuple[float, float]:
-        return paired_interval(before, after, [pairs.gold for pairs in self.counted.values()])
-
     @property
     def counted(self) -> Mapping[str, ScoredPairs]:
         """The sets that the metric is computed on."""
         return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
 
     @property
+    def golds(self) -> list[np.ndarray]:
+        return [pairs.gold for pairs in self.counted.values()]
+
+    @property
     def units(self) -> str:
-        return f"{sum(len(pairs.gold) for pairs in self.counted.values()):,} pairs"
+        return f"{sum(map(len, self.golds)):,} pairs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +121,6 @@ class DuplicatesMetric:
 
     def scores(self, encoder: Encoder) -> Scores:
         return {self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}
-
-
-DevMetric = RetrievalMetric | CorrelationMetric | DuplicatesMetric
 
 
 def paired_interval(
@@ -151,29 +146,21 @@ def paired_interval(
     Returns:
         The 2.5th and 97.5th percentile of the second model's metric minus the first's, averaged over data sets.
     """
+
+    def metric(scores: np.ndarray, gold: np.ndarray | None) -> float:
+        if gold is None:
+            return float(scores.mean())
+        values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
+        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(*values)[0, 1])
+
     rng = np.random.default_rng(seed)
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
         for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
-            differences[index] += _metric(second, gold, rows, ranked) - _metric(first, gold, rows, ranked)
+            drawn = None if gold is None else gold[rows]
+            differences[index] += metric(second[rows], drawn) - metric(first[rows], drawn)
     low, high = np.percentile(differences / len(golds), (2.5, 97.5))
     return float(low), float(high)
-
-
-def _metric(
-    scores: Float[np.ndarray, " items"],
-    gold: Float[np.ndarray, " items"] | None,
-    rows: Int[np.ndarray, " draws"],
-    ranked: bool,
-) -> float:
-    if gold is None:
-        return float(scores[rows].mean())
-    values = scores[rows], gold[rows]
-    if ranked:
-        values = scipy.stats.rankdata(values[0]), scipy.stats.rankdata(values[1])
-    if np.ptp(values[0]) == 0 or np.ptp(values[1]) == 0:
-        return 0.0
-    return 100 * float(np.corrcoef(*values)[0, 1])
 
 
 # The evaluation
@@ -201,7 +188,7 @@ class DevEvaluation:
 
     chosen: RetrievalMetric | CorrelationMetric
     text: str
-    also: Sequence[DevMetric] = ()
+    also: Sequence[RetrievalMetric | CorrelationMetric | DuplicatesMetric] = ()
     hold: Sequence[RetrievalMetric] = ()
     drift_check: DriftCheck | None = None
     caveat: str = ""
@@ -230,7 +217,7 @@ class DevEvaluation:
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """Return a 95% interval for the chosen metric of a model minus that of the starting checkpoint."""
-        return self.chosen.interval(start, model)
+        return paired_interval(start, model, self.chosen.golds)
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
         """Return the per-item scores of the metrics of `eval.hold`, by name."""
@@ -241,13 +228,11 @@ class DevEvaluation:
         """Describe the metrics of `eval.hold` that a model lowers by more than chance."""
         found = []
         for metric in self.hold:
-            low, high = metric.interval(start[metric.name], model[metric.name])
+            name = metric.name
+            low, high = paired_interval(start[name], model[name], metric.golds)
             if high < 0:
-                before, after = (np.mean(scores[metric.name]) for scores in (start, model))
-                found.append(
-                    f"{metric.name} {after:.2f}, was {before:.2f} (95% interval {low:+.2f} to {high:+.2f} over "
-                    f"{metric.units})"
-                )
+                interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
+                found.append(f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})")
         return found
 
 
@@ -271,19 +256,21 @@ def build_dev_evaluation(
     chosen, also, hold = hosts.decided_by_first(
         lambda: [*_chosen_and_also(config, training_sentences), _texts_to_hold(config, training_sentences)]
     )
-    check = build_drift_check(options, start) if start and (options.guard or options.max_drop) else None
-    text = json_digest({name: value for name, value in chosen.items() if name != "documents"})
-    chooses, *reported = (_metric_of(texts, options.batch_size) for texts in (chosen, *also))
-    assert not isinstance(chooses, DuplicatesMetric)
-    kept = [RetrievalMetric(texts["metric"], options.batch_size, *texts["pairs"]) for texts in hold]
-    return DevEvaluation(chooses, text, reported, kept, check, _caveat(chosen))
+    return DevEvaluation(
+        chosen=_metric_of(chosen, options.batch_size),
+        text=json_digest({name: value for name, value in chosen.items() if name != "documents"}),
+        also=[_metric_of(texts, options.batch_size) for texts in also],
+        hold=[_metric_of(texts, options.batch_size) for texts in hold],
+        drift_check=build_drift_check(options, start) if start and (options.guard or options.max_drop) else None,
+        caveat=_caveat(chosen),
+    )
 
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> DriftCheck:
     """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
     stsb = hosts.decided_by_first(lambda: _local_stsb_dev(options.data_dir))
     if stsb is not None:
-        metric = CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: _pairs_of(stsb)})
+        metric = _metric_of({"metric": DRIFT_STSB, "scored_pairs": {DRIFT_STSB: stsb}}, options.batch_size)
         return DriftCheck(DRIFT_STSB, lambda encoder: metric.scores(encoder)[DRIFT_STSB])
     sentences = general_sentences()
 
@@ -300,18 +287,16 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
 
 def general_sentences() -> list[str]:
     """Return plain English sentences on everyday subjects, shipped with the package."""
-    return GENERAL_SENTENCES.read_text(encoding="utf-8").splitlines()
+    return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
 
 
 def _local_stsb_dev(data_dir: str) -> list[list] | None:
     """Return the pairs of STS-B dev as JSON, or None if they are not on this machine; nothing is downloaded."""
-    if not is_local(data_dir):
-        return None
     try:
-        folder = senteval_folder(data_dir)
+        folder = senteval_folder(data_dir) if is_local(data_dir) else None
     except DataError:
-        return None
-    return None if missing_files(STSB, folder, "dev") else _as_json(STSB.load(folder, "dev"))
+        folder = None
+    return None if folder is None or missing_files(STSB, folder, "dev") else _as_json(STSB.load(folder, "dev"))
 
 
 # The text of metrics
@@ -319,14 +304,14 @@ def _local_stsb_dev(data_dir: str) -> list[list] | None:
 
 def _chosen_and_also(config: Config, training_sentences: Callable[[], Iterable[str]]) -> tuple[Texts, list[Texts]]:
     options, metric = config.eval, config.eval.metric
-    problem = _missing_sts_data(options) if {metric, *options.beside} & STS_METRICS else ""
-    if problem and metric in STS_METRICS:
-        metric = "halves_retrieval"
-        _notice(f"eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
-    if problem and (left_out := STS_METRICS.intersection(also)):
-        _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
-        also = [name for name in also if name not in left_out]
+    if problem := _missing_sts_data(options) if STS_METRICS.intersection([metric, *also]) else "":
+        if metric in STS_METRICS:
+            metric = "halves_retrieval"
+            _notice(f"eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
+        if left_out := STS_METRICS.intersection(also):
+            _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
+        also = [name for name in also if name not in {*STS_METRICS, metric}]
     chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *also)]
     if caveat := _caveat(chosen):
         kept = " With eval.keep_start the starting checkpoint is exported." if options.keep_start else ""
@@ -367,39 +352,40 @@ def _texts(
     """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
+    texts: Texts = {"metric": metric}
     if metric in STS_METRICS:
-        return {"metric": metric, "scored_pairs": _sts_pairs(options)}
+        return texts | {"scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return {"metric": metric} | _held_out_pairs(config, metric, most)
+        return texts | _held_out_pairs(config, metric, most)
     if metric == "halves_retrieval":
-        return {"metric": metric, "pairs": _halves(config, training_sentences, most)}
+        return texts | {"pairs": _halves(config, training_sentences, most)}
     if kind == "pairs_retrieval":
-        return {"metric": metric, "pairs": list(read_retrieval_pairs(file or options.pairs_file))}
+        return texts | {"pairs": list(read_retrieval_pairs(file or options.pairs_file))}
     if kind == "duplicates":
-        return {"metric": metric, "labelled_pairs": _as_json(read_labelled_pairs(file))}
+        return texts | {"labelled_pairs": _as_json(read_labelled_pairs(file))}
     path = expand_path(options.pairs_file)
     own = read_pairs(path, columns=(0, 1, 2))
     if np.ptp(own.gold) == 0:
         raise DataError(f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores")
-    return {"metric": metric, "scored_pairs": {metric: _as_json(own)}}
+    return texts | {"scored_pairs": {metric: _as_json(own)}}
 
 
-def _metric_of(texts: Texts, batch_size: int) -> DevMetric:
+def _metric_of(texts: Texts, batch_size: int) -> Any:
+    """Return the metric of `_texts`."""
+
+    def pairs_of(values: list[list]) -> ScoredPairs:
+        return ScoredPairs(values[0], values[1], np.array(values[2]))
+
     name = texts["metric"]
     if "pairs" in texts:
         return RetrievalMetric(name, batch_size, *texts["pairs"])
     if "labelled_pairs" in texts:
-        return DuplicatesMetric(name, batch_size, _pairs_of(texts["labelled_pairs"]))
-    return CorrelationMetric(name, batch_size, {key: _pairs_of(own) for key, own in texts["scored_pairs"].items()})
+        return DuplicatesMetric(name, batch_size, pairs_of(texts["labelled_pairs"]))
+    return CorrelationMetric(name, batch_size, {key: pairs_of(own) for key, own in texts["scored_pairs"].items()})
 
 
 def _as_json(scored: ScoredPairs) -> list[list]:
     return [scored.first, scored.second, scored.gold.tolist()]
-
-
-def _pairs_of(values: list[list]) -> ScoredPairs:
-    first, second, gold = values
-    return ScoredPairs(first, second, np.array(gold))
 
 
 def _missing_sts_data(options: EvalConfig) -> str:

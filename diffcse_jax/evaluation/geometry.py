@@ -4,18 +4,17 @@ Definitions follow SimCSE (section 5) and DiffCSE (section 5 and appendix). Embe
 singular values.
 """
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs, encode_groups
 from diffcse_jax.models import pooling
@@ -26,30 +25,22 @@ RATING_GROUPS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))  # without the lower bo
 BINS = np.linspace(-1, 1, 41)
 EXAMPLES = 5  # pairs whose hits are listed
 
-Encoded = tuple[ScoredPairs, np.ndarray, np.ndarray]
 
-
-@dataclasses.dataclass(frozen=True)
-class StsbProbe:
+class StsbProbe(Task):
     """A task on the pairs of one split of STS-B."""
 
-    name: ClassVar[str]
-    modes: ClassVar = ("test", "fasttest", "dev")
-
     def files(self, folder: Path, mode: str) -> list[Path]:
-        return [folder / STSB.splits["dev" if mode == "dev" else "test"]]
+        return STSB.paths(folder, "dev" if mode == "dev" else "test")
 
-    def encode(self, encoder: Encoder, folder: Path, mode: str, batch_size: int) -> Encoded:
+    def encode(self, encoder: Encoder, folder: Path, mode: str) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
         """Return the split's pairs and the embeddings of their first and second sentences."""
         pairs = STSB.load(folder, "dev" if mode == "dev" else "test")
-        first, second = encode_groups(encoder, [pairs.first, pairs.second], batch_size)
+        first, second = encode_groups(encoder, [pairs.first, pairs.second])
         return pairs, first, second
 
 
 class Geometry(StsbProbe):
     """Alignment, uniformity, cosine similarities in five rating groups, and singular values."""
-
-    name = "geometry"
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return the measures of one split.
@@ -57,13 +48,11 @@ class Geometry(StsbProbe):
         Raises:
             DataError: No pair is rated above 4, or all sentences are the same.
         """
-        pairs, first, second = self.encode(encoder, folder, mode, options.batch_size)
-        (path,) = self.files(folder, mode)
+        pairs, first, second = self.encode(encoder, folder, mode)
         positive = pairs.gold > POSITIVE_RATING
-        if not positive.any():
-            raise DataError(f"{path}: no pair is rated above {POSITIVE_RATING:g}, which alignment needs")
-        if len({*pairs.first, *pairs.second}) == 1:
-            raise DataError(f"{path}: all sentences are the same, so they have no geometry")
+        if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
+            path = self.files(folder, mode)[0]
+            raise DataError(f"{path}: the geometry needs pairs rated above {POSITIVE_RATING:g} and different sentences")
         distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
         cosines = (normalize(first) * normalize(second)).sum(axis=1)
         return {
@@ -78,15 +67,13 @@ class Geometry(StsbProbe):
 class Retrieval(StsbProbe):
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10)."""
 
-    name = "retrieval"
-
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return recall at 1, 5 and 10, x 100, and the best hits of some queries.
 
         Raises:
             DataError: No pair is rated 5.0.
         """
-        pairs, first, second = self.encode(encoder, folder, mode, options.batch_size)
+        pairs, first, second = self.encode(encoder, folder, mode)
         rows = np.flatnonzero(pairs.gold == 5.0)
         if not len(rows):
             raise DataError(f"{self.files(folder, mode)[0]}: no pair is rated 5.0, so there is nothing to retrieve")
@@ -96,12 +83,15 @@ class Retrieval(StsbProbe):
         ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
         queries = list(options.queries) or [pairs.first[row] for row in rows[:EXAMPLES]]
         if options.queries:
-            scores = normalize(encoder.encode(queries, batch_size=options.batch_size)) @ corpus.T
+            scores = normalize(encoder.encode(queries)) @ corpus.T
         hits = [
             {"query": query, "hits": best_hits(row, pairs.first + pairs.second, options.top_k)}
             for query, row in zip(queries, scores, strict=False)
         ]
         return recalls(ranks) | {"n": len(rows), "examples": hits}
+
+
+PROBES = (Geometry("geometry", {}), Retrieval("retrieval", {}))
 
 
 def best_hits(scores: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int) -> list[tuple[str, float]]:
@@ -154,19 +144,18 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     densities = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
+    spectrum = Figure(figsize=(5, 3.4), layout="constrained")
     panels = densities.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    values = spectrum.subplots()
     for axes, (model, geometry) in zip(panels, results.items(), strict=True):
         for group in geometry["similarity_by_rating"]:
             axes.plot((BINS[:-1] + BINS[1:]) / 2, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
         axes.set(xlabel="cosine similarity", title=f"STS-B pairs by human rating\n{model}")
         axes.legend(title="rating", fontsize="small")
+        values.semilogy(range(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
     panels[0].set_ylabel("density")
-    spectrum = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = spectrum.subplots()
-    for model, geometry in results.items():
-        axes.semilogy(np.arange(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
-    axes.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
-    axes.legend(fontsize="small")
+    values.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
+    values.legend(fontsize="small")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "similarity_by_rating.png", folder / "singular_values.png"]
     for picture, path in zip((densities, spectrum), paths, strict=True):

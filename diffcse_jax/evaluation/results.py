@@ -1,14 +1,13 @@
 """Results of an evaluation: `results.json`, tables as text, Markdown or LaTeX, and published scores."""
 
 import contextlib
-import dataclasses
 import json
 import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.retrieval import CUTOFFS, own_task
@@ -18,7 +17,6 @@ from diffcse_jax.io import expand_path, find_run, read_json, write_json
 
 Results = dict[str, Any]
 
-FORMATS = ("text", "markdown", "latex")
 SCORES = ("spearman", "acc", "devacc", "mrr", "average_precision")  # a task's column shows the first that it has
 PROBES = {name: ("geometry", name) for name in ("alignment", "uniformity")} | {
     f"recall@{k}": ("retrieval", f"recall@{k}") for k in CUTOFFS
@@ -33,10 +31,10 @@ SHORT_NAMES = {
     "STSBenchmark-finetune": "STS-B finetune",
     "SICKRelatedness-finetune": "SICK-R finetune",
 }
+_DECIMALS = {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table: its label, and the text of each column that has a value."""
 
     label: str
@@ -124,11 +122,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_results(content: Results, path: Path) -> None:
-    """Write `results.json` atomically.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write `results.json` atomically. Raise a `ConfigError` if that is impossible."""
     with _output_errors(path):
         write_json(path, rounded(content))
 
@@ -149,13 +143,12 @@ def document(models: Sequence[Results]) -> dict[str, Any]:
     seeds = []
     for group in seed_groups([results["model"] for results in models]):
         columns = by_column([scores[index] for index in group])
-        seeds.append(
-            {
-                "models": [models[index]["model"] for index in group],
-                "mean": {column: statistics.mean(values) for column, values in columns.items()},
-                "std": {column: statistics.stdev(values) for column, values in columns.items()},
-            }
+        names = [models[index]["model"] for index in group]
+        mean, std = (
+            {column: function(values) for column, values in columns.items()}
+            for function in (statistics.mean, statistics.stdev)
         )
+        seeds.append({"models": names, "mean": mean, "std": std})
     return {"models": list(models), "seeds": seeds}
 
 
@@ -165,11 +158,8 @@ def document(models: Sequence[Results]) -> dict[str, Any]:
 def scores_by_column(results: Results) -> dict[str, float]:
     """Return the scores that have a column in tables."""
     tasks = results["tasks"]
-    columns = {
-        name: next(scores[key] for key in SCORES if key in scores)
-        for name, scores in tasks.items()
-        if any(key in scores for key in SCORES)
-    }
+    found = {name: [scores[key] for key in SCORES if key in scores] for name, scores in tasks.items()}
+    columns = {name: scores[0] for name, scores in found.items() if scores}
     columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
     return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
 
@@ -206,27 +196,17 @@ def seed_groups(models: Sequence[str]) -> list[list[int]]:
 
 def format_scores(scores: Mapping[str, float]) -> dict[str, str]:
     """Return the scores as text, with the decimals of their columns."""
-    return {column: f"{score:.{_decimals(column)}f}" for column, score in scores.items()}
+    return {column: f"{score:.{_DECIMALS.get(column, 2)}f}" for column, score in scores.items()}
 
 
 def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Return mean ± standard deviation of the columns that all seeds have, or the scores of a single seed."""
+    columns = by_column(seeds)
+    means = format_scores({column: statistics.mean(values) for column, values in columns.items()})
     if len(seeds) == 1:
-        return format_scores(seeds[0])
-    return {
-        column: f"{statistics.mean(values):.{_decimals(column)}f} ± {statistics.stdev(values):.{_decimals(column)}f}"
-        for column, values in by_column(seeds).items()
-    }
-
-
-def _decimals(column: str) -> int:
-    return {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}.get(column, 2)
-
-
-def model_label(results: Results) -> str:
-    """Return the model's name, and the size of its embeddings if they are cut."""
-    size = results["truncate_dim"]
-    return f"{results['model']}, {size} dimensions" if size else results["model"]
+        return means
+    deviations = format_scores({column: statistics.stdev(values) for column, values in columns.items()})
+    return {column: f"{means[column]} ± {deviations[column]}" for column in columns}
 
 
 def task_title(name: str) -> str:
@@ -240,32 +220,27 @@ def task_title(name: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labels: str = "model") -> str:
-    """Return rows below a line of titles, in one of `FORMATS`. LaTeX needs the package booktabs.
+    """Return rows below a line of titles.
 
     Args:
         columns: The columns to show.
         rows: The rows.
-        style: One of `FORMATS`.
+        style: `text`, `markdown` or `latex`. LaTeX needs the package booktabs.
         labels: Title of the first column.
     """
     titles = [labels, *map(task_title, columns)]
-    body = [[row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows]
+    lines = [titles, *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows)]
     if style == "latex":
-
-        def escaped(text: str) -> str:
-            return re.sub(r"[_%&{}]", r"\\\g<0>", text).replace("±", r"$\pm$").replace("<", "$<$")
-
-        head, *lines = (" & ".join(map(escaped, line)) + r" \\" for line in (titles, *body))
+        marks = {"±": r"$\pm$", "<": "$<$"}
+        cells = [[re.sub("[_%&{}±<]", lambda m: marks.get(m[0], "\\" + m[0]), cell) for cell in line] for line in lines]
+        head, *body = (" & ".join(line) + r" \\" for line in cells)
         begin = rf"\begin{{tabular}}{{l{'r' * len(columns)}}}"
-        return "\n".join([begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
-    widths = [max(map(len, column)) for column in zip(titles, *body, strict=True)]
-    padded = [
-        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
-        for line in (titles, *body)
-    ]
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+    first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+    padded = [[line[0].ljust(first), *map(str.rjust, line[1:], widths)] for line in lines]
     if style == "text":
         return "\n".join("  ".join(line).rstrip() for line in padded)
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
@@ -275,7 +250,7 @@ def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:
     Args:
         models: Results of models.
         with_published: Put published scores above the models' own.
-        style: One of `FORMATS`.
+        style: Format of the tables, as for `table`.
     """
     parts = [describe(results) for results in models] if style == "text" else []
     if len(models) > 1 or with_published or style != "text":
@@ -290,7 +265,7 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
     measured = []
     for results, own in zip(models, scores, strict=True):
         tasks = ", ".join(map(task_title, results.get("not_official", {})))
-        label = model_label(results) + (f" (not the official data: {tasks})" if tasks else "")
+        label = _model_label(results) + (f" (not the official data: {tasks})" if tasks else "")
         measured.append(Row(label, format_scores(own) | {"pooler": results["pooler"]}))
     for group in seed_groups([results["model"] for results in models]):
         label = f"mean of {len(group)} seeds: {', '.join(models[index]['model'] for index in group)}"
@@ -311,7 +286,7 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
 def describe(results: Results) -> str:
     """Return one model's scores in detail, for a terminal."""
     tasks, not_official = results["tasks"], results.get("not_official", {})
-    heading = [model_label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
+    heading = [_model_label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
     if results["similarity"] != "cosine":
         heading.append(f"{results['similarity']} similarity")
     if results["post"]:
@@ -333,3 +308,8 @@ def describe(results: Results) -> str:
     lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
     lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]
     return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])
+
+
+def _model_label(results: Results) -> str:
+    size = results["truncate_dim"]
+    return f"{results['model']}, {size} dimensions" if size else results["model"]

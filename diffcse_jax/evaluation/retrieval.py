@@ -1,17 +1,16 @@
 """Retrieval: how high each query ranks its own target. Also tasks on the user's own files of pairs."""
 
 import collections
-import dataclasses
 import heapq
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
 from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -28,8 +27,7 @@ MOST_DOCSTRINGS = 1000
 def retrieval_scores(queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]) -> dict[str, float]:
     """Return mean reciprocal rank and recall, x 100, of target i for query i among all targets, by cosine similarity.
 
-    Returns:
-        `mrr`, `recall@1`, `recall@5`, `recall@10`.
+    The names are `mrr`, `recall@1`, `recall@5` and `recall@10`.
     """
     ranks = target_ranks(queries, targets)
     return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls(ranks)
@@ -115,21 +113,16 @@ def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[
 # Tasks on the user's own files
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnTask:
-    """A task on a file of pairs.
-
-    Attributes:
-        file: A path as the user wrote it, or `docstrings`.
-    """
-
-    file: str
-    kind: ClassVar[str]
-    modes: ClassVar = ("test", "fasttest", "dev")
+class OwnTask(Task):
+    """A task on a file of pairs, named `KIND:FILE`. Its only split is that file, or `docstrings`."""
 
     @property
-    def name(self) -> str:
-        return f"{self.kind}:{self.file}"
+    def file(self) -> str:
+        return self.name.partition(":")[2]
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
 
     def files(self, folder: Path, mode: str) -> list[Path]:
         return [] if self.file == DOCSTRINGS else [expand_path(self.file)]
@@ -138,41 +131,33 @@ class OwnTask:
 class PairsRetrieval(OwnTask):
     """For the first text of each pair, find the second among the second texts of all pairs."""
 
-    kind = "pairs_retrieval"
-
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return mean reciprocal rank and recalls, x 100, and the number of pairs `n`."""
         queries, targets = read_retrieval_pairs(self.file)
-        return retrieval_scores(*encode_groups(encoder, [queries, targets], options.batch_size)) | {"n": len(queries)}
+        return retrieval_scores(*encode_groups(encoder, [queries, targets])) | {"n": len(queries)}
 
 
 class Duplicates(OwnTask):
     """Tell pairs that mean the same from other pairs by their cosine similarity."""
 
-    kind = "duplicates"
-
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return the average precision, x 100, and the number of pairs `n`."""
         pairs = read_labelled_pairs(self.file)
-        return {"average_precision": duplicates_score(encoder, pairs, options.batch_size), "n": len(pairs.gold)}
+        return {"average_precision": duplicates_score(encoder, pairs), "n": len(pairs.gold)}
 
 
-OWN_TASKS: dict[str, type[PairsRetrieval] | type[Duplicates]] = {
-    "pairs_retrieval": PairsRetrieval,
-    "duplicates": Duplicates,
-}
+OWN_TASKS: dict[str, type[OwnTask]] = {"pairs_retrieval": PairsRetrieval, "duplicates": Duplicates}
 
 
-def own_task(name: str) -> PairsRetrieval | Duplicates | None:
+def own_task(name: str) -> OwnTask | None:
     """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
     kind, _, file = name.partition(":")
-    return OWN_TASKS[kind](file) if file and kind in OWN_TASKS else None
+    return OWN_TASKS[kind](name, {}) if file and kind in OWN_TASKS else None
 
 
-def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int) -> float:
+def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int = 64) -> float:
     """Return the average precision, x 100, with which cosine similarity finds the pairs labelled 1."""
-    scores = similarities(encoder, {"": pairs}, batch_size)[""]
-    return 100 * average_precision(scores, pairs.gold.astype(int))
+    return 100 * average_precision(similarities(encoder, {"": pairs}, batch_size)[""], pairs.gold.astype(int))
 
 
 def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:

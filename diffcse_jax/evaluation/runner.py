@@ -11,12 +11,12 @@ import tqdm
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Task, TaskOptions, geometry, results
-from diffcse_jax.evaluation.backends import load_encoder
-from diffcse_jax.evaluation.postprocessing import post_process
-from diffcse_jax.evaluation.regression import REGRESSION_TASKS
+from diffcse_jax.evaluation.backends import load_encoder, post_process
 from diffcse_jax.evaluation.results import Results
+from diffcse_jax.evaluation.retrieval import own_task
+from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.sts import read_lines
-from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, needs_folder, senteval_folder
+from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, senteval_folder
 from diffcse_jax.io import expand_path
 
 RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
@@ -51,7 +51,7 @@ def run(
         settings: What to evaluate.
         output: The results file. Pictures go to `report/` next to it.
         with_published: Print published scores above the models' own.
-        style: Format of the tables, one of `results.FORMATS`.
+        style: Format of the tables: `text`, `markdown` or `latex`.
         allow_missing: Return 0 even if data is missing.
 
     Returns:
@@ -78,9 +78,6 @@ def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[list[Res
         settings: What to evaluate.
         keep: Called with the results so far after each task, because the next one may fail.
 
-    Returns:
-        The results of each model.
-
     Raises:
         UserError: An option, a model, its pooler or a file cannot be used.
     """
@@ -106,18 +103,14 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
         encoder = CachedEncoder(load(model, settings))
 
         def found() -> Results:
-            by_task = {
-                name: {**each, **each.get("aggregations", {}).get(settings.aggregation, {})}
-                for name, each in scores.items()
-            }
-            problems = {name: results.size_problem(name, each, settings.mode) for name, each in by_task.items()}
+            problems = {name: results.size_problem(name, each, settings.mode) for name, each in scores.items()}
             return {
                 "model": model,
                 "pooler": encoder.pooler,
                 "truncate_dim": encoder.truncate_dim,
                 **{name: getattr(settings, name) for name in RECORDED},
-                "tasks": by_task,
-                "averages": results.averages(by_task, settings.mode),
+                "tasks": dict(scores),
+                "averages": results.averages(scores, settings.mode),
                 "not_official": {name: problem for name, problem in problems.items() if problem},
                 "missing": missing,
                 "warnings": list(notes),
@@ -125,7 +118,8 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
         keep(found())
         for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
-            scores[name] = tasks[name].run(encoder, folder, settings.mode, options)
+            each = tasks[name].run(encoder, folder, settings.mode, options)
+            scores[name] = each | each.get("aggregations", {}).get(settings.aggregation, {})
             keep(found())
         return found()
 
@@ -137,12 +131,7 @@ def load(model: str, settings: Settings) -> Encoder:
 
 
 def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
-    """Return the tasks by name, SentEval's folder and the options of tasks.
-
-    Raises:
-        ConfigError: A task is unknown, or options contradict one another.
-        DataError: There is no data folder, or the file of queries cannot be read.
-    """
+    """Check the settings. Return the tasks by name, SentEval's folder and the options of tasks."""
     if settings.post_dimension is not None and settings.post is None:
         raise ConfigError("--post_dimension needs --post whitening:FILE")
     if settings.top_k < 1:
@@ -152,7 +141,7 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
     if settings.queries and "retrieval" not in names:
         raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
-    folder = senteval_folder(settings.data_dir) if needs_folder(names) else Path()
+    folder = Path() if all(map(own_task, names)) else senteval_folder(settings.data_dir)
     queries = _read_queries(settings.queries) if settings.queries else ()
     options = TaskOptions(similarity=settings.similarity, queries=queries, top_k=settings.top_k)
     return {name: find_task(name) for name in names}, folder, options
@@ -160,12 +149,12 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
 
 def _read_queries(path: Path) -> tuple[str, ...]:
     try:
-        queries = tuple(line.strip() for line in read_lines(expand_path(path), "utf-8-sig") if line.strip())
+        lines = read_lines(expand_path(path), "utf-8-sig")
     except DataError as error:
         raise DataError(f"--queries: {error}") from error
-    if not queries:
-        raise DataError(f"--queries: {path} has no queries")
-    return queries
+    if queries := tuple(line.strip() for line in lines if line.strip()):
+        return queries
+    raise DataError(f"--queries: {path} has no queries")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""SentEval's transfer tasks: the accuracy of a linear classifier on frozen embeddings.
+"""SentEval's trained tasks: the accuracy of a linear classifier, or the correlation of a regression, on embeddings.
 
 File formats, folds, choice of the regularization, rounding and random numbers are those of SentEval
 (`tools/validation.py`), in the settings that SimCSE and DiffCSE report.
@@ -8,13 +8,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
 from diffcse_jax.evaluation.classifier import (
     ADAM,
     RMSPROP,
@@ -24,9 +24,23 @@ from diffcse_jax.evaluation.classifier import (
     Recipe,
     hold_out,
     predict,
+    predict_score,
     train_classifiers,
+    train_regression,
 )
-from diffcse_jax.evaluation.sts import SICK_FILES, read_lines, read_table, single_spaced
+from diffcse_jax.evaluation.sts import (
+    SICK_FILES,
+    SICK_FORMAT,
+    STSB_FILES,
+    STSB_FORMAT,
+    ScoredPairs,
+    StsTask,
+    correlations,
+    encode_groups,
+    read_lines,
+    read_table,
+    single_spaced,
+)
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -120,8 +134,7 @@ def in_order(examples: list[Example]) -> list[Example]:
 # Procedures
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """Folds of cross-validation, and how classifiers are trained."""
 
     folds: int
@@ -152,28 +165,18 @@ class Features:
     def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
         return train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
 
-    def predict(self, weights: Weights, rows: Rows) -> Labels:
-        return predict(weights, self.inputs[rows])
-
-    def test_scores(self, weights: Weights, *, with_f1: bool = False) -> Scores:
-        """Return a classifier's scores on the test split, or nothing if the mode has no test split."""
-        if "test" not in self.splits:
-            return {}
-        rows = self.splits["test"]
-        predicted, labels = self.predict(weights, rows), self.labels[rows]
-        scores = {"acc": accuracy(predicted, labels), "ntest": len(rows)}
-        return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
+    def test(self, weights: Weights, rows: Rows) -> tuple[float, float]:
+        """Return accuracy and F1 of a classifier on these rows."""
+        predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
+        return accuracy(predicted, labels), f1(predicted, labels)
 
 
-def encode_examples(
-    encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int, batch_size: int = 64
-) -> Features:
+def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]
-    columns = list(zip(*(example.sentences for example in examples), strict=True))
-    inputs = encoder.encode([sentence for column in columns for sentence in column], batch_size=batch_size)
-    if len(columns) == 2:
-        inputs = difference_and_product(*np.split(inputs, 2))
+    sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
+    embeddings = encode_groups(encoder, sides)
+    inputs = difference_and_product(*embeddings) if len(sides) == 2 else embeddings[0]
     ends = np.cumsum([len(split) for split in splits.values()])
     rows = dict(zip(splits, np.split(np.arange(len(examples)), ends[:-1]), strict=True))
     return Features(inputs, np.array([example.label for example in examples]), classes, rows)
@@ -196,9 +199,10 @@ def nested_cross_validation(features: Features, settings: Settings) -> Scores:
     for accuracies, final, (_, rows) in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
         best, score = best_regularization(accuracies)
         dev.append(score)
-        test.append(accuracy(features.predict(final[best], rows), features.labels[rows]))
-    count = len(features.labels)
-    return {"acc": rounded_mean(test), "devacc": rounded_mean(dev), "ndev": count, "ntest": count}
+        test.append(features.test(final[best], rows)[0])
+    # NumPy rounds differently from Python.
+    acc, devacc = (float(np.round(np.mean(scores), 2)) for scores in (test, dev))
+    return {"acc": acc, "devacc": devacc, "ndev": len(features.labels), "ntest": len(features.labels)}
 
 
 def cross_validation(features: Features, settings: Settings, *, with_f1: bool = False) -> Scores:
@@ -207,8 +211,7 @@ def cross_validation(features: Features, settings: Settings, *, with_f1: bool = 
     folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, settings.folds)]
     classifiers = features.train([*folds, hold_out(train)], settings.recipe)
     best, score = best_regularization(classifiers.dev_accuracy[:-1])
-    test = features.test_scores(classifiers.weights[-1, best], with_f1=with_f1)
-    return {"devacc": score, "ndev": len(train)} | test
+    return {"devacc": score, "ndev": len(train)} | _tested(features, classifiers.weights[-1, best], with_f1=with_f1)
 
 
 def fixed_splits(features: Features, settings: Settings) -> Scores:
@@ -217,7 +220,15 @@ def fixed_splits(features: Features, settings: Settings) -> Scores:
     classifiers = features.train([Fit(train, dev)], settings.recipe)
     best, score = best_regularization(classifiers.dev_accuracy)
     counts = {"ntrain": len(train), "ndev": len(dev)}
-    return {"devacc": score} | counts | features.test_scores(classifiers.weights[0, best])
+    return {"devacc": score} | counts | _tested(features, classifiers.weights[0, best])
+
+
+def _tested(features: Features, weights: Weights, *, with_f1: bool = False) -> Scores:
+    if "test" not in features.splits:
+        return {}
+    rows = features.splits["test"]
+    acc, of_class_1 = features.test(weights, rows)
+    return {"acc": acc, "ntest": len(rows)} | ({"f1": of_class_1} if with_f1 else {})
 
 
 def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[tuple[Rows, Rows]]:
@@ -244,11 +255,6 @@ def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) 
     return int(np.argmax(scores)), max(scores)
 
 
-def rounded_mean(scores: Sequence[float]) -> float:
-    """Return the mean with two decimals, rounded by NumPy, which differs from Python."""
-    return float(np.round(np.mean(scores), 2))
-
-
 def accuracy(predicted: Labels, labels: Labels) -> float:
     """Return the percentage of correct labels with two decimals."""
     return round(100 * float(np.mean(predicted == labels)), 2)
@@ -264,34 +270,22 @@ def f1(predicted: Labels, labels: Labels) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransferTask:
+class TransferTask(Task):
     """A data set, and the procedure that scores it.
 
     Attributes:
-        name: The task's name.
         classes: Number of classes.
-        splits: Files of each split, relative to SentEval's `downstream` folder.
         read: Reads the files of a split.
         score: Computes the scores from embeddings.
     """
 
-    name: str
     classes: int
-    splits: Mapping[str, tuple[str, ...]]
     read: Callable[[Sequence[Path]], list[Example]]
     score: Callable[[Features, Settings], Scores]
-    modes: ClassVar = tuple(SETTINGS)
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return [folder / file for split in self._splits(mode) for file in self.splits[split]]
 
     def load(self, folder: Path, split: str) -> list[Example]:
-        """Read the examples of a split, in SentEval's order.
-
-        Raises:
-            DataError: A file or row is invalid; the message names file and line.
-        """
-        return in_order(self.read([folder / file for file in self.splits[split]]))
+        """Read the examples of a split, in SentEval's order."""
+        return in_order(self.read(self.paths(folder, split)))
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
         """Return accuracies, x 100, rounded as SentEval rounds them.
@@ -303,33 +297,59 @@ class TransferTask:
         Raises:
             DataError: A file is invalid or has too few examples.
         """
-        splits = {split: self.load(folder, split) for split in self._splits(mode)}
+        splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
         labels = [example.label for example in splits["train"]]
         fewest = min(range(self.classes), key=labels.count)
-        if labels.count(fewest) < FEWEST_PER_CLASS:
-            files = ", ".join(str(folder / file) for file in self.splits["train"])
-            raise DataError(
-                f"{files}: {labels.count(fewest)} examples of class {fewest}; every class needs {FEWEST_PER_CLASS}"
-            )
-        return self.score(encode_examples(encoder, splits, self.classes, options.batch_size), SETTINGS[mode])
+        if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
+            files = ", ".join(map(str, self.paths(folder, "train")))
+            raise DataError(f"{files}: {count} examples of class {fewest}; every class needs {FEWEST_PER_CLASS}")
+        return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[mode])
 
-    def _splits(self, mode: str) -> list[str]:
-        return [split for split in self.splits if mode != "dev" or split != "test"]
+
+@dataclasses.dataclass(frozen=True)
+class SimilarityRegression(StsTask):
+    """A regression that trains on the train split, stops early by the dev split, and is scored on the test split.
+
+    The original SentEval stops by Pearson's correlation and calls these tasks `STSBenchmark` and `SICKRelatedness`,
+    which here, as in SimCSE, are the tasks without training. SimCSE's copy stops by Spearman's.
+
+    Attributes:
+        stops_by: One of `sts.COEFFICIENTS`.
+    """
+
+    stops_by: str = "pearson"
+
+    def load(self, folder: Path, split: str) -> ScoredPairs:
+        """Read the pairs of a split in SentEval's order: by word counts, then by score."""
+        pairs = super().load(folder, split)
+        words = [np.array([len(text.split()) for text in side]) for side in (pairs.first, pairs.second)]
+        order = np.lexsort((pairs.gold, words[1], words[0]))
+        first, second = ([side[row] for row in order] for side in (pairs.first, pairs.second))
+        return ScoredPairs(first, second, pairs.gold[order])
+
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
+        """Return the scores of the mode's split, x 100, and those of the dev split under `dev`."""
+        splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
+        parts = iter(encode_groups(encoder, [side for p in splits.values() for side in (p.first, p.second)]))
+        features = {split: difference_and_product(next(parts), next(parts)) for split in splits}
+        gold = {split: pairs.gold for split, pairs in splits.items()}
+        weights = train_regression(features["train"], gold["train"], features["dev"], gold["dev"], self.stops_by)
+        scores = {split: correlations(predict_score(weights, features[split]), gold[split]) for split in splits}
+        return scores["dev" if mode == "dev" else "test"] | {"ntrain": len(gold["train"]), "dev": scores["dev"]}
 
 
 def _binary(name: str, positive: str, negative: str) -> TransferTask:
-    files = (f"{name}/{positive}", f"{name}/{negative}")
-    return TransferTask(name, 2, {"train": files}, read_classes, nested_cross_validation)
+    splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
+    return TransferTask(name, splits, 2, read_classes, nested_cross_validation)
 
 
 def _sst(name: str, folder: str, classes: int, read: Callable[[Sequence[Path]], list[Example]]) -> TransferTask:
     splits = {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")}
-    return TransferTask(name, classes, splits, read, fixed_splits)
+    return TransferTask(name, splits, classes, read, fixed_splits)
 
 
 _TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
 _MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
-_SICK = {split: (file,) for split, file in SICK_FILES.items()}
 
 TRANSFER_TASKS = (
     _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
@@ -337,10 +357,17 @@ TRANSFER_TASKS = (
     _binary("SUBJ", "subj.objective", "subj.subjective"),
     _binary("MPQA", "mpqa.pos", "mpqa.neg"),
     _sst("SST2", "binary", 2, read_sentiment),
-    TransferTask("TREC", 6, _TREC, read_questions, cross_validation),
-    TransferTask("MRPC", 2, _MRPC, read_paraphrases, functools.partial(cross_validation, with_f1=True)),
+    TransferTask("TREC", _TREC, 6, read_questions, cross_validation),
+    TransferTask("MRPC", _MRPC, 2, read_paraphrases, functools.partial(cross_validation, with_f1=True)),
 )
 OTHER_TASKS = (
     _sst("SST5", "fine", 5, read_fine_sentiment),
-    TransferTask("SICKEntailment", 3, _SICK, read_entailment, fixed_splits),
+    TransferTask("SICKEntailment", SICK_FILES, 3, read_entailment, fixed_splits),
+)
+REGRESSION_TASKS, FINETUNE_TASKS = (
+    (
+        SimilarityRegression(f"STSBenchmark-{suffix}", STSB_FILES, stops_by=stops_by, **STSB_FORMAT),
+        SimilarityRegression(f"SICKRelatedness-{suffix}", SICK_FILES, stops_by=stops_by, **SICK_FORMAT),
+    )
+    for suffix, stops_by in (("senteval", "pearson"), ("finetune", "spearman"))
 )

@@ -4,19 +4,18 @@ File formats and formulas are those of SimCSE's copy of SentEval. Nothing is tra
 """
 
 import dataclasses
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
 from diffcse_jax.io import why_unreadable
 
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
@@ -38,61 +37,35 @@ class ScoredPairs:
 
 
 @dataclasses.dataclass(frozen=True)
-class StsTask:
+class StsTask(Task):
     """STS-B or SICK-R: one file per split.
 
     Attributes:
-        name: The task's name.
-        splits: File of each split, relative to SentEval's `downstream` folder.
         columns: Columns of rating, first and second sentence, from 0.
         header: Whether files start with a header.
     """
 
-    name: str
-    splits: Mapping[str, str]
     columns: tuple[int, int, int]
     header: bool = False
-    modes: ClassVar = ("test", "fasttest", "dev")
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return [folder / self.splits[split] for split in _splits(mode)]
 
     def load(self, folder: Path, split: str) -> ScoredPairs:
-        """Read the pairs of a split.
-
-        Raises:
-            DataError: A row is invalid; the message names file and line.
-        """
-        return read_pairs(folder / self.splits[split], self.columns, header=self.header, scale=RATINGS)
+        (path,) = self.paths(folder, split)
+        return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return the scores of the mode's split, x 100, and those of the dev split under `dev`."""
-        splits = {split: self.load(folder, split) for split in _splits(mode)}
-        scores = score_pairs(encoder, splits, options.batch_size, options.similarity)
+        sets = {split: self.load(folder, split) for split in self.splits_of(mode)}
+        scores = score_pairs(encoder, sets, similarity=options.similarity)
         return scores["dev" if mode == "dev" else "test"] | {"dev": scores["dev"]}
 
 
-@dataclasses.dataclass(frozen=True)
-class StsYear:
-    """STS12 to STS16: several subsets, test data only."""
+class StsYear(Task):
+    """STS12 to STS16: several subsets, test data only. Each has a file of sentence pairs and a file of ratings."""
 
-    name: str
-    modes: ClassVar = ("test", "fasttest")
-
-    @property
-    def subsets(self) -> list[str]:
-        return list(OFFICIAL_SIZES[self.name])
-
-    def files(self, folder: Path, mode: str = "test") -> list[Path]:
-        return [path for subset in self.subsets for path in self._files_of(folder, subset)]
+    modes = ("test", "fasttest")
 
     def load(self, folder: Path, subset: str) -> ScoredPairs:
-        """Read the rated pairs of a subset.
-
-        Raises:
-            DataError: The files differ in length, or a row is invalid; the message names file and line.
-        """
-        return read_parallel_pairs(*self._files_of(folder, subset))
+        return read_parallel_pairs(*self.paths(folder, subset))
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
@@ -100,8 +73,8 @@ class StsYear:
         `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
         coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
         """
-        sets = {subset: self.load(folder, subset) for subset in self.subsets}
-        systems = similarities(encoder, sets, options.batch_size, options.similarity)
+        sets = {subset: self.load(folder, subset) for subset in self.splits}
+        systems = similarities(encoder, sets, similarity=options.similarity)
         subsets = {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
         sizes = [len(pairs.gold) for pairs in sets.values()]
         together = correlations(np.concatenate([*systems.values()]), np.concatenate([p.gold for p in sets.values()]))
@@ -111,21 +84,22 @@ class StsYear:
                 name: float(np.average([scores[name] for scores in subsets.values()], weights=weights))
                 for name in COEFFICIENTS
             }
-        return aggregations["all"] | {"n": sum(sizes), "subsets": subsets, "aggregations": aggregations}
-
-    def _files_of(self, folder: Path, subset: str) -> tuple[Path, Path]:
-        year = folder / "STS" / f"{self.name}-en-test"
-        return year / f"STS.input.{subset}.txt", year / f"STS.gs.{subset}.txt"
+        return together | {"subsets": subsets, "aggregations": aggregations}
 
 
-STSB = StsTask("STSBenchmark", {s: f"STS/STSBenchmark/sts-{s}.csv" for s in ("train", "dev", "test")}, (4, 5, 6))
-SICK_FILES = {"train": "SICK/SICK_train.txt", "dev": "SICK/SICK_trial.txt", "test": "SICK/SICK_test_annotated.txt"}
-SICKR = StsTask("SICKRelatedness", SICK_FILES, (3, 1, 2), header=True)
-YEARS = tuple(StsYear(f"STS{year}") for year in range(12, 17))
+def _year(name: str) -> StsYear:
+    stem = f"STS/{name}-en-test/STS"
+    return StsYear(name, {part: (f"{stem}.input.{part}.txt", f"{stem}.gs.{part}.txt") for part in OFFICIAL_SIZES[name]})
 
 
-def _splits(mode: str) -> tuple[str, ...]:
-    return ("dev",) if mode == "dev" else ("dev", "test")
+YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
+STSB_FILES = {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}
+_SICK_NAMES = {"train": "train", "dev": "trial", "test": "test_annotated"}
+SICK_FILES = {split: (f"SICK/SICK_{name}.txt",) for split, name in _SICK_NAMES.items()}
+STSB_FORMAT: dict[str, Any] = {"columns": (4, 5, 6)}
+SICK_FORMAT: dict[str, Any] = {"columns": (3, 1, 2), "header": True}
+STSB = StsTask("STSBenchmark", {split: STSB_FILES[split] for split in ("dev", "test")}, **STSB_FORMAT)
+SICKR = StsTask("SICKRelatedness", {split: SICK_FILES[split] for split in ("dev", "test")}, **SICK_FORMAT)
 
 
 # Scores
@@ -140,14 +114,16 @@ def score_pairs(
 
 
 def similarities(
-    encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int, similarity: str = "cosine"
+    encoder: Encoder, sets: Mapping[str, ScoredPairs], batch_size: int = 64, similarity: str = "cosine"
 ) -> dict[str, Float32[np.ndarray, " pairs"]]:
     """Return the similarity of each pair by set. All sets are encoded in one call."""
     embeddings = iter(encode_groups(encoder, [side for p in sets.values() for side in (p.first, p.second)], batch_size))
     return {name: SIMILARITIES[similarity](next(embeddings), next(embeddings)) for name in sets}
 
 
-def encode_groups(encoder: Encoder, groups: Iterable[list[str]], batch_size: int) -> list[Float32[np.ndarray, "_ dim"]]:
+def encode_groups(
+    encoder: Encoder, groups: Iterable[list[str]], batch_size: int = 64
+) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of each group of sentences, from one call of the encoder."""
     groups = list(groups)
     embeddings = encoder.encode([sentence for group in groups for sentence in group], batch_size=batch_size)
@@ -176,11 +152,8 @@ def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"])
     """
     if np.ptp(system) == 0 or np.ptp(gold) == 0:
         return {"spearman": 0.0, "pearson": 0.0, "n": len(gold)}
-    return {
-        "spearman": 100 * float(scipy.stats.spearmanr(system, gold).statistic),
-        "pearson": 100 * float(scipy.stats.pearsonr(system, gold).statistic),
-        "n": len(gold),
-    }
+    spearman, pearson = scipy.stats.spearmanr(system, gold), scipy.stats.pearsonr(system, gold)
+    return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic), "n": len(gold)}
 
 
 # Files
@@ -209,15 +182,12 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 def read_table(
     path: Path, columns: int, is_value: Callable[[list[str]], bool] | None = None
 ) -> list[tuple[int, list[str]]]:
-    """Read the rows of a tab-separated UTF-8 file. Quotes are text; blank lines at the end are ignored.
+    """Read line numbers and fields of a tab-separated UTF-8 file. Quotes are text; blank lines at the end are ignored.
 
     Args:
         path: The file. A byte-order mark is allowed.
         columns: The least number of columns.
         is_value: Skip the first line, a header, and refuse it if this is true of its columns. None: no header.
-
-    Returns:
-        Line numbers, from 1, and fields.
 
     Raises:
         DataError: The file cannot be read, or a row has too few columns, or a header is missing.
@@ -236,11 +206,7 @@ def read_table(
 
 
 def read_pairs(
-    path: Path,
-    columns: tuple[int, int, int],
-    *,
-    header: bool = False,
-    scale: tuple[float, float] = (-math.inf, math.inf),
+    path: Path, columns: tuple[int, int, int], *, header: bool = False, scale: tuple[float, float] = (-1e9, 1e9)
 ) -> ScoredPairs:
     """Read rated sentence pairs from a tab-separated file. Runs of white space become one space, as in SentEval.
 
@@ -248,7 +214,7 @@ def read_pairs(
         path: A UTF-8 file.
         columns: Columns of rating, first and second sentence, from 0.
         header: Whether the first line is a header.
-        scale: The least and the highest rating.
+        scale: The lowest and the highest rating.
 
     Raises:
         DataError: The file cannot be read, has no pairs, or has an invalid row.
@@ -256,11 +222,8 @@ def read_pairs(
     rating, *sentences = columns
     has_rating = (lambda fields: bool(_NUMBER.fullmatch(fields[rating]))) if header else None
     rows = read_table(path, 1 + max(columns), has_rating)
-    if not rows:
-        raise DataError(f"{path}: no sentence pairs")
-    gold = [_rating(fields[rating], path, number, scale) for number, fields in rows]
-    first, second = ([single_spaced(fields[column]) for _, fields in rows] for column in sentences)
-    return ScoredPairs(first, second, np.array(gold))
+    gold = np.array([_rating(fields[rating], path, number, scale) for number, fields in rows])
+    return _scored([[fields[column] for _, fields in rows] for column in sentences], gold, path)
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
@@ -272,17 +235,19 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     pairs, golds = ([line.strip().split("\t") for line in read_lines(path)] for path in (sentences, ratings))
     if len(pairs) != len(golds):
         raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")
-    kept = []
-    for number, (fields, (gold, *_)) in enumerate(zip(pairs, golds, strict=True), 1):
-        if not gold:
-            continue
-        if len(fields) != 2:
-            raise DataError(f"{sentences}, line {number}: expected two tab-separated sentences, found {len(fields)}")
-        kept.append((*map(single_spaced, fields), _rating(gold, ratings, number, RATINGS)))
-    if not kept:
-        raise DataError(f"{ratings}: no rated pairs")
-    first, second, numbers = (list(column) for column in zip(*kept, strict=True))
-    return ScoredPairs(first, second, np.array(numbers))
+    rated = [number for number, (gold, *_) in enumerate(golds) if gold]
+    for number in rated:
+        if (found := len(pairs[number])) != 2:
+            raise DataError(f"{sentences}, line {number + 1}: expected two tab-separated sentences, found {found}")
+    gold = np.array([_rating(golds[number][0], ratings, number + 1, RATINGS) for number in rated])
+    return _scored([[pairs[number][side] for number in rated] for side in (0, 1)], gold, ratings)
+
+
+def _scored(sides: list[list[str]], gold: np.ndarray, path: Path) -> ScoredPairs:
+    if not gold.size:
+        raise DataError(f"{path}: no sentence pairs with ratings")
+    first, second = ([single_spaced(text) for text in side] for side in sides)
+    return ScoredPairs(first, second, gold)
 
 
 def single_spaced(text: str) -> str:
@@ -291,9 +256,7 @@ def single_spaced(text: str) -> str:
 
 
 def _rating(text: str, path: Path, line: int, scale: tuple[float, float]) -> float:
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{path}, line {line}: expected a number as score, found {text[:60]!r}")
-    if not scale[0] <= value <= scale[1]:
-        raise DataError(f"{path}, line {line}: the score {text[:60]} is not between {scale[0]:g} and {scale[1]:g}")
-    return value
+    low, high = scale
+    if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
+        raise DataError(f"{path}, line {line}: expected a number from {low:g} to {high:g}, found {text[:60]!r}")
+    return float(text)

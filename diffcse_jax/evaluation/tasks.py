@@ -9,23 +9,17 @@ from pathlib import Path
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Task
-from diffcse_jax.evaluation.geometry import Geometry, Retrieval
-from diffcse_jax.evaluation.regression import FINETUNE_TASKS, REGRESSION_TASKS
+from diffcse_jax.evaluation.geometry import PROBES
 from diffcse_jax.evaluation.retrieval import OWN_TASKS, own_task
-from diffcse_jax.evaluation.senteval import OTHER_TASKS, TRANSFER_TASKS
+from diffcse_jax.evaluation.senteval import FINETUNE_TASKS, OTHER_TASKS, REGRESSION_TASKS, TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
 from diffcse_jax.io import atomic_dir, cache_folder, expand_path, hub_file
 
 STS_TASKS: tuple[Task, ...] = (*YEARS, STSB, SICKR)
-_ALL: tuple[Task, ...] = (
-    *STS_TASKS, *TRANSFER_TASKS, *REGRESSION_TASKS, *FINETUNE_TASKS, *OTHER_TASKS, Geometry(), Retrieval()
-)  # fmt: skip
-TASKS = {task.name: task for task in _ALL}
-GROUPS = {
-    "sts": tuple(task.name for task in STS_TASKS),
-    "transfer": tuple(task.name for task in TRANSFER_TASKS),
-    "full": tuple(task.name for task in (*STS_TASKS, *TRANSFER_TASKS)),
-}
+_TRAINED = (*TRANSFER_TASKS, *REGRESSION_TASKS, *FINETUNE_TASKS, *OTHER_TASKS)
+TASKS: dict[str, Task] = {task.name: task for task in (*STS_TASKS, *_TRAINED, *PROBES)}
+GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
+GROUPS["full"] = GROUPS["sts"] + GROUPS["transfer"]
 ALIASES = {  # without case and punctuation
     "stsb": "STSBenchmark",
     "stsbench": "STSBenchmark",
@@ -35,7 +29,6 @@ ALIASES = {  # without case and punctuation
 }
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
-DEEPEST_PATH = 20  # folders; deeper ones could neither be created nor removed
 
 
 def find_task(name: str) -> Task:
@@ -78,11 +71,6 @@ def _full_name(name: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
-
-
-def needs_folder(names: Iterable[str]) -> bool:
-    """Tell whether a task reads SentEval's data."""
-    return not all(map(own_task, names))
 
 
 def missing_files(task: Task, folder: Path, mode: str) -> list[Path]:
@@ -133,20 +121,13 @@ def extract(archive: Path, folder: Path) -> None:
     """Extract an archive, unless the folder exists.
 
     Raises:
-        DataError: The archive is damaged or unsafe (members outside the folder, links to outside, devices, very deep
-            paths), or the folder cannot be written.
+        DataError: The archive is damaged or unsafe, or the folder cannot be written.
     """
     if folder.is_dir():
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_dir(folder) as new, tarfile.open(archive) as tar:
-            tar.extractall(str(new), filter=_checked_member)
+            tar.extractall(str(new), filter="data")
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise DataError(f"cannot extract {archive} to {folder}: {error}") from error
-
-
-def _checked_member(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    if len(Path(member.name).parts) > DEEPEST_PATH:
-        raise tarfile.FilterError(f"a path in it has more than {DEEPEST_PATH} folders ({member.name[:60]}...)")
-    return tarfile.data_filter(member, folder)
