@@ -20,8 +20,8 @@ from diffcse_jax.evaluation.tasks import TASKS
 DIMENSION = 16
 TORCH = {"quick": ("rmsprop", 32, 1, 1), "patient": ("adam", 32, 2, 3)}
 SETTINGS = {
-    "quick": senteval.Settings(folds=3, recipe=Recipe(RMSPROP, batch_size=32, tenacity=1, passes_per_block=1)),
-    "patient": senteval.Settings(folds=3, recipe=Recipe(ADAM, batch_size=32, tenacity=2, passes_per_block=3)),
+    "quick": Recipe(RMSPROP, batch_size=32, tenacity=1, passes_per_block=1, folds=3),
+    "patient": Recipe(ADAM, batch_size=32, tenacity=2, passes_per_block=3, folds=3),
 }
 
 

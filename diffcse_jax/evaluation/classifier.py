@@ -51,12 +51,14 @@ class Recipe(NamedTuple):
         batch_size: Rows per update. The last batch of a pass may be smaller.
         tenacity: Blocks without improvement that are forgiven. The next one ends training.
         passes_per_block: Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
+        folds: Folds of cross-validation.
     """
 
     optimizer: Optimizer
     batch_size: int
     tenacity: int
     passes_per_block: int
+    folds: int = 10
 
 
 class Fit(NamedTuple):
@@ -190,7 +192,7 @@ def _train_block(
 
     def update(index: Int32[Array, ""], state: _State) -> _State:
         rows = batches[:, index]
-        updated = _updated(state, _gradient(state.weights, features[rows], labels[rows], rows != NO_ROW), optimizer)
+        updated = _updated(state, features[rows], labels[rows], rows != NO_ROW, optimizer)
         has_batch = rows[:, 0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
         return jax.tree.map(lambda new, old: jnp.where(_expand(has_batch, new.ndim), new, old), updated, state)
 
@@ -201,21 +203,14 @@ def _train_block(
     return state, correct.sum(axis=1)
 
 
-def _logits(weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]) -> Float32[Array, "fits rows r c"]:
-    return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
-
-
-def _gradient(weights: Weights, features: Array, labels: Array, real: Array) -> Weights:
-    """Return the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
-    probabilities = jax.nn.softmax(_logits(weights, features))
-    errors = probabilities - jax.nn.one_hot(labels, weights.shape[2])[:, :, None]
+def _updated(state: _State, features: Array, labels: Array, real: Array, optimizer: Optimizer) -> _State:
+    """Follow the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
+    errors = (
+        jax.nn.softmax(_logits(state.weights, features)) - jax.nn.one_hot(labels, state.weights.shape[2])[:, :, None]
+    )
     weight = real.astype(jnp.float32) / jnp.maximum(real.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
-    errors = errors * weight[:, :, None, None]
-    penalty = jnp.array(REGULARIZATIONS)[None, :, None, None] * weights
-    return jnp.einsum("fbrc,fbd->frcd", errors, features, precision="highest") + penalty
-
-
-def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
+    penalty = jnp.array(REGULARIZATIONS)[None, :, None, None] * state.weights
+    gradient = jnp.einsum("fbrc,fbd->frcd", errors * weight[:, :, None, None], features, precision="highest") + penalty
     updates = state.updates + 1
     mean = optimizer.mean_decay * state.mean + (1 - optimizer.mean_decay) * gradient
     square = optimizer.square_decay * state.square + (1 - optimizer.square_decay) * gradient**2
@@ -227,6 +222,10 @@ def _updated(state: _State, gradient: Weights, optimizer: Optimizer) -> _State:
         direction, scale = direction / of_mean, scale / jnp.sqrt(of_square)
     weights = state.weights - optimizer.learning_rate * direction / (scale + optimizer.epsilon)
     return _State(weights, mean, square, updates)
+
+
+def _logits(weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]) -> Float32[Array, "fits rows r c"]:
+    return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
 
 
 def _expand(per_fit: Array, ndim: int) -> Array:

@@ -42,6 +42,7 @@ MOST_WORDS = 64  # of a target
 RESAMPLES = 1000
 
 Scores = dict[str, float]
+Training = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `labelled_pairs` or `scored_pairs`
 
 
@@ -151,7 +152,7 @@ def paired_interval(
         if gold is None:
             return float(scores.mean())
         values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
-        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(*values)[0, 1])
+        return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
 
     rng = np.random.default_rng(seed)
     differences = np.zeros(RESAMPLES)
@@ -175,7 +176,7 @@ class DriftCheck(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
-    """The dev evaluation of a run.
+    """The dev evaluation of a run; see `training.loop.Evaluation`.
 
     Attributes:
         chosen: The metric that chooses the best checkpoint.
@@ -195,37 +196,30 @@ class DevEvaluation:
 
     @property
     def metric(self) -> str:
-        """The name of the score that chooses."""
         return self.chosen.name
 
     @property
     def drift_metric(self) -> str:
-        """The name of the score of general quality; empty if it is off."""
         return self.drift_check.name if self.drift_check else ""
 
     @property
     def units(self) -> str:
-        """What intervals are over, such as `1,000 queries`."""
         return self.chosen.units
 
     def measure(self, encoder: Encoder) -> Measured:
-        """Return all scores, and the per-item scores of the chosen metric."""
         encoder = CachedEncoder(encoder)
         also = {metric.name: metric.scores(encoder)[metric.name] for metric in self.also}
         drift = {self.drift_check.name: self.drift_check.score(encoder)} if self.drift_check else {}
         return Measured(self.chosen.scores(encoder) | also | drift, self.chosen.per_item_scores(encoder))
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval for the chosen metric of a model minus that of the starting checkpoint."""
         return paired_interval(start, model, self.chosen.golds)
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
-        """Return the per-item scores of the metrics of `eval.hold`, by name."""
         encoder = CachedEncoder(encoder)
         return {metric.name: metric.per_item_scores(encoder) for metric in self.hold}
 
     def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
-        """Describe the metrics of `eval.hold` that a model lowers by more than chance."""
         found = []
         for metric in self.hold:
             name = metric.name
@@ -237,7 +231,7 @@ class DevEvaluation:
 
 
 def build_dev_evaluation(
-    config: Config, training_sentences: Callable[[], Iterable[str]], start: Callable[[], Encoder] | None = None
+    config: Config, training: Training, start: Callable[[], Encoder] | None = None
 ) -> DevEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
@@ -246,16 +240,14 @@ def build_dev_evaluation(
 
     Args:
         config: The run's configuration.
-        training_sentences: Starts a pass over the training text.
+        training: Starts a pass over the sentences of the training text.
         start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
 
     Raises:
         DataError: A file cannot be used, or there is too little text.
     """
     options = config.eval
-    chosen, also, hold = hosts.decided_by_first(
-        lambda: [*_chosen_and_also(config, training_sentences), _texts_to_hold(config, training_sentences)]
-    )
+    chosen, also, hold = hosts.decided_by_first(lambda: _all_texts(config, training))
     return DevEvaluation(
         chosen=_metric_of(chosen, options.batch_size),
         text=json_digest({name: value for name, value in chosen.items() if name != "documents"}),
@@ -268,8 +260,13 @@ def build_dev_evaluation(
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> DriftCheck:
     """Use Spearman on STS-B dev or, if that is not found, agreement with the starting checkpoint's similarities."""
-    stsb = hosts.decided_by_first(lambda: _local_stsb_dev(options.data_dir))
-    if stsb is not None:
+
+    def stsb_dev() -> list[list] | None:  # nothing is downloaded
+        if not is_local(options.data_dir) or _missing_sts_data(options.data_dir, ["STSBenchmark"]):
+            return None
+        return _as_json(STSB.load(senteval_folder(options.data_dir), "dev"))
+
+    if (stsb := hosts.decided_by_first(stsb_dev)) is not None:
         metric = _metric_of({"metric": DRIFT_STSB, "scored_pairs": {DRIFT_STSB: stsb}}, options.batch_size)
         return DriftCheck(DRIFT_STSB, lambda encoder: metric.scores(encoder)[DRIFT_STSB])
     sentences = general_sentences()
@@ -290,49 +287,38 @@ def general_sentences() -> list[str]:
     return Path(__file__).with_name("general_sentences.txt").read_text(encoding="utf-8").splitlines()
 
 
-def _local_stsb_dev(data_dir: str) -> list[list] | None:
-    """Return the pairs of STS-B dev as JSON, or None if they are not on this machine; nothing is downloaded."""
-    try:
-        folder = senteval_folder(data_dir) if is_local(data_dir) else None
-    except DataError:
-        folder = None
-    return None if folder is None or missing_files(STSB, folder, "dev") else _as_json(STSB.load(folder, "dev"))
-
-
 # The text of metrics
 
 
-def _chosen_and_also(config: Config, training_sentences: Callable[[], Iterable[str]]) -> tuple[Texts, list[Texts]]:
+def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], list[Texts]]:
+    """Return the text of the metric that chooses, of the metrics of `eval.beside`, and of those of `eval.hold`."""
     options, metric = config.eval, config.eval.metric
     also = [name for name in dict.fromkeys(options.beside) if name != metric]
-    if problem := _missing_sts_data(options) if STS_METRICS.intersection([metric, *also]) else "":
+    needs_sts = STS_METRICS.intersection([metric, *also])
+    if problem := _missing_sts_data(options.data_dir, options.tasks) if needs_sts else "":
         if metric in STS_METRICS:
             metric = "halves_retrieval"
             _notice(f"eval.metric={options.metric} is replaced by {metric}, which needs no labels: {problem}")
         if left_out := STS_METRICS.intersection(also):
             _notice(f"eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
-    chosen, *others = [_texts(config, name, training_sentences) for name in (metric, *also)]
+    chosen, *others = [_texts(config, name, training) for name in (metric, *also)]
     if caveat := _caveat(chosen):
         kept = " With eval.keep_start the starting checkpoint is exported." if options.keep_start else ""
         _notice(
             f"{caveat}.{kept} To train on single sentences use --config.data.pairs=dropout and some dropout, see "
             "docs/adapting.md"
         )
-    return chosen, others
-
-
-def _texts_to_hold(config: Config, training_sentences: Callable[[], Iterable[str]]) -> list[Texts]:
-    found = []
-    for metric in dict.fromkeys(config.eval.hold):
+    hold = []
+    for name in dict.fromkeys(options.hold):
         try:
-            texts = _texts(config, metric, training_sentences, MOST_HOLD_PAIRS)
+            texts = _texts(config, name, training, MOST_HOLD_PAIRS)
             if (count := len(texts["pairs"][0])) < FEWEST:
                 raise DataError(f"it has {count} pairs and needs at least {FEWEST}")
-            found.append(texts)
+            hold.append(texts)
         except DataError as error:
-            _notice(f"eval.hold: {metric} is left out: {error}")
-    return found
+            _notice(f"eval.hold: {name} is left out: {error}")
+    return chosen, others, hold
 
 
 def _notice(message: str) -> None:
@@ -346,9 +332,7 @@ def _caveat(texts: Texts) -> str:
     return f"only {having:,} of {documents:,} held-out documents have pairs for {texts['metric']}, too few to judge all"
 
 
-def _texts(
-    config: Config, metric: str, training_sentences: Callable[[], Iterable[str]], most: int = MOST_PAIRS
-) -> Texts:
+def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAIRS) -> Texts:
     """Return a metric and its text; of pairs made from documents or sentences, at most `most`."""
     options = config.eval
     kind, _, file = metric.partition(":")
@@ -358,7 +342,7 @@ def _texts(
     if metric in HELD_OUT_PAIRS and config.data.held_out:
         return texts | _held_out_pairs(config, metric, most)
     if metric == "halves_retrieval":
-        return texts | {"pairs": _halves(config, training_sentences, most)}
+        return texts | {"pairs": _halves(config, training, most)}
     if kind == "pairs_retrieval":
         return texts | {"pairs": list(read_retrieval_pairs(file or options.pairs_file))}
     if kind == "duplicates":
@@ -372,29 +356,27 @@ def _texts(
 
 def _metric_of(texts: Texts, batch_size: int) -> Any:
     """Return the metric of `_texts`."""
-
-    def pairs_of(values: list[list]) -> ScoredPairs:
-        return ScoredPairs(values[0], values[1], np.array(values[2]))
-
     name = texts["metric"]
     if "pairs" in texts:
         return RetrievalMetric(name, batch_size, *texts["pairs"])
+    sets = texts.get("scored_pairs") or {name: texts["labelled_pairs"]}
+    rated = {key: ScoredPairs(first, second, np.array(gold)) for key, (first, second, gold) in sets.items()}
     if "labelled_pairs" in texts:
-        return DuplicatesMetric(name, batch_size, pairs_of(texts["labelled_pairs"]))
-    return CorrelationMetric(name, batch_size, {key: pairs_of(own) for key, own in texts["scored_pairs"].items()})
+        return DuplicatesMetric(name, batch_size, rated[name])
+    return CorrelationMetric(name, batch_size, rated)
 
 
 def _as_json(scored: ScoredPairs) -> list[list]:
     return [scored.first, scored.second, scored.gold.tolist()]
 
 
-def _missing_sts_data(options: EvalConfig) -> str:
-    """Say why `eval.tasks` cannot be scored, or return an empty string."""
+def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
+    """Say why these tasks cannot be scored, or return an empty string."""
     try:
-        folder = senteval_folder(options.data_dir)
+        folder = senteval_folder(data_dir)
     except DataError as error:
         return f"{error} (eval.data_dir)"
-    missing = [path for task in options.tasks for path in missing_files(STS_TASKS[task][0], folder, "dev")]
+    missing = [path for task in tasks for path in missing_files(STS_TASKS[task][0], folder, "dev")]
     return f"not found: {', '.join(map(str, missing))}" if missing else ""
 
 
@@ -411,10 +393,10 @@ def _sts_pairs(options: EvalConfig) -> dict[str, list[list]]:
     return found
 
 
-def _halves(config: Config, training_sentences: Callable[[], Iterable[str]], most: int) -> list[list[str]]:
+def _halves(config: Config, training: Training, most: int) -> list[list[str]]:
     """Return first and second halves of training sentences; of short sentences only if there are no others."""
     for fewest_words in (FEWEST_WORDS, 2):
-        found = retrieval.halves(training_sentences(), most, fewest_words)
+        found = retrieval.halves(training(), most, fewest_words)
         if len(found) >= 2:
             return [[first for first, _ in found], [second for _, second in found]]
     raise DataError(
@@ -452,9 +434,8 @@ def _leads(section: Section) -> Iterator[tuple[str, str]]:
 
 def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
     sentences = section.sentences()
-    for pair in zip(sentences[::2], sentences[1::2], strict=False):  # a sentence twice would find itself
-        if min(map(len, pair)) >= FEWEST_CHARACTERS:
-            yield pair
+    pairs = zip(sentences[::2], sentences[1::2], strict=False)  # a sentence twice would find itself
+    return (pair for pair in pairs if min(map(len, pair)) >= FEWEST_CHARACTERS)
 
 
 def _halves_of_sentences(section: Section) -> Iterator[tuple[str, str]]:

@@ -29,12 +29,12 @@ EXAMPLES = 5  # pairs whose hits are listed
 class StsbProbe(Task):
     """A task on the pairs of one split of STS-B."""
 
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return STSB.paths(folder, "dev" if mode == "dev" else "test")
+    def splits_of(self, mode: str) -> list[str]:
+        return ["dev" if mode == "dev" else "test"]
 
     def encode(self, encoder: Encoder, folder: Path, mode: str) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
         """Return the split's pairs and the embeddings of their first and second sentences."""
-        pairs = STSB.load(folder, "dev" if mode == "dev" else "test")
+        pairs = STSB.load(folder, *self.splits_of(mode))
         first, second = encode_groups(encoder, [pairs.first, pairs.second])
         return pairs, first, second
 
@@ -43,11 +43,6 @@ class Geometry(StsbProbe):
     """Alignment, uniformity, cosine similarities in five rating groups, and singular values."""
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return the measures of one split.
-
-        Raises:
-            DataError: No pair is rated above 4, or all sentences are the same.
-        """
         pairs, first, second = self.encode(encoder, folder, mode)
         positive = pairs.gold > POSITIVE_RATING
         if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
@@ -65,14 +60,12 @@ class Geometry(StsbProbe):
 
 
 class Retrieval(StsbProbe):
-    """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10)."""
+    """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
+
+    Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
+    """
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return recall at 1, 5 and 10, x 100, and the best hits of some queries.
-
-        Raises:
-            DataError: No pair is rated 5.0.
-        """
         pairs, first, second = self.encode(encoder, folder, mode)
         rows = np.flatnonzero(pairs.gold == 5.0)
         if not len(rows):
@@ -91,16 +84,16 @@ class Retrieval(StsbProbe):
         return recalls(ranks) | {"n": len(rows), "examples": hits}
 
 
-PROBES = (Geometry("geometry", {}), Retrieval("retrieval", {}))
+PROBES = (Geometry("geometry", STSB.splits), Retrieval("retrieval", STSB.splits))
 
 
 def best_hits(scores: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int) -> list[tuple[str, float]]:
     """Return the `top_k` most similar distinct sentences and their similarities."""
     hits: dict[str, float] = {}
     for row in np.argsort(-scores, kind="stable"):
+        hits.setdefault(texts[row], float(scores[row]))
         if len(hits) == top_k:
             break
-        hits.setdefault(texts[row], float(scores[row]))
     return list(hits.items())
 
 
@@ -109,9 +102,7 @@ def uniformity(embeddings: Float32[np.ndarray, "n dim"]) -> float:
     return float(pooling.uniformity(jnp.asarray(embeddings)))
 
 
-def similarity_by_rating(
-    cosines: Float32[np.ndarray, " pairs"], gold: Float[np.ndarray, " pairs"]
-) -> list[dict[str, Any]]:
+def similarity_by_rating(cosines: Float32[np.ndarray, " n"], gold: Float[np.ndarray, " n"]) -> list[dict[str, Any]]:
     """Return number, mean, standard deviation and density (over `BINS`) of the cosines in each rating group."""
     groups = []
     for low, high in RATING_GROUPS:
@@ -119,9 +110,8 @@ def similarity_by_rating(
         inside = np.clip(group, BINS[0], BINS[-1])  # rounding can lift a cosine above 1
         density = np.histogram(inside, BINS, density=True)[0] if len(group) else np.zeros(len(BINS) - 1)
         mean, std = (float(group.mean()), float(group.std())) if len(group) else (None, None)
-        groups.append(
-            {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": std, "density": density.tolist()}
-        )
+        found = {"ratings": f"{low}-{high}", "n": len(group), "mean": mean, "std": std, "density": density.tolist()}
+        groups.append(found)
     return groups
 
 

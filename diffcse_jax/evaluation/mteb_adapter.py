@@ -23,16 +23,10 @@ from diffcse_jax.io import expand_path, find_run
 
 
 class MtebEncoder(AbsEncoder):
-    """A `SentenceEncoder` for mteb. Similarity is the cosine; prompts are ignored.
+    """A `SentenceEncoder` for mteb. Similarity is the cosine; prompts and the device are ignored.
 
     mteb caches scores by a model's name and revision. Both contain a hash of all that determines an embedding, so that
-    no model gets the cached scores of another.
-
-    Args:
-        model_name: As for `SentenceEncoder.from_pretrained`.
-        revision: Replaces the hash as mteb's revision.
-        device: Ignored. JAX uses the accelerator that it finds.
-        pooler: Replaces the recorded pooler, with a warning.
+    no model gets the cached scores of another. `revision` replaces the hash.
     """
 
     def __init__(
@@ -55,6 +49,5 @@ class MtebEncoder(AbsEncoder):
     def encode(
         self, inputs: DataLoader[BatchedInput], *, prompt_type: PromptType | None = None, **options: Any
     ) -> Float32[np.ndarray, "sentences dim"]:
-        """Return embeddings of all sentences in the batches. Of mteb's options, `batch_size` is used."""
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64))

@@ -1,11 +1,10 @@
 """Results of an evaluation: `results.json`, tables as text, Markdown or LaTeX, and published scores."""
 
-import contextlib
 import json
 import re
 import statistics
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,28 +108,22 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def check_writable(path: Path) -> None:
-    """Raise a `ConfigError` if the results could not be written, before hours are spent on them."""
-    with _output_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        if not is_new and not path.is_file():
-            raise CheckpointError("it is not a regular file. Name a file")
-        path.open("a").close()
-        if is_new:
-            path.unlink()
+def write_results(content: Results | None, path: Path) -> None:
+    """Write `results.json` atomically. Without content, only check that this is possible.
 
-
-def write_results(content: Results, path: Path) -> None:
-    """Write `results.json` atomically. Raise a `ConfigError` if that is impossible."""
-    with _output_errors(path):
-        write_json(path, rounded(content))
-
-
-@contextlib.contextmanager
-def _output_errors(path: Path) -> Iterator[None]:
+    Raises:
+        ConfigError: The file cannot be written.
+    """
     try:
-        yield
+        if content is not None:
+            write_json(path, rounded(content))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise CheckpointError("it is not a regular file. Name a file")
+        partial = path.with_name(f"{path.name}.tmp")  # as `write_json` writes
+        partial.touch()
+        partial.unlink()
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"--output: cannot write {path}: {error}") from error
 
@@ -220,14 +213,7 @@ def task_title(name: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labels: str = "model") -> str:
-    """Return rows below a line of titles.
-
-    Args:
-        columns: The columns to show.
-        rows: The rows.
-        style: `text`, `markdown` or `latex`. LaTeX needs the package booktabs.
-        labels: Title of the first column.
-    """
+    """Return rows below a line of titles, as `text`, `markdown` or `latex`, which needs the package booktabs."""
     titles = [labels, *map(task_title, columns)]
     lines = [titles, *([row.label, *(row.cells.get(column, "-") for column in columns)] for row in rows)]
     if style == "latex":
@@ -244,22 +230,8 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
-def show(models: Sequence[Results], *, with_published: bool, style: str) -> str:
-    """Return what `eval.py` prints: each model in detail (only as text), and a comparison of several models.
-
-    Args:
-        models: Results of models.
-        with_published: Put published scores above the models' own.
-        style: Format of the tables, as for `table`.
-    """
-    parts = [describe(results) for results in models] if style == "text" else []
-    if len(models) > 1 or with_published or style != "text":
-        parts.append(compare(models, with_published=with_published, style=style))
-    return "\n\n".join(parts)
-
-
 def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
-    """Return tables with a row per model and a column per task; see `show` for the arguments."""
+    """Return tables with a row per model and a column per task, in a style of `table`, below published scores."""
     scores = [scores_by_column(results) for results in models]
     poolers = [results["pooler"] for results in models]
     measured = []

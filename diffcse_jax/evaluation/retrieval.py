@@ -25,10 +25,7 @@ MOST_DOCSTRINGS = 1000
 
 
 def retrieval_scores(queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]) -> dict[str, float]:
-    """Return mean reciprocal rank and recall, x 100, of target i for query i among all targets, by cosine similarity.
-
-    The names are `mrr`, `recall@1`, `recall@5` and `recall@10`.
-    """
+    """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
     ranks = target_ranks(queries, targets)
     return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls(ranks)
 
@@ -91,14 +88,9 @@ def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tupl
 
 
 def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[str], int]) -> list[tuple[str, str]]:
-    """Choose pairs that share no text, the same ones in whatever order they come.
+    """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
 
     Memory holds at most four times the limit.
-
-    Args:
-        pairs: Queries and targets.
-        limit: How many pairs to choose.
-        order: A hash of text. The pairs with the lowest values are chosen.
     """
     lowest: dict[int, tuple[str, str]] = {}
     for pair in pairs:
@@ -132,7 +124,6 @@ class PairsRetrieval(OwnTask):
     """For the first text of each pair, find the second among the second texts of all pairs."""
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return mean reciprocal rank and recalls, x 100, and the number of pairs `n`."""
         queries, targets = read_retrieval_pairs(self.file)
         return retrieval_scores(*encode_groups(encoder, [queries, targets])) | {"n": len(queries)}
 
@@ -141,7 +132,6 @@ class Duplicates(OwnTask):
     """Tell pairs that mean the same from other pairs by their cosine similarity."""
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return the average precision, x 100, and the number of pairs `n`."""
         pairs = read_labelled_pairs(self.file)
         return {"average_precision": duplicates_score(encoder, pairs), "n": len(pairs.gold)}
 

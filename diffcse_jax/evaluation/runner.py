@@ -44,27 +44,19 @@ class Settings:
 def run(
     models: Sequence[str], settings: Settings, *, output: Path, with_published: bool, style: str, allow_missing: bool
 ) -> int:
-    """Evaluate models, write `results.json` and pictures, and print tables.
-
-    Args:
-        models: Models as `load_encoder` takes them.
-        settings: What to evaluate.
-        output: The results file. Pictures go to `report/` next to it.
-        with_published: Print published scores above the models' own.
-        style: Format of the tables: `text`, `markdown` or `latex`.
-        allow_missing: Return 0 even if data is missing.
+    """Evaluate models, write `results.json` and pictures, and print tables, as `diffcse evaluate` does.
 
     Returns:
-        The exit code: 0, or 3 if data of a task is missing.
-
-    Raises:
-        UserError: An option, a model or a file cannot be used.
+        The exit code: 0, or 3 if data of a task is missing and may not be.
     """
     if with_published and settings.mode == "dev":
         raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
-    results.check_writable(output)
+    results.write_results(None, output)  # before hours are spent on them
     done = evaluate(models, settings, lambda so_far: results.write_results(results.document(so_far), output))
-    print(results.show(done, with_published=with_published, style=style))
+    parts = [results.describe(each) for each in done] if style == "text" else []
+    if len(done) > 1 or with_published or style != "text":
+        parts.append(results.compare(done, with_published=with_published, style=style))
+    print("\n\n".join(parts))
     if pictures := geometry.draw(done, output.parent / "report"):
         print("pictures:", *pictures, file=sys.stderr)
     return 3 if any(each["missing"] for each in done) and not allow_missing else 0
@@ -142,19 +134,17 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
     if settings.queries and "retrieval" not in names:
         raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
     folder = Path() if all(map(own_task, names)) else senteval_folder(settings.data_dir)
-    queries = _read_queries(settings.queries) if settings.queries else ()
+    queries: tuple[str, ...] = ()
+    if settings.queries:
+        try:
+            lines = read_lines(expand_path(settings.queries), "utf-8-sig")
+        except DataError as error:
+            raise DataError(f"--queries: {error}") from error
+        queries = tuple(line.strip() for line in lines if line.strip())
+        if not queries:
+            raise DataError(f"--queries: {settings.queries} has no queries")
     options = TaskOptions(similarity=settings.similarity, queries=queries, top_k=settings.top_k)
     return {name: find_task(name) for name in names}, folder, options
-
-
-def _read_queries(path: Path) -> tuple[str, ...]:
-    try:
-        lines = read_lines(expand_path(path), "utf-8-sig")
-    except DataError as error:
-        raise DataError(f"--queries: {error}") from error
-    if queries := tuple(line.strip() for line in lines if line.strip()):
-        return queries
-    raise DataError(f"--queries: {path} has no queries")
 
 
 @contextlib.contextmanager

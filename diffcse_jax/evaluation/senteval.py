@@ -14,37 +14,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
-from diffcse_jax.evaluation.classifier import (
-    ADAM,
-    RMSPROP,
-    SEED,
-    Classifiers,
-    Fit,
-    Recipe,
-    hold_out,
-    predict,
-    predict_score,
-    train_classifiers,
-    train_regression,
-)
-from diffcse_jax.evaluation.sts import (
-    SICK_FILES,
-    SICK_FORMAT,
-    STSB_FILES,
-    STSB_FORMAT,
-    ScoredPairs,
-    StsTask,
-    correlations,
-    encode_groups,
-    read_lines,
-    read_table,
-    single_spaced,
-)
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions, classifier, sts
+from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, hold_out
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, read_lines, read_table, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
-Labels = Int[np.ndarray, "..."]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
@@ -99,18 +74,13 @@ def read_questions(paths: Sequence[Path]) -> list[Example]:
     return _examples(path, rows, QUESTIONS)
 
 
-def read_paraphrases(paths: Sequence[Path]) -> list[Example]:
-    """Read MRPC: sentence pairs below a header."""
+def _read_pairs(
+    paths: Sequence[Path], *, label: int, sentences: tuple[int, int], labels: Mapping[str, int]
+) -> list[Example]:
+    """Read sentence pairs below a header, from these columns."""
     (path,) = paths
-    rows = read_table(path, 5, lambda fields: fields[0] in BINARY)
-    return _examples(path, ((number, row[0], row[3], row[4]) for number, row in rows), BINARY)
-
-
-def read_entailment(paths: Sequence[Path]) -> list[Example]:
-    """Read SICK: sentence pairs below a header."""
-    (path,) = paths
-    rows = read_table(path, 5, lambda fields: fields[4] in ENTAILMENT)
-    return _examples(path, ((number, row[4], row[1], row[2]) for number, row in rows), ENTAILMENT)
+    rows = read_table(path, 5, lambda fields: fields[label] in labels)
+    return _examples(path, ((number, row[label], *(row[each] for each in sentences)) for number, row in rows), labels)
 
 
 def _examples(path: Path, rows: Iterable[tuple[Any, ...]], labels: Mapping[str, int]) -> list[Example]:
@@ -126,6 +96,10 @@ def _examples(path: Path, rows: Iterable[tuple[Any, ...]], labels: Mapping[str, 
     return examples
 
 
+read_paraphrases = functools.partial(_read_pairs, label=0, sentences=(3, 4), labels=BINARY)  # MRPC
+read_entailment = functools.partial(_read_pairs, label=4, sentences=(1, 2), labels=ENTAILMENT)  # SICK
+
+
 def in_order(examples: list[Example]) -> list[Example]:
     """Sort examples by word counts, then by label: the order in which SentEval numbers and splits them."""
     return sorted(examples, key=lambda example: (*(len(text.split()) for text in example.sentences), example.label))
@@ -134,28 +108,14 @@ def in_order(examples: list[Example]) -> list[Example]:
 # Procedures
 
 
-class Settings(NamedTuple):
-    """Folds of cross-validation, and how classifiers are trained."""
-
-    folds: int
-    recipe: Recipe
-
-
-THOROUGH = Settings(folds=10, recipe=Recipe(ADAM, batch_size=64, tenacity=5, passes_per_block=4))
-FAST = Settings(folds=5, recipe=Recipe(RMSPROP, batch_size=128, tenacity=3, passes_per_block=2))
+THOROUGH = Recipe(ADAM, batch_size=64, tenacity=5, passes_per_block=4, folds=10)
+FAST = Recipe(RMSPROP, batch_size=128, tenacity=3, passes_per_block=2, folds=5)
 SETTINGS = {"test": THOROUGH, "fasttest": FAST, "dev": FAST}
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """A task's examples as a classifier sees them.
-
-    Attributes:
-        inputs: One row per example.
-        labels: Classes, from 0.
-        classes: Number of classes.
-        splits: The rows of each split.
-    """
+    """A task's examples as a classifier sees them: inputs, classes from 0, and the rows of each split."""
 
     inputs: Float32[np.ndarray, "rows dim"]
     labels: Int[np.ndarray, " rows"]
@@ -163,19 +123,22 @@ class Features:
     splits: dict[str, Rows]
 
     def train(self, fits: Sequence[Fit], recipe: Recipe) -> Classifiers:
-        return train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
+        return classifier.train_classifiers(self.inputs, self.labels, self.classes, fits, recipe)
 
-    def test(self, weights: Weights, rows: Rows) -> tuple[float, float]:
-        """Return accuracy and F1 of a classifier on these rows."""
-        predicted, labels = predict(weights, self.inputs[rows]), self.labels[rows]
-        return accuracy(predicted, labels), f1(predicted, labels)
+    def test(self, weights: Weights, rows: Rows | None, *, with_f1: bool = False) -> Scores:
+        """Return a classifier's scores on these rows, x 100 with two decimals. Without rows, there are none."""
+        if rows is None:
+            return {}
+        predicted, labels = classifier.predict(weights, self.inputs[rows]), self.labels[rows]
+        scores = {"acc": round(100 * float(np.mean(predicted == labels)), 2), "ntest": len(rows)}
+        return scores | ({"f1": f1(predicted, labels)} if with_f1 else {})
 
 
 def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], classes: int) -> Features:
     """Return embeddings of sentences; for pairs with embeddings u and v, |u - v| and u * v next to each other."""
     examples = [example for split in splits.values() for example in split]
     sides = [list(side) for side in zip(*(example.sentences for example in examples), strict=True)]
-    embeddings = encode_groups(encoder, sides)
+    embeddings = sts.encode_groups(encoder, sides)
     inputs = difference_and_product(*embeddings) if len(sides) == 2 else embeddings[0]
     ends = np.cumsum([len(split) for split in splits.values()])
     rows = dict(zip(splits, np.split(np.arange(len(examples)), ends[:-1]), strict=True))
@@ -189,46 +152,39 @@ def difference_and_product(
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
-def nested_cross_validation(features: Features, settings: Settings) -> Scores:
+def nested_cross_validation(features: Features, recipe: Recipe) -> Scores:
     """Test each outer fold once; inner folds choose its regularization."""
-    outer = stratified_folds(features.splits["train"], features.labels, settings.folds)
-    inner = [Fit(*fold) for train, _ in outer for fold in stratified_folds(train, features.labels, settings.folds)]
-    classifiers = features.train([*inner, *(hold_out(train) for train, _ in outer)], settings.recipe)
-    inner_accuracies = classifiers.dev_accuracy[: len(inner)].reshape(len(outer), settings.folds, -1)
+    outer = stratified_folds(features.splits["train"], features.labels, recipe.folds)
+    inner = [Fit(*fold) for train, _ in outer for fold in stratified_folds(train, features.labels, recipe.folds)]
+    classifiers = features.train([*inner, *(hold_out(train) for train, _ in outer)], recipe)
+    inner_accuracies = classifiers.dev_accuracy[: len(inner)].reshape(len(outer), recipe.folds, -1)
     dev, test = [], []
     for accuracies, final, (_, rows) in zip(inner_accuracies, classifiers.weights[len(inner) :], outer, strict=True):
         best, score = best_regularization(accuracies)
         dev.append(score)
-        test.append(features.test(final[best], rows)[0])
+        test.append(features.test(final[best], rows)["acc"])
     # NumPy rounds differently from Python.
     acc, devacc = (float(np.round(np.mean(scores), 2)) for scores in (test, dev))
     return {"acc": acc, "devacc": devacc, "ndev": len(features.labels), "ntest": len(features.labels)}
 
 
-def cross_validation(features: Features, settings: Settings, *, with_f1: bool = False) -> Scores:
+def cross_validation(features: Features, recipe: Recipe, *, with_f1: bool = False) -> Scores:
     """Choose the regularization by folds of the training split, fit once more, and test that classifier."""
     train = features.splits["train"]
-    folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, settings.folds)]
-    classifiers = features.train([*folds, hold_out(train)], settings.recipe)
+    folds = [Fit(*fold) for fold in stratified_folds(train, features.labels, recipe.folds)]
+    classifiers = features.train([*folds, hold_out(train)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy[:-1])
-    return {"devacc": score, "ndev": len(train)} | _tested(features, classifiers.weights[-1, best], with_f1=with_f1)
+    tested = features.test(classifiers.weights[-1, best], features.splits.get("test"), with_f1=with_f1)
+    return {"devacc": score, "ndev": len(train)} | tested
 
 
-def fixed_splits(features: Features, settings: Settings) -> Scores:
+def fixed_splits(features: Features, recipe: Recipe) -> Scores:
     """Choose the regularization by the dev split, and test that same classifier."""
     train, dev = features.splits["train"], features.splits["dev"]
-    classifiers = features.train([Fit(train, dev)], settings.recipe)
+    classifiers = features.train([Fit(train, dev)], recipe)
     best, score = best_regularization(classifiers.dev_accuracy)
-    counts = {"ntrain": len(train), "ndev": len(dev)}
-    return {"devacc": score} | counts | _tested(features, classifiers.weights[0, best])
-
-
-def _tested(features: Features, weights: Weights, *, with_f1: bool = False) -> Scores:
-    if "test" not in features.splits:
-        return {}
-    rows = features.splits["test"]
-    acc, of_class_1 = features.test(weights, rows)
-    return {"acc": acc, "ntest": len(rows)} | ({"f1": of_class_1} if with_f1 else {})
+    tested = features.test(classifiers.weights[0, best], features.splits.get("test"))
+    return {"devacc": score, "ntrain": len(train), "ndev": len(dev)} | tested
 
 
 def stratified_folds(rows: Rows, labels: Int[np.ndarray, " examples"], folds: int) -> list[tuple[Rows, Rows]]:
@@ -255,12 +211,7 @@ def best_regularization(accuracies: Float[np.ndarray, "folds regularizations"]) 
     return int(np.argmax(scores)), max(scores)
 
 
-def accuracy(predicted: Labels, labels: Labels) -> float:
-    """Return the percentage of correct labels with two decimals."""
-    return round(100 * float(np.mean(predicted == labels)), 2)
-
-
-def f1(predicted: Labels, labels: Labels) -> float:
+def f1(predicted: Rows, labels: Rows) -> float:
     """Return F1 of class 1, x 100, with two decimals; 0 if class 1 is neither present nor predicted."""
     hits = int((predicted & labels).sum())
     return round(100 * (2 * hits / max(int((predicted + labels).sum()), 1)), 2)
@@ -281,7 +232,7 @@ class TransferTask(Task):
 
     classes: int
     read: Callable[[Sequence[Path]], list[Example]]
-    score: Callable[[Features, Settings], Scores]
+    score: Callable[[Features, Recipe], Scores]
 
     def load(self, folder: Path, split: str) -> list[Example]:
         """Read the examples of a split, in SentEval's order."""
@@ -290,9 +241,8 @@ class TransferTask(Task):
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
         """Return accuracies, x 100, rounded as SentEval rounds them.
 
-        Returns:
-            `devacc` and, unless the mode is `dev` and the task has a test split, `acc`. `ntrain`, `ndev` and `ntest`
-            count examples.
+        `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
+        examples.
 
         Raises:
             DataError: A file is invalid or has too few examples.
@@ -318,23 +268,27 @@ class SimilarityRegression(StsTask):
     """
 
     stops_by: str = "pearson"
+    splits_of = Task.splits_of  # those of StsTask, and `train`
 
     def load(self, folder: Path, split: str) -> ScoredPairs:
         """Read the pairs of a split in SentEval's order: by word counts, then by score."""
         pairs = super().load(folder, split)
-        words = [np.array([len(text.split()) for text in side]) for side in (pairs.first, pairs.second)]
-        order = np.lexsort((pairs.gold, words[1], words[0]))
-        first, second = ([side[row] for row in order] for side in (pairs.first, pairs.second))
-        return ScoredPairs(first, second, pairs.gold[order])
+        rows = zip(pairs.first, pairs.second, pairs.gold, strict=True)
+        ordered = sorted(rows, key=lambda row: (len(row[0].split()), len(row[1].split()), row[2]))
+        first, second, gold = map(list, zip(*ordered, strict=True))
+        return ScoredPairs(first, second, np.array(gold))
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
-        """Return the scores of the mode's split, x 100, and those of the dev split under `dev`."""
         splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
-        parts = iter(encode_groups(encoder, [side for p in splits.values() for side in (p.first, p.second)]))
+        parts = iter(sts.encode_groups(encoder, [side for p in splits.values() for side in (p.first, p.second)]))
         features = {split: difference_and_product(next(parts), next(parts)) for split in splits}
         gold = {split: pairs.gold for split, pairs in splits.items()}
-        weights = train_regression(features["train"], gold["train"], features["dev"], gold["dev"], self.stops_by)
-        scores = {split: correlations(predict_score(weights, features[split]), gold[split]) for split in splits}
+        weights = classifier.train_regression(
+            features["train"], gold["train"], features["dev"], gold["dev"], self.stops_by
+        )
+        scores = {
+            split: sts.correlations(classifier.predict_score(weights, features[split]), gold[split]) for split in splits
+        }
         return scores["dev" if mode == "dev" else "test"] | {"ntrain": len(gold["train"]), "dev": scores["dev"]}
 
 
@@ -362,12 +316,12 @@ TRANSFER_TASKS = (
 )
 OTHER_TASKS = (
     _sst("SST5", "fine", 5, read_fine_sentiment),
-    TransferTask("SICKEntailment", SICK_FILES, 3, read_entailment, fixed_splits),
+    TransferTask("SICKEntailment", SICKR.splits, 3, read_entailment, fixed_splits),
 )
 REGRESSION_TASKS, FINETUNE_TASKS = (
-    (
-        SimilarityRegression(f"STSBenchmark-{suffix}", STSB_FILES, stops_by=stops_by, **STSB_FORMAT),
-        SimilarityRegression(f"SICKRelatedness-{suffix}", SICK_FILES, stops_by=stops_by, **SICK_FORMAT),
+    tuple(
+        SimilarityRegression(f"{task.name}-{suffix}", task.splits, task.columns, task.header, stops_by)
+        for task in (STSB, SICKR)
     )
     for suffix, stops_by in (("senteval", "pearson"), ("finetune", "spearman"))
 )

@@ -48,12 +48,14 @@ class StsTask(Task):
     columns: tuple[int, int, int]
     header: bool = False
 
+    def splits_of(self, mode: str) -> list[str]:
+        return ["dev"] if mode == "dev" else ["dev", "test"]
+
     def load(self, folder: Path, split: str) -> ScoredPairs:
         (path,) = self.paths(folder, split)
         return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return the scores of the mode's split, x 100, and those of the dev split under `dev`."""
         sets = {split: self.load(folder, split) for split in self.splits_of(mode)}
         scores = score_pairs(encoder, sets, similarity=options.similarity)
         return scores["dev" if mode == "dev" else "test"] | {"dev": scores["dev"]}
@@ -93,13 +95,11 @@ def _year(name: str) -> StsYear:
 
 
 YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
-STSB_FILES = {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}
-_SICK_NAMES = {"train": "train", "dev": "trial", "test": "test_annotated"}
-SICK_FILES = {split: (f"SICK/SICK_{name}.txt",) for split, name in _SICK_NAMES.items()}
-STSB_FORMAT: dict[str, Any] = {"columns": (4, 5, 6)}
-SICK_FORMAT: dict[str, Any] = {"columns": (3, 1, 2), "header": True}
-STSB = StsTask("STSBenchmark", {split: STSB_FILES[split] for split in ("dev", "test")}, **STSB_FORMAT)
-SICKR = StsTask("SICKRelatedness", {split: SICK_FILES[split] for split in ("dev", "test")}, **SICK_FORMAT)
+STSB = StsTask(
+    "STSBenchmark", {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}, (4, 5, 6)
+)
+_SICK_FILES = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
+SICKR = StsTask("SICKRelatedness", {s: (f"SICK/{f}.txt",) for s, f in _SICK_FILES.items()}, (3, 1, 2), header=True)
 
 
 # Scores
