@@ -1,14 +1,25 @@
+"""The trained models of SentEval, against PyTorch."""
+
+import copy
+
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_senteval import BagOfWords, write
 
 from benchmarks import torch_senteval
+from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation import classifier
 from diffcse_jax.evaluation.classifier import ADAM, REGULARIZATIONS, RMSPROP, Fit, Recipe
+from diffcse_jax.evaluation.sts import correlations
+from diffcse_jax.evaluation.tasks import TASKS
 
 OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
+LEVELS = np.arange(1, 6)
+COEFFICIENTS = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +28,9 @@ def _one_torch_thread():
         yield
 
 
-def clusters(rows, dimension, classes, seed=0):
+def clusters(rows, dimension, classes):
     """Overlapping Gaussian clusters, one for each class."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     labels = generator.integers(0, classes, rows)
     centers = 0.4 * generator.normal(size=(classes, dimension))
     return (centers[labels] + generator.normal(size=(rows, dimension))).astype(np.float32), labels
@@ -41,10 +52,9 @@ def test_initial_weights_are_those_of_torch(dimension, classes):
     np.testing.assert_array_equal(weights[:, -1], layer.bias.detach().numpy())
 
 
-@pytest.mark.parametrize("classes", [2, 6])
 @pytest.mark.parametrize(
-    ("optimizer", "batch_size", "tenacity", "passes"),
-    [("adam", 64, 5, 4), ("rmsprop", 128, 3, 2), ("rmsprop", 7, 0, 1)],
+    ("optimizer", "batch_size", "tenacity", "passes", "classes"),
+    [("adam", 64, 5, 4, 6), ("rmsprop", 128, 3, 2, 2), ("rmsprop", 7, 0, 1, 6)],
 )
 def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, classes):
     dimension = 20
@@ -116,9 +126,111 @@ def test_five_percent_are_held_out(rows):
     assert sorted([*fit.dev, *fit.train]) == list(range(0, 3 * rows, 3))
 
 
-def test_weak_regularization_lets_weights_grow():
-    features, labels = clusters(200, 8, 2)
-    fit = Fit(np.arange(200), np.arange(200))
-    weights = classifier.train_classifiers(features, labels, 2, [fit], Recipe(RMSPROP, 64, 1000, 40)).weights[0]
-    norms = np.linalg.norm(weights.reshape(len(REGULARIZATIONS), -1), axis=1)
-    assert norms[0] > norms[-1]
+# Regression
+
+
+def shares(scores):
+    """Tai, Socher and Manning's distribution, score by score."""
+    rows = np.zeros((len(scores), 5), np.float32)
+    for row, score in zip(rows, scores, strict=True):
+        below = int(np.floor(score))
+        if below < 5:
+            row[below] = score - below
+        if below > 0:
+            row[below - 1] = below + 1 - score
+    return rows
+
+
+def fitted_by_torch(x, y, dev_x, dev_y, coefficient):
+    """SentEval's relatedness regression: the best model and its dev coefficient."""
+    np.random.seed(1111)
+    torch.manual_seed(1111)
+    model = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 5), torch.nn.Softmax(dim=-1))
+    optimizer = torch.optim.Adam(model.parameters())
+    x, targets, dev_x = torch.from_numpy(x), torch.from_numpy(shares(y)), torch.from_numpy(dev_x)
+    best, failures, passes = -1.0, 0, 0
+    while passes <= 1000:
+        for _ in range(50):
+            order = np.random.permutation(len(x))
+            for start in range(0, len(x), 64):
+                rows = torch.from_numpy(order[start : start + 64])
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(x[rows]), targets[rows]).backward()
+                optimizer.step()
+        passes += 50
+        with torch.no_grad():
+            score = coefficient(model(dev_x).numpy() @ LEVELS, dev_y)[0]
+        if score > best:
+            best, kept = score, copy.deepcopy(model)
+        elif failures >= 3:
+            break
+        else:
+            failures += 1
+    return kept, 100 * best
+
+
+def test_scores_become_distributions_over_their_neighbours():
+    scores = np.r_[np.linspace(0, 5, 51), 4.75]
+    np.testing.assert_allclose(classifier.level_weights(scores), shares(scores), atol=1e-6)
+    np.testing.assert_allclose((classifier.level_weights(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
+
+
+@pytest.mark.parametrize("stops_by", COEFFICIENTS)
+def test_the_regression_is_sentevals(stops_by):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 12)).astype(np.float32)
+    y = np.clip(2.5 + x[:, :3].sum(axis=1) + generator.normal(size=200), 0, 5)
+    model, score = fitted_by_torch(x[:150], y[:150], x[150:], y[150:], COEFFICIENTS[stops_by])
+    weights = classifier.train_regression(x[:150], y[:150], x[150:], y[150:], stops_by)
+    expected = np.c_[model[0].weight.detach().numpy(), model[0].bias.detach().numpy()]
+    np.testing.assert_allclose(weights, expected, atol=2e-4)
+    assert correlations(classifier.predict_score(weights, x[150:]), y[150:])[stops_by] == pytest.approx(score, abs=0.01)
+
+
+@pytest.mark.parametrize("task", ["STSBenchmark", "SICKRelatedness"])
+@pytest.mark.parametrize(("suffix", "blocks"), [("finetune", 3), ("senteval", 2)])
+def test_each_copy_of_senteval_stops_by_its_own_coefficient(task, suffix, blocks, monkeypatch):
+    """SimCSE's tasks take the block that is best by Spearman, the original's the one that is best by Pearson."""
+    dev_scores = iter([(70, 60), (80, 70), (75, 80), *[(60, 60)] * 4])  # Pearson, Spearman
+    monkeypatch.setattr(classifier, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
+    monkeypatch.setattr(classifier, "_regression_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
+    rows = np.ones((4, 3), np.float32)
+    weights = classifier.train_regression(rows, np.ones(4), rows, np.ones(4), TASKS[f"{task}-{suffix}"].stops_by)
+    np.testing.assert_allclose(weights - classifier.initial_weights(5, 3), blocks, atol=1e-6)
+
+
+def test_a_regression_task_is_trained_and_scored_on_its_splits(tmp_path):
+    generator = np.random.default_rng(1)
+    features, golds = {}, {}
+    for split, rows in (("train", 40), ("dev", 20), ("test", 30)):
+        pairs = []
+        for _ in range(rows):
+            words = [f"{generator.integers(0, 5)}{generator.integers(0, 9)}" for _ in range(4)]
+            common = int(generator.integers(0, 5))
+            pairs.append((" ".join(words), " ".join(words[:common] + ["99"] * (4 - common)), 1.0 + common))
+        write(tmp_path, f"STS/STSBenchmark/sts-{split}.csv", [f"-\t-\t-\t-\t{gold}\t{a}\t{b}" for a, b, gold in pairs])
+        first, second, golds[split] = zip(*sorted(pairs, key=lambda pair: pair[2]), strict=True)  # all have four words
+        u, v = BagOfWords().encode(first), BagOfWords().encode(second)
+        features[split] = np.c_[np.abs(u - v), u * v]
+    golds = {split: np.array(gold) for split, gold in golds.items()}
+    model, dev_pearson = fitted_by_torch(
+        features["train"], golds["train"], features["dev"], golds["dev"], COEFFICIENTS["pearson"]
+    )
+    with torch.no_grad():
+        predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS
+    task = TASKS["STSBenchmark-senteval"]
+    scores = task.run(BagOfWords(), tmp_path, "test")
+    assert scores["n"] == 30
+    assert scores["pearson"] == pytest.approx(100 * np.corrcoef(predicted, golds["test"])[0, 1], abs=0.05)
+    assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
+    (tmp_path / "STS/STSBenchmark/sts-test.csv").unlink()
+    assert task.run(BagOfWords(), tmp_path, "dev")["pearson"] == scores["dev"]["pearson"]
+
+
+@pytest.mark.slow
+def test_minilm_on_sick_gains_from_training(data_dir):
+    """SICK's relatedness is far better predicted with its training split than by cosine alone."""
+    encoder = SentenceEncoder.from_pretrained("minilm")
+    scores = TASKS["SICKRelatedness-senteval"].run(encoder, data_dir / "senteval", "dev")
+    assert scores["n"] == 500
+    assert scores["pearson"] > 82

@@ -1,6 +1,6 @@
-import importlib.util
 import json
-import subprocess
+import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,17 +8,13 @@ import pytest
 from test_sts import TableEncoder, write_stsb
 from tiny_model import MAX_LENGTH, write_tiny_model
 
+from diffcse_jax import cli
 from diffcse_jax.config import Config
 from diffcse_jax.evaluation import runner
 from diffcse_jax.models import pooling_modules
 
-EVAL = Path(__file__).parents[1] / "eval.py"
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
         "-\t-\t-\t-\t3\tno one sings\ta man sings\n"]  # fmt: skip
-
-
-def texts(row):
-    return row.rstrip().split("\t")[5:]
 
 
 @pytest.fixture
@@ -28,21 +24,21 @@ def senteval(tmp_path):
     return tmp_path / "senteval"
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, minilm_dir):
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "model", minilm_dir)
+
+
 @pytest.fixture
-def run(tmp_path, minilm_dir, senteval, monkeypatch, capsys):
-    """Runs eval.py in this process on a small model; returns exit code, results and what it printed."""
-    model = write_tiny_model(tmp_path / "model", minilm_dir)
-    spec = importlib.util.spec_from_file_location("eval_command", EVAL)
-    command = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(command)
+def run(tmp_path, model, senteval, capsys):
+    """Evaluates a small model; returns the exit code, the results and what was printed."""
 
     def run(*arguments):
         output = tmp_path / "out/results.json"
         models = [] if "--model" in arguments else ["--model", str(model)]
-        argv = ["eval.py", *models, "--data_dir", str(senteval), "--output", str(output), *arguments]
-        monkeypatch.setattr(sys, "argv", argv)
+        arguments = [*models, "--data_dir", str(senteval), "--output", str(output), *arguments]
         try:
-            code = command.main(["evaluate", *argv[1:]])
+            code = cli.main(["evaluate", *arguments])
         except SystemExit as exit_:
             code = exit_.code
         return code, json.loads(output.read_text()) if output.exists() else None, capsys.readouterr()
@@ -54,55 +50,47 @@ def test_results_hold_what_scripts_rely_on(run):
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "avg")
     assert code == 0
     assert {"model", "pooler", "backend", "mode", "aggregation", "tasks", "averages", "missing"} <= set(results)
-    assert (results["pooler"], results["backend"], results["mode"]) == ("avg", "jax", "test")
-    assert results["aggregation"] == "all"
-    assert set(results["tasks"]["STSBenchmark"]) == {"spearman", "pearson", "n", "dev"}
-    assert results["tasks"]["STSBenchmark"]["n"] == 4
-    assert results["tasks"]["STSBenchmark"]["dev"]["n"] == 3
-    assert results["averages"] == {"sts": None, "transfer": None}
-    assert results["missing"] == {}
+    assert [results[key] for key in ("pooler", "backend", "mode", "aggregation")] == ["avg", "jax", "test", "all"]
+    scores = results["tasks"]["STSBenchmark"]
+    assert set(scores) == {"spearman", "pearson", "n", "dev"}
+    assert (scores["n"], scores["dev"]["n"]) == (4, 3)
+    assert (results["averages"], results["missing"]) == ({"sts": None, "transfer": None}, {})
     reason = "test has 4 instead of 1,379 examples, dev has 3 instead of 1,500 examples"
     assert results["not_official"] == {"STSBenchmark": reason}
     assert f"not the official data: {reason}" in printed.out
-    assert f"{results['tasks']['STSBenchmark']['spearman']:.2f}" in printed.out
+    assert f"{scores['spearman']:.2f}" in printed.out
 
 
-def test_several_models_are_compared(run, tmp_path, minilm_dir):
+def test_several_models_are_compared(run, tmp_path, model, minilm_dir):
     other = write_tiny_model(tmp_path / "other", minilm_dir, family="roberta")
-    models = [str(tmp_path / "model"), str(other)]
+    models = [str(model), str(other)]
     arguments = ("--model", *models, "--tasks", "STSBenchmark,geometry", "--pooler", "avg", "--published")
     code, results, printed = run(*arguments)
     assert code == 0
-    assert [model["model"] for model in results["models"]] == models
+    assert [each["model"] for each in results["models"]] == models
     lines = printed.out.splitlines()
-    for model in results["models"]:
-        score = f"{model['tasks']['STSBenchmark']['spearman']:.2f}"
-        assert any(line.startswith(model["model"]) and line.endswith(score) for line in lines)
+    for each in results["models"]:
+        score = f"{each['tasks']['STSBenchmark']['spearman']:.2f}"
+        assert any(line.startswith(each["model"]) and line.endswith(score) for line in lines)
     assert any(line.startswith("SimCSE-BERT-base (published)") for line in lines)
     _, _, printed = run(*arguments, "--format", "markdown")
     assert printed.out.startswith("| model ")
     assert f"{other} (not the official data: STS-B, geometry)" in printed.out
 
 
-def test_a_similarity_other_than_cosine_is_shown(run):
-    cosine, dot = (
-        run("--tasks", "STSBenchmark", "--pooler", "avg", "--similarity", name) for name in ("cosine", "dot")
-    )
-    assert dot[1]["similarity"] == "dot"
-    assert "dot similarity" in dot[2].out
-    assert dot[1]["tasks"]["STSBenchmark"]["pearson"] != cosine[1]["tasks"]["STSBenchmark"]["pearson"]
-
-
-def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path):
-    model = tmp_path / "model"
-    pooling_modules.write(model, "avg", num_blocks=3, hidden_size=16, head=None)
-    code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "cls_before_pooler")
+def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model):
+    shutil.copytree(model, tmp_path / "model")
+    pooling_modules.write(tmp_path / "model", "avg", num_blocks=3, hidden_size=16, head=None)
+    arguments = ("--model", str(tmp_path / "model"), "--tasks", "STSBenchmark")
+    code, results, printed = run(*arguments, "--pooler", "cls_before_pooler")
     assert code == 0
     assert results["pooler"] == "cls_before_pooler"
     (warning,) = results["warnings"]
     assert "was trained with the pooler 'avg' and is used with 'cls_before_pooler'" in warning
     assert f"warning: {warning}" in printed.err
-    assert run("--tasks", "STSBenchmark")[1]["warnings"] == []
+    _, results, printed = run(*arguments, "--similarity", "dot")
+    assert (results["warnings"], results["similarity"]) == ([], "dot")
+    assert "dot similarity" in printed.out
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -136,10 +124,14 @@ def test_queries_are_answered_from_the_split(run, tmp_path):
     assert "  markets" in printed.out
 
 
-def test_scores_before_an_error_are_kept(run, senteval):
+def write_sick(senteval, *rows):
     path = senteval / "SICK/SICK_trial.txt"
     path.parent.mkdir()
-    path.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\thigh\n")
+    path.write_text("".join(f"{line}\n" for line in ("id\ta\tb\tscore", *rows)))
+
+
+def test_scores_before_an_error_are_kept(run, senteval):
+    write_sick(senteval, "1\ta dog\ta cat\thigh")
     code, results, printed = run("--mode", "dev", "--tasks", "STSBenchmark,SICKRelatedness", "--pooler", "avg")
     assert code == 2
     assert "SICK_trial.txt, line 2: expected a number from 0 to 5, found 'high'" in printed.err
@@ -166,13 +158,10 @@ def test_missing_data_is_listed_and_never_averaged(run, senteval):
 
 
 def test_the_average_is_of_rounded_scores(run, senteval):
-    sick = senteval / "SICK/SICK_trial.txt"
-    sick.parent.mkdir()
-    sick.write_text("id\ta\tb\tscore\n1\ta dog\ta cat\t2\n2\ta dog\tmarkets fell\t3\n3\tno\tyes\t1\n")
+    write_sick(senteval, "1\ta dog\ta cat\t2", "2\ta dog\tmarkets fell\t3", "3\tno\tyes\t1")
     code, results, printed = run("--mode", "dev", "--tasks", "sts", "--pooler", "avg")
-    scores = [task["spearman"] for task in results["tasks"].values()]
     assert code == 0
-    assert results["averages"]["sts"] == round(sum(scores) / 2, 2)
+    assert results["averages"]["sts"] == round(sum(task["spearman"] for task in results["tasks"].values()) / 2, 2)
     assert "average sts" in printed.out
 
 
@@ -202,7 +191,7 @@ def test_transfer_tasks_have_their_own_columns_and_average(run, senteval):
 
 
 def test_each_sentence_is_encoded_once_in_a_run(senteval, monkeypatch):
-    sentences = {text for row in ROWS for text in texts(row)}
+    sentences = {text for row in ROWS for text in row.rstrip().split("\t")[5:]}
     encoder = TableEncoder({text: [index, 1] for index, text in enumerate(sentences)})
     monkeypatch.setattr(runner, "load_encoder", lambda *_, **__: encoder)
     tasks = "STSBenchmark,geometry,retrieval"
@@ -215,75 +204,62 @@ def test_each_sentence_is_encoded_once_in_a_run(senteval, monkeypatch):
     [
         (
             ["--tasks", "STS17", "--pooler", "avg"],
-            "unknown task 'STS17'. Did you mean STS16? Known tasks: sts, transfer, full",
+            "unknown task 'STS17'. Did you mean STS16? Known tasks: sts, transfer",
         ),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler. Choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
-        (["--pooler", "max"], "invalid choice"),
+        (["--model", "~nobody-of-this-name/m"], "error: model folder not found: ~nobody-of-this-name/m"),
         (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),
         (["--published", "--mode", "dev"], "error: --published scores are scores of test splits"),
         (["--post", "", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE, got ''"),
-        (["--post", "dcl:/nowhere.txt", "--pooler", "avg"], "error: --post: cannot read /nowhere.txt: no such file"),
-        (["--queries", "/dev/zero", "--tasks", "retrieval"], "error: --queries: cannot read /dev/zero: it is a pipe"),
-        (["--model", "~nobody-of-this-name/m"], "error: model folder not found: ~nobody-of-this-name/m"),
-        (["--post", "flow:x.txt", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE"),
         (["--post_dimension", "8", "--pooler", "avg"], "error: --post_dimension needs --post whitening:FILE"),
         (["--queries", "q.txt", "--pooler", "avg"], "error: --queries are searched by the task retrieval"),
-        (["--queries", "/nowhere", "--tasks", "retrieval"], "error: --queries: cannot read /nowhere"),
+        (["--queries", "/dev/null", "--tasks", "retrieval"], "error: --queries: cannot read /dev/null: it is a pipe"),
+        (
+            ["--output", "/dev/null", "--pooler", "avg"],
+            "error: --output: cannot write /dev/null: it is not a regular file",
+        ),
     ],
 )
 def test_mistakes_exit_with_2_and_a_reason(arguments, message, run):
     code, results, printed = run(*arguments)
-    assert code == 2
-    assert results is None
+    assert (code, results) == (2, None)
     assert message in printed.err
 
 
-@pytest.mark.parametrize("output", ["senteval", "senteval/STS/STSBenchmark/sts-dev.csv/results.json"])
-def test_an_output_that_cannot_be_written_is_refused_before_any_work(output, run, tmp_path):
-    code, _, printed = run("--model", "/nowhere", "--output", str(tmp_path / output))
-    assert code == 2
-    assert f"error: --output: cannot write {tmp_path / output}" in printed.err
+def test_the_output_is_checked_first_which_changes_nothing(run, tmp_path):
+    for name in ("senteval", "senteval/STS/STSBenchmark/sts-dev.csv/results.json"):
+        code, _, printed = run("--model", "/nowhere", "--output", str(tmp_path / name))
+        assert code == 2
+        assert f"error: --output: cannot write {tmp_path / name}" in printed.err
+    (tmp_path / "earlier.json").write_text("{}")
+    for name in ("earlier.json", "new.json"):
+        assert run("--model", "/nowhere", "--output", str(tmp_path / name))[0] == 2
+    assert [(path.name, path.read_text()) for path in tmp_path.glob("*.json*")] == [("earlier.json", "{}")]
 
 
-def test_checking_the_output_changes_nothing(run, tmp_path):
-    earlier = tmp_path / "earlier.json"
-    earlier.write_text("{}")
-    assert run("--model", "/nowhere", "--output", str(earlier))[0] == 2
-    assert earlier.read_text() == "{}"
-    assert run("--model", "/nowhere", "--output", str(tmp_path / "new.json"))[0] == 2
-    assert not (tmp_path / "new.json").exists()
-
-
-@pytest.mark.parametrize("inside", ["", "checkpoints/7"])
-def test_torch_asks_for_the_export_of_a_run(inside, run, tmp_path):
-    model = tmp_path / "run" / inside
-    model.mkdir(parents=True)
+def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, monkeypatch):
+    (tmp_path / "run/checkpoints/7").mkdir(parents=True)
     (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
-    code, _, printed = run("--model", str(model), "--tasks", "STSBenchmark", "--backend", "torch")
+    shutil.copytree(model, tmp_path / "run/export")
+    tasks = ("--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
+    assert run("--model", str(tmp_path / "run"), *tasks)[0] == 0
+    step = tmp_path / "run/checkpoints/7"
+    code, _, printed = run("--model", str(step), *tasks)
     assert code == 2
-    assert f"`diffcse export --model {model} --output DIR` first" in printed.err
-
-
-def test_torch_reads_the_export_of_a_run(run, tmp_path, minilm_dir):
-    write_tiny_model(tmp_path / "run/export", minilm_dir)
-    (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
-    arguments = ("--model", str(tmp_path / "run"), "--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
-    assert run(*arguments)[0] == 0
-
-
-def test_without_torch_the_torch_backend_says_so(run, monkeypatch):
+    assert f"`diffcse export --model {step} --output DIR` first" in printed.err
     monkeypatch.setitem(sys.modules, "torch", None)
-    code, _, printed = run("--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
+    code, _, printed = run(*tasks)
     assert code == 2
     assert "pip install torch" in printed.err
 
 
-def test_as_a_command():
-    finished = subprocess.run([sys.executable, EVAL, "--help"], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0
-    assert "--data_dir" in finished.stdout
+def test_eval_py_is_an_alias(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["eval.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(Path(__file__).parents[1] / "eval.py"), run_name="__main__")
+    assert "--data_dir" in capsys.readouterr().out
 
 
 def test_own_files_need_no_senteval(run, tmp_path):

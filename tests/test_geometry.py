@@ -30,27 +30,18 @@ def vectors() -> dict[str, np.ndarray]:
     return {name: rng.normal(size=5).astype(np.float32) for name in "abcdef"}
 
 
-def unit(vector):
-    return vector / np.linalg.norm(vector)
-
-
-def test_alignment_and_uniformity_follow_their_definitions(tmp_path, vectors):
+def test_measures_follow_their_definitions(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
     results = GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
-    units = {name: unit(vector) for name, vector in vectors.items()}
+    units = {name: vector / np.linalg.norm(vector) for name, vector in vectors.items()}
     positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
     alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
     kernel = [np.exp(-2 * np.sum((units[u] - units[v]) ** 2)) for u in units for v in units if u != v]
     assert results["alignment"] == pytest.approx(alignment, rel=1e-5)
     assert results["uniformity"] == pytest.approx(np.log(np.mean(kernel)), rel=1e-4)
-
-
-def test_similarities_are_grouped_by_rating(tmp_path, vectors):
-    write_stsb(tmp_path, "test", ROWS)
-    groups = GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")["similarity_by_rating"]
+    groups = results["similarity_by_rating"]
     assert [group["n"] for group in groups] == [2, 0, 0, 1, 3]
-    similarity = unit(vectors["a"]) @ unit(vectors["f"])
-    assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((similarity, 0))
+    assert (groups[3]["mean"], groups[3]["std"]) == pytest.approx((units["a"] @ units["f"], 0))
     assert groups[1]["mean"] is None
     width = geometry.BINS[1] - geometry.BINS[0]
     assert [sum(group["density"]) * width for group in groups] == pytest.approx([1, 0, 0, 1, 1])
@@ -74,11 +65,8 @@ def test_cosines_rounded_above_1_count():
     assert np.count_nonzero(group["density"]) == 2
 
 
-def test_uniformity_of_orthogonal_vectors_is_minus_four():
+def test_values_of_known_matrices():
     assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
-
-
-def test_singular_values_are_relative_to_the_largest():
     values = geometry.singular_values(np.diag([2, 8, 4]).astype(np.float32))
     np.testing.assert_allclose(values, [1, 0.5, 0.25], rtol=1e-6)
 

@@ -76,7 +76,6 @@ def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     ("specification", "dimension", "error", "message"),
     [
         ("flow:text.txt", None, ConfigError, "expected whitening:FILE or dcl:FILE, got 'flow:text.txt'"),
-        ("whitening", None, ConfigError, "expected whitening:FILE"),
         ("dcl:text.txt", 3, ConfigError, "--post_dimension is an option of whitening"),
         ("whitening:/nowhere.txt", None, DataError, "--post: cannot read /nowhere.txt: no such file"),
     ],

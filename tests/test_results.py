@@ -13,17 +13,13 @@ def results_of(model, **spearman):
         "model": model,
         "pooler": "avg",
         "truncate_dim": None,
-        "backend": "jax",
-        "mode": "test",
-        "aggregation": "all",
-        "similarity": "cosine",
-        "post": None,
-        "post_dimension": None,
         "tasks": {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()},
         "averages": {"sts": None, "transfer": None},
-        "missing": {},
-        "warnings": [],
     }
+
+
+def text_table(models, style="text", *, with_published=False):
+    return results.compare(models, with_published=with_published, style=style)
 
 
 @pytest.fixture
@@ -39,103 +35,97 @@ def workdir(tmp_path):
     return make
 
 
-def test_a_table_has_a_row_a_model_and_a_column_a_task():
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("text", ["model        STS12  STS-B", "a            70.12  80.00", "longer_name   9.50      -"]),
+        (
+            "markdown",
+            [
+                "| model       | STS12 | STS-B |",
+                "| ----------- | ----: | ----: |",
+                "| a           | 70.12 | 80.00 |",
+                "| longer_name |  9.50 |     - |",
+            ],
+        ),
+        (
+            "latex",
+            [
+                r"\begin{tabular}{lrr}",
+                r"\toprule",
+                r"model & STS12 & STS-B \\",
+                r"\midrule",
+                r"a & 70.12 & 80.00 \\",
+                r"longer\_name & 9.50 & - \\",
+                r"\bottomrule",
+                r"\end{tabular}",
+            ],
+        ),
+    ],
+)
+def test_a_table_has_a_row_a_model_and_a_column_a_task(style, expected):
     models = [results_of("a", STS12=70.123, STSBenchmark=80), results_of("longer_name", STS12=9.5)]
-    assert results.compare(models, with_published=False, style="text").splitlines() == [
-        "model        STS12  STS-B",
-        "a            70.12  80.00",
-        "longer_name   9.50      -",
-    ]
-    cut = results.compare([models[0] | {"truncate_dim": 64}], with_published=False, style="text")
-    assert cut.splitlines()[1].startswith("a, 64 dimensions  70.12")
-    assert results.compare(models, with_published=False, style="markdown").splitlines() == [
-        "| model       | STS12 | STS-B |",
-        "| ----------- | ----: | ----: |",
-        "| a           | 70.12 | 80.00 |",
-        "| longer_name |  9.50 |     - |",
-    ]
-    assert results.compare(models, with_published=False, style="latex").splitlines() == [
-        r"\begin{tabular}{lrr}",
-        r"\toprule",
-        r"model & STS12 & STS-B \\",
-        r"\midrule",
-        r"a & 70.12 & 80.00 \\",
-        r"longer\_name & 9.50 & - \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+    assert text_table(models, style).splitlines() == expected
 
 
 def test_groups_have_tables_of_their_own_with_averages():
-    model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}}
+    model = results_of("a", STSBenchmark=80) | {"averages": {"sts": 80.0, "transfer": 70.0}, "truncate_dim": 64}
     model["tasks"] |= {"CR": {"acc": 85.0, "devacc": 86.0}, "SST5": {"devacc": 40.0}}
     model["tasks"] |= {"geometry": {"alignment": 0.12345, "uniformity": -2.0}}
-    tables = results.compare([model], with_published=False, style="text").split("\n\n")
-    assert [table.splitlines()[0].split() for table in tables] == [
+    tables = [table.splitlines() for table in text_table([model]).split("\n\n")]
+    assert [head.split() for head, _ in tables] == [
         ["model", "STS-B", "average"],
         ["model", "CR", "average"],
         ["model", "SST5", "alignment", "uniformity"],
     ]
-    assert tables[1].splitlines()[1].split() == ["a", "85.00", "70.00"]
-    assert tables[2].splitlines()[1].split() == ["a", "40.00", "0.123", "-2.000"]
+    rows = [row.removeprefix("a, 64 dimensions").split() for _, row in tables]
+    assert rows == [["80.00", "80.00"], ["85.00", "70.00"], ["40.00", "0.123", "-2.000"]]
 
 
 def test_published_rows_come_first_and_only_where_they_have_a_column():
-    table = results.compare([results_of("mine", STSBenchmark=80)], with_published=True, style="text").splitlines()
+    table = text_table([results_of("mine", STSBenchmark=80)], with_published=True).splitlines()
     assert table[-1].split() == ["mine", "80.00"]
     (diffcse,) = [line for line in table if line.startswith("DiffCSE-BERT-base (published)")]
     assert diffcse.split()[-1] == "80.59"
     assert not any("with MLM" in line for line in table)
 
 
-@pytest.mark.parametrize(("label", "scores"), results.PUBLISHED)
-def test_published_averages_are_means_of_their_row(label, scores):
-    assert results.published_scores(label).items() >= scores.items()
-    for group, names in GROUPS.items():
-        if f"average {group}" in scores:
-            mean = statistics.mean(scores[name] for name in names)
-            assert scores[f"average {group}"] == pytest.approx(mean, abs=0.011)
+def test_published_averages_are_means_of_their_row():
+    for label, scores in results.PUBLISHED:
+        assert results.published_scores(label).items() >= scores.items()
+        for group, names in GROUPS.items():
+            if f"average {group}" in scores:
+                mean = statistics.mean(scores[name] for name in names)
+                assert scores[f"average {group}"] == pytest.approx(mean, abs=0.011)
 
 
 def test_seeds_of_one_configuration_get_a_mean(workdir):
     seeds = [workdir("one", 1), workdir("two", 2) + "/export", workdir("three", 3)]
     models = [results_of(path, STS12=score) for path, score in zip(seeds, (70.0, 71.0, 72.0), strict=True)]
     models += [results_of(workdir("other", 1, learning_rate=1e-4), STS12=10.0), results_of("minilm", STS12=72.37)]
-    *_, mean = results.compare(models, with_published=False, style="text").splitlines()
-    assert mean == f"mean of 3 seeds: {', '.join(seeds)}  71.00 ± 1.00"
+    assert text_table(models).splitlines()[-1] == f"mean of 3 seeds: {', '.join(seeds)}  71.00 ± 1.00"
+    assert r"71.00 $\pm$ 1.00" in text_table(models, "latex")
     document = results.document(models)
     assert document["models"] == models
     assert document["seeds"] == [{"models": seeds, "mean": {"STS12": 71.0}, "std": {"STS12": 1.0}}]
-    latex = results.compare(models, with_published=False, style="latex")
-    assert r"71.00 $\pm$ 1.00" in latex
+    assert results.document(models[:1]) == models[0]
 
 
 def test_a_run_counts_once_however_often_it_is_named(workdir):
     run, other = workdir("base_1", 1), workdir("base_2", 2)
     names = [run, f"{run}/export", f"{run}/", f"{run}/checkpoints/5"]
     models = [results_of(path, STS12=score) for path, score in zip(names, (70.0, 90.0, 90.0, 60.0), strict=True)]
-    assert "seeds" not in results.compare(models, with_published=False, style="text")
     assert results.document(models)["seeds"] == []
-    models.append(results_of(other, STS12=71.0))
-    (seeds,) = results.document(models)["seeds"]
-    assert seeds["models"] == [run, other]
-    assert seeds["mean"] == {"STS12": 70.5}
-    last = results.compare(models, with_published=False, style="text").splitlines()[-1]
-    assert last == f"mean of 2 seeds: {run}, {other}  70.50 ± 0.71"
+    (seeds,) = results.document([*models, results_of(other, STS12=71.0)])["seeds"]
+    assert (seeds["models"], seeds["mean"]) == ([run, other], {"STS12": 70.5})
 
 
 def test_poolers_have_a_column_if_they_differ(workdir):
-    seeds = [workdir("one", 1), workdir("two", 2)]
-    models = [results_of(path, STS12=70.0, SST5=1.0) for path in seeds]
-    assert results.compare(models, with_published=True, style="text").splitlines()[0].split() == ["model", "STS12"]
+    models = [results_of(path, STS12=70.0, SST5=1.0) for path in (workdir("one", 1), workdir("two", 2))]
+    assert text_table(models).splitlines()[0].split() == ["model", "STS12"]
     models[1]["pooler"] = "cls"
-    for table in results.compare(models, with_published=True, style="markdown").split("\n\n"):
+    for table in text_table(models, "markdown", with_published=True).split("\n\n"):
         head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
         assert head[2] == "pooler"
         assert [row[2] for row in rows[-3:]] == ["avg", "cls", "avg, cls"]
         assert {row[2] for row in rows[:-3]} <= {"-"}
-
-
-def test_one_model_keeps_the_document_that_scripts_rely_on():
-    model = results_of("a", STS12=70.0)
-    assert results.document([model]) == model

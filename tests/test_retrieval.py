@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -11,24 +13,13 @@ from diffcse_jax.evaluation.retrieval import average_precision, own_task
 from diffcse_jax.evaluation.tasks import expand_groups, missing_files
 
 
-def test_own_targets_first_is_perfect():
+def test_scores_of_known_ranks():
     vectors = np.eye(4, dtype=np.float32)
-    assert retrieval.retrieval_scores(vectors, 3 * vectors) == {
-        "mrr": 100.0, "recall@1": 100.0, "recall@5": 100.0, "recall@10": 100.0,
-    }  # fmt: skip
-
-
-def test_rank_two_counts_half():
-    queries = np.array([[1, 0], [0, 1]], np.float32)
-    scores = retrieval.retrieval_scores(queries, queries[::-1].copy())
-    assert scores["mrr"] == pytest.approx(50)
-    assert scores["recall@1"] == 0
-    assert scores["recall@5"] == 100
-
-
-def test_a_constant_encoder_gains_nothing():
-    vectors = np.ones((9, 4), np.float32)
-    np.testing.assert_array_equal(retrieval.target_ranks(vectors, vectors), 5.0)
+    perfect = {"mrr": 100.0, "recall@1": 100.0, "recall@5": 100.0, "recall@10": 100.0}
+    assert retrieval.retrieval_scores(vectors, 3 * vectors) == perfect
+    scores = retrieval.retrieval_scores(vectors[:2], vectors[1::-1].copy())  # own targets are second
+    assert scores == pytest.approx(perfect | {"mrr": 50, "recall@1": 0})
+    np.testing.assert_array_equal(retrieval.target_ranks(np.ones_like(vectors), np.ones_like(vectors)), 2.5)
 
 
 def test_ranks_in_blocks_match_scipy(monkeypatch):
@@ -52,13 +43,8 @@ def test_halves_hold_all_words(sentences, limit, fewest_words):
 
 
 def test_halves_read_no_more_than_needed():
-    def endless():
-        number = 0
-        while True:
-            number += 1
-            yield f"{number} is a number in a long row"
-
-    assert len(retrieval.halves(endless(), 3, fewest_words=6)) == 3
+    endless = (f"{number} is a number in a long row" for number in itertools.count())
+    assert len(retrieval.halves(endless, 3, fewest_words=6)) == 3
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())

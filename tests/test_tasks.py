@@ -1,5 +1,6 @@
 import io
 import tarfile
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -35,12 +36,21 @@ def test_common_spellings_are_understood(names, task):
     assert expand_groups(["STS", "ALL"], "test") == expand_groups(["full"], "test")
 
 
-@pytest.mark.parametrize(("name", "near"), [("STS17", "STS16"), ("SICK", "SICKRelatedness"), ("tranfer", "transfer")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("STS17", "STS16"),
+        ("SICK", "SICKRelatedness"),
+        ("tranfer", "transfer"),
+        ("", ""),
+        ("pairs:file", ""),
+        ("duplicates:", ""),
+    ],
+)
 def test_unknown_tasks_are_refused_with_the_nearest_one(name, near):
-    with pytest.raises(ConfigError, match=f"'{name}'\\. Did you mean {near}.+ Known tasks: sts, transfer, full, "):
+    hint = f"Did you mean {near}.+ " if near else ""
+    with pytest.raises(ConfigError, match=rf"unknown task '{name}'\. {hint}Known tasks: sts, .* duplicates:FILE"):
         expand_groups([name], "test")
-    with pytest.raises(ConfigError, match="unknown task ''\\. Known tasks: sts, "):
-        expand_groups([""], "test")
 
 
 def test_missing_files_are_those_of_the_mode(tmp_path):
@@ -49,42 +59,28 @@ def test_missing_files_are_those_of_the_mode(tmp_path):
     assert missing_files(STSB, tmp_path, "test") == [dev.with_name("sts-test.csv")]
 
 
-@pytest.mark.parametrize("name", ["pairs:file", "pairs_retrieval:", "duplicates"])
-def test_names_without_kind_or_file_are_unknown(name):
-    with pytest.raises(ConfigError, match=r"unknown task .* duplicates:FILE"):
-        expand_groups([name], "test")
-
-
 def test_every_task_has_its_official_sizes():
     assert OFFICIAL_SIZES.keys() == TASKS.keys()
     totals = {"STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186}
     assert {name: sum(OFFICIAL_SIZES[name].values()) for name in totals} == totals
 
 
+STSB_DEV = {"n": 1379, "dev": {"n": 1500}}
+
+
 @pytest.mark.parametrize(
     ("task", "scores", "mode", "reason"),
     [
-        ("STSBenchmark", {"n": 1379, "dev": {"n": 1500}}, "test", ""),
-        ("STSBenchmark", {"n": 137, "dev": {"n": 1500}}, "test", "test has 137 instead of 1,379 examples"),
+        ("STSBenchmark", STSB_DEV, "test", ""),
+        ("STSBenchmark", STSB_DEV | {"n": 137}, "test", "test has 137 instead of 1,379 examples"),
         ("STSBenchmark", {"n": 1500, "dev": {"n": 1500}}, "dev", ""),
         ("STSBenchmark", {"n": 1379, "dev": {"n": 1379}}, "dev", "dev has 1,379 instead of 1,500 examples"),
-        (
-            "STSBenchmark-finetune",
-            {"n": 1379, "ntrain": 5000, "dev": {"n": 1500}},
-            "test",
-            "train has 5,000 instead of 5,749 examples",
-        ),
-        (
-            "STS13",
-            {"n": 1500, "subsets": {"FNWN": {"n": 189}, "headlines": {"n": 750}, "OnWN": {"n": 561}}},
-            "test",
-            "",
-        ),
+        ("STSBenchmark-finetune", STSB_DEV | {"ntrain": 5000}, "test", "train has 5,000 instead of 5,749 examples"),
+        ("STS13", {"n": 939, "subsets": {"FNWN": {"n": 189}, "headlines": {"n": 750}}}, "test", ""),
         ("STS13", {"n": 1, "subsets": {"FNWN": {"n": 1}}}, "test", "FNWN has 1 instead of 189 examples"),
         ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3775}, "test", ""),
         ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3774}, "test", "test has 3,774 instead of 3,775 examples"),
         ("TREC", {"devacc": 90.0, "ndev": 5452}, "dev", ""),
-        ("retrieval", {"n": 97}, "test", ""),
     ],
 )
 def test_other_sizes_are_described(task, scores, mode, reason):
@@ -103,11 +99,9 @@ def write_archive(path, members):
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             if isinstance(content, str):
-                member.type, member.linkname = tarfile.SYMTYPE, content
-                tar.addfile(member)
-            else:
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+                member.type, member.linkname, content = tarfile.SYMTYPE, content, b""
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     return path
 
 
@@ -122,11 +116,8 @@ def hub(tmp_path, monkeypatch):
         archive = write_archive(tmp_path / "snapshots/0123456789abcdef/senteval.tar", members)
 
         def download(repository, name, *, repo_type, local_files_only=False):
-            assert (repository, name, repo_type) == (
-                "princeton-nlp/datasets-for-simcse",
-                "senteval.tar",
-                "dataset",
-            )
+            expected = ("princeton-nlp/datasets-for-simcse", "senteval.tar", "dataset")
+            assert (repository, name, repo_type) == expected
             if local_files_only and not downloads:
                 raise FileNotFoundError
             downloads.append(name)
@@ -185,29 +176,20 @@ def test_damaged_or_foreign_archives_are_named(hub, tmp_path):
     hub({"README": b"nothing"})
     with pytest.raises(DataError, match="does not contain a folder STS"):
         senteval_folder("")
-    (tmp_path / "broken.tar").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"cannot extract .*broken\.tar"):
-        extract(tmp_path / "broken.tar", tmp_path / "out")
+    # Each header with a long name is followed by another one, which Python's reader follows by recursion.
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+    block = header.tobuf(tarfile.GNU_FORMAT) + b"a\0".ljust(512, b"\0")
+    for content in (b"no archive", block * 10_000):
+        (tmp_path / "broken.tar").write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot extract .*broken\.tar"):
+            extract(tmp_path / "broken.tar", tmp_path / "out")
 
 
 def test_offline_the_message_says_what_to_do(monkeypatch):
     monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
-
-    def download(*_, **__):
-        raise ConnectionError
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=ConnectionError))
     with pytest.raises(DataError, match=r"senteval\.tar could not be downloaded \(ConnectionError\)") as caught:
         senteval_folder("")
     for hint in ("--data_dir", "eval.data_dir", "DIFFCSE_DATA_DIR"):
         assert hint in str(caught.value)
-
-
-def test_headers_nested_10000_deep_are_refused(tmp_path):
-    """Each header with a long name is followed by another one, which Python's reader follows by recursion."""
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
-    block = header.tobuf(tarfile.GNU_FORMAT) + b"a\0".ljust(512, b"\0")
-    (tmp_path / "deep.tar").write_bytes(block * 10_000)
-    with pytest.raises(DataError, match=r"cannot extract .*deep\.tar"):
-        extract(tmp_path / "deep.tar", tmp_path / "out")
