@@ -23,11 +23,7 @@ class Encoder(Protocol):
 
 
 class CachedEncoder:
-    """Computes each sentence once, however many tasks ask for it.
-
-    Args:
-        encoder: Computes the embeddings. They are kept as long as this object lives.
-    """
+    """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
 
     def __init__(self, encoder: Encoder):
         self.pooler, self.truncate_dim = encoder.pooler, encoder.truncate_dim
@@ -44,16 +40,10 @@ class CachedEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-    """Options of tasks: the similarity of STS pairs, and what the task `retrieval` lists for each query.
-
-    Attributes:
-        similarity: One of `sts.SIMILARITIES`.
-        queries: Sentences whose nearest STS-B sentences are listed. Empty: those of the first pairs.
-        top_k: How many sentences are listed.
-    """
+    """Options of tasks: the similarity of STS pairs, and what the task `retrieval` lists for each query."""
 
     similarity: str = "cosine"
-    queries: tuple[str, ...] = ()
+    queries: tuple[str, ...] = ()  # none: the first sentences of the first pairs
     top_k: int = 3
 
 
@@ -85,9 +75,5 @@ class Task:
         return [path for split in self.splits_of(mode) for path in self.paths(folder, split)]
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        """Return named scores, x 100.
-
-        Raises:
-            DataError: A file is invalid; the message names file and line.
-        """
+        """Return named scores, x 100. If a file is invalid, a `DataError` names file and line."""
         raise NotImplementedError

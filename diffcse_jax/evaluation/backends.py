@@ -166,14 +166,7 @@ class PostProcessed:
 def post_process(encoder: Encoder, specification: str, dimension: int | None) -> PostProcessed:
     """Fit `whitening:FILE` or `dcl:FILE` on the first column of a file that training can read.
 
-    Args:
-        encoder: The frozen encoder.
-        specification: Method and file.
-        dimension: Target size of whitening. None keeps the embedding size.
-
-    Raises:
-        ConfigError: The method is unknown, or does not use a dimension.
-        DataError: The file cannot be read, or has too little text.
+    `dimension` is the target size of whitening. None keeps the embedding size.
     """
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
@@ -192,11 +185,7 @@ def post_process(encoder: Encoder, specification: str, dimension: int | None) ->
 def whitening(
     embeddings: Float32[np.ndarray, "sentences dim"], dimension: int | None = None
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim target"]]:
-    """Return the mean, and the map to the directions of largest variance, each scaled to variance 1 (Su et al. 2021).
-
-    Raises:
-        ValueError: The embeddings do not span that many dimensions.
-    """
+    """Return the mean, and a map to the directions of largest variance, each scaled to variance 1 (Su et al. 2021)."""
     size = embeddings.shape[1]
     target = size if dimension is None else dimension
     if not 1 <= target <= size:
@@ -220,9 +209,6 @@ def decorrelation(
     """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
 
     A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does not see.
-
-    Raises:
-        ValueError: A dimension is constant.
     """
     mean, std = embeddings.mean(axis=0), embeddings.std(axis=0)
     if len(embeddings) < 2 or not std.all():

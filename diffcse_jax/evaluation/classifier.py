@@ -247,16 +247,9 @@ def train_regression(
     dev_gold: Float[np.ndarray, " dev"],
     stops_by: str,
 ) -> Float32[np.ndarray, "levels dim_and_bias"]:
-    """Return the weights after the block of passes with the best dev correlation.
+    """Return the weights after the block of passes with the best dev correlation, `pearson` or `spearman`.
 
-    Source: Tai, Socher and Manning 2015, section 4.2, as in SentEval's `tools/relatedness.py`.
-
-    Args:
-        features: |u - v| and u * v of the training pairs.
-        gold: Scores of the training pairs, 1 to 5.
-        dev_features: Features of the dev pairs.
-        dev_gold: Scores of the dev pairs.
-        stops_by: The correlation on the dev pairs that stops training, `pearson` or `spearman`.
+    Source: Tai, Socher and Manning 2015, section 4.2. Features are |u - v| and u * v of pairs, `gold` their scores.
     """
     inputs, targets = jnp.asarray(with_bias(features)), jnp.asarray(level_weights(gold))
     weights = jnp.asarray(initial_weights(len(LEVELS), features.shape[1]))

@@ -54,11 +54,7 @@ PUBLISHED = _published()  # labels of models, and their scores by column
 
 
 def published_scores(label: str) -> dict[str, float]:
-    """Return all published scores of a model by column.
-
-    Raises:
-        KeyError: No published row has this label.
-    """
+    """Return all published scores of the model with this label, by column."""
     scores = {column: score for name, row in PUBLISHED if name == label for column, score in row.items()}
     if not scores:
         raise KeyError(label)
@@ -109,11 +105,7 @@ def rounded(value: Any) -> Any:
 
 
 def write_results(content: Results | None, path: Path) -> None:
-    """Write `results.json` atomically. Without content, only check that this is possible.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write `results.json` atomically. Without content, only check that this is possible."""
     try:
         if content is not None:
             write_json(path, rounded(content))

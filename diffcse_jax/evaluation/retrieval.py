@@ -151,11 +151,7 @@ def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int = 64)
 
 
 def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
-    """Read queries and targets from a file of two tab-separated texts, or those of held-out docstrings.
-
-    Raises:
-        DataError: The file cannot be read, has fewer than two pairs, or has a row with other than two columns.
-    """
+    """Read queries and targets from a file of two tab-separated texts, or those of held-out docstrings."""
     if file == DOCSTRINGS:
         from diffcse_jax.data.docstrings import docstring_pairs
 
@@ -172,11 +168,7 @@ def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
 
 
 def read_labelled_pairs(file: str) -> ScoredPairs:
-    """Read pairs from a file of two tab-separated texts and a label, 1 if they mean the same and 0 otherwise.
-
-    Raises:
-        DataError: A row is invalid, or all pairs have the same label.
-    """
+    """Read pairs from a file of two tab-separated texts and a label, 1 if they mean the same and 0 otherwise."""
     path = expand_path(file)
     pairs = read_pairs(path, columns=(2, 0, 1), scale=(0.0, 1.0))
     if not np.isin(pairs.gold, (0.0, 1.0)).all() or np.ptp(pairs.gold) == 0:

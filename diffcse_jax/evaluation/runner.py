@@ -63,16 +63,7 @@ def run(
 
 
 def evaluate(models: Sequence[str], settings: Settings, keep: Callable[[list[Results]], None]) -> list[Results]:
-    """Run all tasks on one model after another.
-
-    Args:
-        models: Models as `load_encoder` takes them.
-        settings: What to evaluate.
-        keep: Called with the results so far after each task, because the next one may fail.
-
-    Raises:
-        UserError: An option, a model, its pooler or a file cannot be used.
-    """
+    """Run all tasks on one model after another. `keep` gets the results so far after each task: the next may fail."""
     done: list[Results] = []
     for model in dict.fromkeys(models):
         done.append(evaluate_model(model, settings, lambda results: keep([*done, results])))

@@ -222,16 +222,10 @@ def f1(predicted: Rows, labels: Rows) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TransferTask(Task):
-    """A data set, and the procedure that scores it.
-
-    Attributes:
-        classes: Number of classes.
-        read: Reads the files of a split.
-        score: Computes the scores from embeddings.
-    """
+    """A data set, and the procedure that scores it."""
 
     classes: int
-    read: Callable[[Sequence[Path]], list[Example]]
+    read: Callable[[Sequence[Path]], list[Example]]  # reads the files of a split
     score: Callable[[Features, Recipe], Scores]
 
     def load(self, folder: Path, split: str) -> list[Example]:
@@ -243,9 +237,6 @@ class TransferTask(Task):
 
         `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
         examples.
-
-        Raises:
-            DataError: A file is invalid or has too few examples.
         """
         splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
         labels = [example.label for example in splits["train"]]
@@ -262,9 +253,6 @@ class SimilarityRegression(StsTask):
 
     The original SentEval stops by Pearson's correlation and calls these tasks `STSBenchmark` and `SICKRelatedness`,
     which here, as in SimCSE, are the tasks without training. SimCSE's copy stops by Spearman's.
-
-    Attributes:
-        stops_by: One of `sts.COEFFICIENTS`.
     """
 
     stops_by: str = "pearson"

@@ -38,14 +38,9 @@ class ScoredPairs:
 
 @dataclasses.dataclass(frozen=True)
 class StsTask(Task):
-    """STS-B or SICK-R: one file per split.
+    """STS-B or SICK-R: one file per split."""
 
-    Attributes:
-        columns: Columns of rating, first and second sentence, from 0.
-        header: Whether files start with a header.
-    """
-
-    columns: tuple[int, int, int]
+    columns: tuple[int, int, int]  # of rating, first and second sentence, from 0
     header: bool = False
 
     def splits_of(self, mode: str) -> list[str]:
@@ -160,11 +155,7 @@ def correlations(system: Float[np.ndarray, " n"], gold: Float[np.ndarray, " n"])
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Read the lines of a text file.
-
-    Raises:
-        DataError: The file cannot be read, or it is not text in this encoding.
-    """
+    """Read the lines of a text file."""
     if problem := why_unreadable(path):
         raise DataError(problem)
     try:
@@ -188,9 +179,6 @@ def read_table(
         path: The file. A byte-order mark is allowed.
         columns: The least number of columns.
         is_value: Skip the first line, a header, and refuse it if this is true of its columns. None: no header.
-
-    Raises:
-        DataError: The file cannot be read, or a row has too few columns, or a header is missing.
     """
     rows = list(enumerate((line.strip().split("\t") for line in read_lines(path, "utf-8-sig")), 1))
     while rows and rows[-1][1] == [""]:
@@ -210,14 +198,7 @@ def read_pairs(
 ) -> ScoredPairs:
     """Read rated sentence pairs from a tab-separated file. Runs of white space become one space, as in SentEval.
 
-    Args:
-        path: A UTF-8 file.
-        columns: Columns of rating, first and second sentence, from 0.
-        header: Whether the first line is a header.
-        scale: The lowest and the highest rating.
-
-    Raises:
-        DataError: The file cannot be read, has no pairs, or has an invalid row.
+    `columns` are those of rating, first and second sentence, from 0. `scale` is the lowest and the highest rating.
     """
     rating, *sentences = columns
     has_rating = (lambda fields: bool(_NUMBER.fullmatch(fields[rating]))) if header else None
@@ -227,11 +208,7 @@ def read_pairs(
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
-    """Read a file of tab-separated pairs and a file of their ratings, line by line. Unrated pairs are skipped.
-
-    Raises:
-        DataError: A file cannot be read, the files differ in length, or a row is invalid.
-    """
+    """Read a file of tab-separated pairs and a file of their ratings, line by line. Unrated pairs are skipped."""
     pairs, golds = ([line.strip().split("\t") for line in read_lines(path)] for path in (sentences, ratings))
     if len(pairs) != len(golds):
         raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")

@@ -42,9 +42,6 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
     Args:
         names: Tasks, groups, or `KIND:FILE` for the user's own files. Case and punctuation do not matter.
         mode: `test`, `fasttest` or `dev`.
-
-    Raises:
-        ConfigError: A name is unknown, or a task has no data for the mode.
     """
     tasks: list[str] = []
     for name in map(_full_name, names):
@@ -90,9 +87,6 @@ def senteval_folder(data_dir: str) -> Path:
     """Find SentEval's `downstream` folder: the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's.
 
     If the named folder contains it in one of `PLACES`, that one is returned.
-
-    Raises:
-        DataError: The folder does not exist, or the hub cannot be reached.
     """
     if not is_local(data_dir):
         return _hub_folder()
@@ -118,11 +112,7 @@ def _hub_folder() -> Path:
 
 
 def extract(archive: Path, folder: Path) -> None:
-    """Extract an archive, unless the folder exists.
-
-    Raises:
-        DataError: The archive is damaged or unsafe, or the folder cannot be written.
-    """
+    """Extract an archive, unless the folder exists."""
     if folder.is_dir():
         return
     try:
