@@ -133,12 +133,12 @@ def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[
     import torch
     import transformers
 
-    safe = {"local_files_only": True, "trust_remote_code": False}  # code in the folder never runs
+    options = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
     try:
         config = transformers.CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
         with quiet_transformers():
             model, loaded = transformers.AutoModel.from_pretrained(
-                folder, config=config, dtype=torch.float32, output_loading_info=True, **safe
+                folder, config=config, trust_remote_code=False, **options
             )
     except Exception as error:  # transformers raises a dozen types
         raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error
