@@ -125,12 +125,7 @@ class DuplicatesMetric:
 
 
 def paired_interval(
-    before: Outcomes,
-    after: Outcomes,
-    golds: Sequence[Float[np.ndarray, " _"] | None],
-    seed: int = 0,
-    *,
-    ranked: bool = True,
+    before: Outcomes, after: Outcomes, golds: Sequence[Float[np.ndarray, " _"] | None], *, ranked: bool = True
 ) -> tuple[float, float]:
     """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
 
@@ -141,11 +136,7 @@ def paired_interval(
         before: The first model's scores per item, by data set.
         after: The second model's scores per item.
         golds: For each data set, the ratings to correlate with. None: scores are averaged.
-        seed: Seed of the draws.
         ranked: Correlate ranks (Spearman), not values (Pearson).
-
-    Returns:
-        The 2.5th and 97.5th percentile of the second model's metric minus the first's, averaged over data sets.
     """
 
     def metric(scores: np.ndarray, gold: np.ndarray | None) -> float:
@@ -154,7 +145,7 @@ def paired_interval(
         values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
         return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
         for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
