@@ -4,9 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,15 +23,12 @@ from benchmarks import (
     flops,
     input_pipeline,
     measure,
-    other_texts,
-    planning,
     torch_twin,
     train_step,
     workload,
 )
 from diffcse_jax.batch import TokenRows, Vocabulary
 from diffcse_jax.config import Config
-from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.forward import Computation
@@ -215,58 +209,6 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
 
 
-def test_the_plan_of_a_run(capsys):
-    planning.main(["--size", "tiny", "--prices", "2.5", "1.2"])
-    table, _, state = capsys.readouterr().out.strip().partition("\n\n")
-    assert len(table.splitlines()) == 2 + (len(train_step.OBJECTIVES) + 1) * len(planning.SENTENCES)
-    assert state.startswith("Train state")
-    # A discriminator and its head of two logits, with weights and bias, beside the encoder; three arrays of 4 bytes.
-    simcse, diffcse = (planning.state_bytes("tiny", name) for name in ("simcse", "diffcse"))
-    assert diffcse == 2 * simcse + 3 * 4 * 2 * (16 + 1)
-
-
-def test_synthetic_lengths_are_those_of_sentences():
-    for longest in (32, 64, 128):
-        lengths = workload.synthetic_lengths(np.random.default_rng(0), 100_000, longest)
-        np.testing.assert_allclose(lengths.mean() / longest, 24.2 / 32, rtol=0.01)
-        assert lengths.max() == longest
-
-
-def test_synthetic_batches_are_sentences():
-    first, second = (views.anchors for views in dataclasses.replace(SETTINGS, distinct_batches=2).batches())
-    ids, mask = first.input_ids, first.attention_mask
-    assert ids.shape == mask.shape == (8, 12)
-    assert (ids[:, 0] == workload.CLS).all()
-    assert (ids[mask == 0] == workload.PAD).all()
-    np.testing.assert_array_equal((ids == workload.SEP).sum(axis=-1), 1)
-    assert not np.array_equal(ids, second.input_ids)
-
-
-def test_batches_of_a_text_are_its_first_sentences(tmp_path):
-    (tmp_path / "text.txt").write_text("A b.\nC d.\nE f g h i.\n")
-    text = dataclasses.replace(SETTINGS, size="minilm", length=5, batch_size=2, text=tmp_path / "text.txt")
-    (views,) = text.batches()
-    assert views.input_ids.shape == (2, 2, 5)
-    assert {row[0][1] for row in views.input_ids.tolist()} == {1037, 1039}  # "a" and "c"
-    np.testing.assert_array_equal(views.attention_mask, 1)
-
-
-@pytest.mark.slow
-def test_our_side_steps(monkeypatch):
-    everything = train_step.OBJECTIVES["simcsepp"] | train_step.OBJECTIVES["diffcse"] | {"difference": {}}
-    monkeypatch.setitem(train_step.OBJECTIVES, "everything", everything)
-    side = train_step.ours(dataclasses.replace(SETTINGS, objective="everything"))
-    side.step()
-    side.wait()
-    first = side.facts()
-    side.step()
-    assert np.isfinite(first["loss"])
-    assert side.facts()["loss"] != first["loss"]
-    (computed,) = first["computed_tokens"]
-    assert computed < 2 * 8 * 12  # padding is left out
-    assert first["planned_memory_bytes"] > 0
-
-
 def test_turns_alternate_and_the_step_before_each_is_not_counted():
     calls = []
 
@@ -286,25 +228,15 @@ def test_turns_alternate_and_the_step_before_each_is_not_counted():
     assert sides["ours"]["sentences_per_second"] == 4.0
 
 
-def test_share_of_peak():
-    assert measure.share_of_peak(98.9e12, "NVIDIA H200", "bfloat16") == pytest.approx(0.1)
-    assert measure.share_of_peak(1e12, "TPU v5 lite", "float32") is None
-    assert measure.share_of_peak(1e12, "cpu", "float32") is None
-
-
 TINY_STEP = ["--size", "tiny", "--length", "12", "--packing", "off"]
 
 
-@pytest.fixture(scope="module")
-def train_step_record(tmp_path_factory) -> dict[str, Any]:
-    output = tmp_path_factory.mktemp("train_step") / "results" / "tiny.json"
-    train_step.main([*TINY_STEP, "--steps", "2", "--output", str(output)])
-    return json.loads(output.read_text())
-
-
 @pytest.mark.slow
-def test_train_step_command(train_step_record):
-    record = train_step_record
+def test_train_step_command(tmp_path):
+    output = tmp_path / "results" / "tiny.json"
+    options = ["--size", "tiny", "--length", "12", "--packing", "off", "--steps", "2"]
+    train_step.main([*options, "--output", str(output)])
+    record = json.loads(output.read_text())
     assert record["command"].startswith("python -m benchmarks.train_step --size tiny")
     assert {"machine", "versions", "device", "settings", "mean_tokens", "step_flops", "ratios"} <= record.keys()
     assert record["implementations"].keys() == {"ours", "torch_eager"}
@@ -313,56 +245,6 @@ def test_train_step_command(train_step_record):
         assert np.isfinite(side["loss"])
     medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
-
-
-@pytest.mark.slow
-def test_a_step_is_planned_where_only_its_own_packages_are(tmp_path, train_step_record):
-    output = tmp_path / "plan.json"
-    script = """
-import sys
-sys.modules |= dict.fromkeys(["grain", "ml_collections", "tensorflow_datasets", "torch"])
-from benchmarks import encode, train_step
-train_step.main(sys.argv[1:])
-"""
-    options = [*TINY_STEP, "--chunk_size", "8", "--steps", "0", "--torch", "none", "--output", str(output)]
-    finished = subprocess.run(
-        [sys.executable, "-c", script, *options], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    records = json.loads(output.read_text()), train_step_record
-    map_chunks, whole = (record["implementations"]["ours"]["planned_memory_bytes"] for record in records)
-    assert map_chunks < whole / 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--block", "0"], "--steps must be at least 0 and --block at least 1"),
-        (["--length", "513"], "--length: the models have 512 positions"),
-        (["--torch", "none", "eager"], "--torch: none stands alone"),
-        (["--size", "tiny", "--text", "README.md"], "--size tiny does not have"),
-    ],
-)
-def test_train_step_refuses(options, message, capsys):
-    with pytest.raises(SystemExit):
-        train_step.main(options)
-    assert message in capsys.readouterr().err
-
-
-def test_a_text_that_is_too_short_is_named(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"one\ntwo\n")
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\n")
-    assert workload.read_sentences(tmp_path / "text.txt", 2) == ["one", "two"]
-    for name, message in (("text.txt", "has 2 lines, 3 are needed"), ("bytes.txt", "decode"), ("none.txt", "No such")):
-        with pytest.raises(DataError, match=f"--text .*{name}.*{message}"):
-            workload.read_sentences(tmp_path / name, 3)
-
-
-def test_a_record_that_cannot_be_written_is_printed(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="the record is printed above"):
-        measure.write_record(tmp_path / "file/record.json", "benchmarks.encode", [], {"ratios": {"torch": 2.0}})
-    assert json.loads(capsys.readouterr().out)["ratios"] == {"torch": 2.0}
 
 
 def test_components_command(tmp_path):
@@ -407,11 +289,6 @@ def in_this_process(build: Callable[..., measure.Implementation], *arguments: An
     yield measure.Worker(run(1), run, side.facts)
 
 
-def test_a_worker_that_fails_is_an_error_here():
-    with pytest.raises(RuntimeError, match="worker of sqrt ended"), measure.worker(math.sqrt, -1):
-        pass
-
-
 def test_what_recipes_are_trained_on():
     rows = [("A title", "Its rest."), ("Another", "And more.")]
     pairs = adaptation_recipes.columns("pairs", rows, seed=1)
@@ -425,73 +302,6 @@ def test_what_recipes_are_trained_on():
     assert all(set(kept) <= set(text.split()) for kept, text in zip(words, sentences, strict=True))
     assert (len(words[0]), words[2]) == (1, sorted(words[2], key=lambda word: int(word[1:])))
     assert abs(len(words[2]) - 160) < 4 * (400 * 0.4 * 0.6) ** 0.5  # standard deviations
-
-
-def test_pages_left_out_are_labelled_text(tmp_path):
-    def write(name, message, remarks):
-        path = tmp_path / "docs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"---\ntitle: E\n---\n# Error {name}\n\n> {message}\n\n## Remarks\n\n{remarks}\n")
-
-    names = [f"error-messages/c{number}.md" for number in range(60)]
-    for number, name in enumerate(names):
-        write(name, f"'x{number}' : is an error of this kind", "It is so " * 30 if number % 2 else "Short.")
-    write("TOC.md", "This is no page at all", "It is not " * 10)
-    left_out = {name for name in names if other_texts.is_left_out(f"docs/{name}", 10)}
-    assert 2 < len(left_out) < 15
-    other_texts.main(["--text", "cpp", "--checkout", str(tmp_path), "--output", str(tmp_path / "new")])
-    written = {file.name.replace("__", "/") for file in (tmp_path / "new/pages").iterdir()}
-    assert written == {f"docs/{name}" for name in set(names) - left_out}
-    rows = [line.split("\t") for line in (tmp_path / "new/test.tsv").read_text().splitlines()]
-    (first,) = rows  # of texts that are told twice one pair is left, of short ones none
-    assert len((tmp_path / "new/all.tsv").read_text().splitlines()) == 1
-    assert first[0].endswith(" : is an error of this kind")
-    assert first[1] == "It is so " * 21 + "It"
-    with pytest.raises(SystemExit):
-        other_texts.main(["--text", "powershell", "--checkout", str(tmp_path), "--output", str(tmp_path / "none")])
-
-
-def test_commands_and_questions_are_labelled_text(tmp_path):
-    commands = tmp_path / "reference/7.5"
-    commands.mkdir(parents=True)
-    (commands / "Get-It.md").write_text(
-        "# Get-It\n\n## SYNOPSIS\nGets it\nat once.\n\n## DESCRIPTION\n\nThe command.\n"
-    )
-    (commands / "About.md").write_text("# About\n\n## DESCRIPTION\n\nNo command.\n")
-    about, command = other_texts.powershell(tmp_path)
-    assert (about.pairs, command.pairs) == ((), [("Gets it at once.", "The command.")])
-    questions = tmp_path / "1_Questions"
-    questions.mkdir()
-    pair = "<QAPair><Question>What is\n gout ?</Question><Answer>{}</Answer></QAPair>"
-    for number, answers in enumerate([["Gout hurts.\n    - Often", ""], [""]]):
-        asked = "".join(map(pair.format, answers))
-        (questions / f"{number}.xml").write_text(f"<Document><Focus>Gout</Focus>{asked}</Document>")
-    (page,) = other_texts.medquad(tmp_path)
-    assert page.text == "# Gout\n\nGout hurts.\n- Often"
-    assert page.pairs == [("What is gout ?", "Gout hurts. - Often"), ("What is gout ?", "")]
-    proposals = tmp_path / "EIPS"
-    proposals.mkdir()
-    new = "---\ntitle: Gas\ndescription: Costs less\n---\n## Abstract\n\nIt costs less.\n"
-    old = "---\ntitle: Gas\n---\n## Simple Summary\nCosts less\n## Abstract\nIt costs\nless.\n"
-    for name, text in [("eip-1.md", new), ("eip-2.md", old)]:
-        (proposals / name).write_text(text)
-    assert [proposal.pairs for proposal in other_texts.eips(tmp_path)] == [[("Costs less", "It costs less.")]] * 2
-
-
-def test_a_stopwatch_stands_still_during_some_calls(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(adaptation_recipes.Stopwatch, "_now", staticmethod(lambda: [now, 2 * now]))
-    watch = adaptation_recipes.Stopwatch()
-
-    def wait(seconds):
-        nonlocal now
-        now += seconds
-        return now
-
-    wait(1.0)
-    assert watch.without(wait)(10.0) == 11.0
-    wait(0.5)
-    assert watch.read() == {"seconds": 1.5, "processor_seconds": 3.0}
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""The page of the quickstart from top to bottom, with the encoder it names and the package's own documentation as text.
+
+The training lasts 4 steps of 16 pairs. The pages of `docs/` stand for `my_documents/` and, where a command would encode
+20,000 sentences, for `docstrings`.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+
+import pytest
+from html_pages import Page, checked
+from huggingface_hub import metadata_load
+from matplotlib.image import imread
+from tiny_run import environment, overrides
+
+from diffcse_jax.run_folder.records import read_metrics
+from journeys.pages import ROOT, Block, Workspace, blocks_of
+
+PAGE = "docs/quickstart.md"
+STEPS = 4
+SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "mesh.data": 1, "eval.hold": "()"}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    folder = tmp_path_factory.mktemp("quickstart")
+    (folder / "my_documents").mkdir()
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        shutil.copy(page, folder / "my_documents")
+    short = SHORT | {"data.cache_dir": folder / "cache"}
+    renamed = {
+        "--input docstrings": "--input my_documents/",
+        'workdir="runs/mine"': f'workdir="runs/mine", overrides={ {key: str(value) for key, value in short.items()} }',
+    }
+    return Workspace(folder, {"train": overrides(short)}, renamed)
+
+
+@pytest.fixture(scope="module")
+def trained(workspace) -> str:
+    """Run the first command of the page and return what it printed."""
+    return workspace.run(block("diffcse train --config quickstart"))[0]
+
+
+def block(beginning: str) -> Block:
+    (found,) = (each for each in blocks_of(PAGE) if each.text.startswith(beginning))
+    return found
+
+
+def test_training_ends_with_a_verdict_and_curves(workspace, trained):
+    run = workspace.folder / "runs/quickstart"
+    verdict = r"etter than minilm: pairs_retrieval \d+\.\d\d, was \d+\.\d\d .* Exported "
+    assert re.search(verdict, trained.splitlines()[-1])
+    assert [row["step"] for row in read_metrics(run) if "loss" in row] == [*range(1, STEPS + 1)]
+    picture = imread(run / "report/curves.png")
+    assert picture.std() > 0.05
+
+
+def test_the_report_shows_the_numbers_of_the_run(workspace, trained):
+    run = workspace.folder / "runs/quickstart"
+    workspace.run(block("diffcse report"))
+    page = checked((run / "report/index.html").read_text(encoding="utf-8"))
+    rows = read_metrics(run)
+    scores = [row["dev/pairs_retrieval"] for row in rows if "dev/pairs_retrieval" in row]
+    for score in (rows[0]["start/pairs_retrieval"], max(scores)):
+        assert f"{score:.2f}" in page.text
+
+
+def test_evaluation_and_search(workspace, trained):
+    (table,) = workspace.run(block("diffcse evaluate"))
+    recorded = json.loads((workspace.folder / "runs/quickstart/results.json").read_text())
+    scores = [each["tasks"]["pairs_retrieval:docstrings"]["mrr"] for each in recorded["models"]]
+    assert len(scores) == 2
+    assert all(f"{score:.2f}" in table for score in scores)
+    (hits,) = workspace.run(block("diffcse search --model runs/quickstart"))
+    (again,) = workspace.run(block("diffcse search --input runs/quickstart/index"))
+    for printed, queries in ((hits, 1), (again, 2)):
+        assert len(re.findall(r"^ *[01]\.\d+", printed, re.MULTILINE)) == 5 * queries, printed
+
+
+def test_the_search_page_in_a_browser(workspace, trained):
+    """The page is read by Chromium where it is installed, and as it is sent in any case."""
+    command = shlex.split(workspace.rename(block("diffcse demo").text))[1:]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diffcse_jax.cli", *command, "--port", "0"],
+        cwd=workspace.folder, env=environment(workspace.folder / "xla", PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        lines = iter(process.stdout.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
+        address = f"{url}?{urllib.parse.urlencode({'q': 'how do I resume a run?'})}"
+        with urllib.request.urlopen(address, timeout=60) as response:
+            sent = checked(response.read().decode()).text
+        shown = sent
+        if browser := shutil.which("chromium") or shutil.which("google-chrome"):
+            options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+            seen = subprocess.run([browser, *options, address], capture_output=True, text=True, check=True, timeout=120)
+            shown = Page(seen.stdout).text
+        for text in (sent, shown):
+            assert "minilm" in text
+            assert len(re.findall(r"\b0\.\d{3}\b", text)) >= 10  # five hits of each model
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130)
+
+
+def test_the_export_goes_to_other_libraries(workspace, trained):
+    workspace.run(block("from sentence_transformers"))
+    assert workspace.names["embeddings"].shape == (2, 384)
+    workspace.run(block("diffcse export"))
+    card = workspace.folder / "quickstart-model/README.md"
+    assert metadata_load(card)["license"] == "apache-2.0"
+    scores = json.loads((workspace.folder / "runs/quickstart/results.json").read_text())["models"]
+    assert f"{scores[-1]['tasks']['pairs_retrieval:docstrings']['mrr']:.2f}" in card.read_text(encoding="utf-8")
+
+
+def test_own_documents(workspace):
+    workspace.run(block("diffcse train --config adapt"))
+    workspace.run(block("from diffcse_jax import train"))
+    assert workspace.names["encoder"].search("how do I resume a run?", top_k=3)
