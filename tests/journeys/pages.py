@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from diffcse_jax import cli
 
@@ -27,6 +27,13 @@ class Block:
     needs: str
 
     @property
+    def file(self) -> str:
+        """The file that the page tells the reader to save the block in, or nothing."""
+        after = (ROOT / self.page).read_text(encoding="utf-8").partition(self.text)[2][:60]
+        found = re.match(r"```\n\nSave (?:it|this) as `(\w+\.py)`", after)
+        return found[1] if found else ""
+
+    @property
     def commands(self) -> list[str]:
         return self.text.replace("\\\n", " ").splitlines()
 
@@ -36,14 +43,18 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(page, language, text, needs) for needs, language, text in found]
 
 
+ELSEWHERE = ("make ", "pip ", "source ", "python train.py", "python eval.py")  # run by .ci/run and test_hub.py
+
+
 @dataclasses.dataclass
 class Workspace:
-    """A folder in which the blocks run, in this process.
+    """A folder in which blocks run, in this process.
 
     Attributes:
         folder: The folder.
-        overrides: Arguments that every command of this name gets in addition, to make it short.
-        renamed: Words of commands and code to replace.
+        overrides: Arguments to add to each command of this name, which make it short.
+        renamed: Text of blocks to replace.
+        names: The variables of Python blocks.
     """
 
     folder: Path
@@ -51,42 +62,40 @@ class Workspace:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     names: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def run(self, block: Block) -> list[str]:
-        """Run a block; return what its commands printed."""
-        if block.language == "python":
-            return [self.run_python(block.text)]
-        return [self.run_command(line) for line in block.commands if line.strip()]
-
-    def run_python(self, text: str) -> str:
+    def run(self, block: Block) -> str:
+        """Run a block and return what it printed."""
+        if block.language == "bash":
+            lines = [line for line in block.commands if line.strip() and not line.startswith(ELSEWHERE)]
+            return "".join(map(self.run_command, lines))
+        text = self.rename(block.text)
+        if block.file:
+            (self.folder / block.file).write_text(text)
+            return ""
         printed = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            exec(self.rename(text), self.names)
+            exec(text, self.names)
         return printed.getvalue()
 
     def run_command(self, line: str) -> str:
-        """Run a line such as `NAME=value echo text | diffcse COMMAND ... > file`."""
-        before, _, after = line.rpartition(" | ")
-        words = shlex.split(self.rename(after), comments=True)
-        variables = dict(word.split("=", 1) for word in words[: words.index("diffcse")])
-        words = words[len(variables) + 1 :]
-        words, _, target = (words[: words.index(">")], ">", words[-1]) if ">" in words else (words, "", "")
-        stdin = io.TextIOWrapper(io.BytesIO(" ".join(shlex.split(before)[1:]).encode() + b"\n"))
+        """Run a line such as `echo text | diffcse COMMAND ... > file`."""
+        before, _, after = self.rename(line).rpartition(" | ")
+        words, _, target = after.partition(" > ")
+        program, *arguments = shlex.split(words, comments=True)
+        assert program == "diffcse", line
+        stdin = io.TextIOWrapper(io.BytesIO(before.removeprefix("echo ").encode() + b"\n"))
         printed, told = io.StringIO(), io.StringIO()
-        old_stdin, sys.stdin = sys.stdin, stdin
-        old = os.environ.copy()
-        os.environ.update(variables)
-        try:
-            with contextlib.chdir(self.folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
-                code = cli.main([*words, *self.overrides.get(words[0], [])])
-        except SystemExit as ended:
-            code = ended.code
-        finally:
-            sys.stdin = old_stdin
-            os.environ.clear()
-            os.environ.update(old)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.chdir(self.folder))
+            stack.enter_context(contextlib.redirect_stdout(printed))
+            stack.enter_context(contextlib.redirect_stderr(told))
+            stack.enter_context(mock.patch.object(sys, "stdin", stdin))
+            try:
+                code = cli.main([*arguments, *self.overrides.get(arguments[0], [])])
+            except SystemExit as ended:
+                code = ended.code
         assert not code, f"{line}\n{printed.getvalue()}{told.getvalue()}"
         if target:
-            (self.folder / target).write_text(printed.getvalue())
+            (self.folder / target.strip()).write_text(printed.getvalue())
         return printed.getvalue() + told.getvalue()
 
     def rename(self, text: str) -> str:

@@ -1,7 +1,6 @@
 """Every code block of README and the pages runs, or its page says what it needs.
 
-The blocks of a page run in their order, with an encoder of one block as `minilm` and on a few pages of text. The
-quickstart has a test of its own.
+The blocks of a page run in their order, with a tiny encoder and on a few pages of text. The quickstart has its own test.
 """
 
 import gzip
@@ -14,28 +13,50 @@ import pytest
 from tiny_model import write_tiny_model
 from tiny_run import overrides
 
+import diffcse_jax
 from journeys.pages import ROOT, Workspace, blocks_of
 
 SHORT = {"train.steps": 2, "train.batch_size": 8, "data.max_length": 16, "generator.head_steps": 2, "mesh.data": 1}
-TESTED_ELSEWHERE = {
-    "docs/quickstart.md": "test_quickstart.py",
-    "docs/extending.md": "tests/test_extending.py",
-}
+HAVE_TESTS = ("docs/quickstart.md", "docs/extending.md")  # test_quickstart.py and tests/test_extending.py
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-PAGES = [page for page in PAGES if blocks_of(page) and page not in TESTED_ELSEWHERE]
-ORDER = ["README.md", "docs/adapting.md", "docs/search.md"]  # later pages use what these leave
-PAGES.sort(key=lambda page: (ORDER.index(page) if page in ORDER else len(ORDER), page))
+PAGES = [page for page in PAGES if blocks_of(page) and page not in HAVE_TESTS]
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory, minilm_dir) -> Workspace:
+def prepared(tmp_path_factory, minilm_dir) -> Workspace:
+    """Return a folder with the texts that pages name, and with a run under each name that pages use."""
     folder = tmp_path_factory.mktemp("pages")
     model = str(write_tiny_model(folder / "tiny", minilm_dir, blocks=1))
     write_texts(folder)
-    arguments = overrides(SHORT | {"model.name_or_path": model, "data.cache_dir": str(folder / "cache")})
-    seeds = ["--seeds", "1"]
-    commands = {"train": arguments, "finetune": arguments, "study": [*arguments, *seeds]}
-    return Workspace(folder, commands, {"--model minilm": f"--model {model}", '"minilm"': f'"{model}"'})
+    settings = SHORT | {"model.name_or_path": model, "data.cache_dir": str(folder / "cache")}
+    commands = {"train": overrides(settings), "finetune": overrides(settings)}
+    commands["study"] = [*commands["train"], "--seeds", "1"]
+    renamed = {
+        "--model minilm": f"--model {model}", '"minilm"': f'"{model}"', "--against minilm": f"--against {model}",
+        "TEACHER": model, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
+        "--truncate_dim 128": "--truncate_dim 8", "runs/mine/profile": "profile",
+        "--config.model.name_or_path=xlm-roberta-base": "",
+    }  # fmt: skip
+    workspace = Workspace(folder, commands, renamed)
+    workspace.run_command("diffcse train --config adapt --workdir runs/mine --config.data.train_file=my_documents/")
+    for name in ("quickstart", "seed-1", "seed-2"):
+        shutil.copytree(folder / "runs/mine", folder / "runs" / name)
+    return workspace
+
+
+@pytest.fixture
+def workspace(prepared, tmp_path, monkeypatch) -> Workspace:
+    """Return a copy of the folder, in which trainings from Python are short as well."""
+    shutil.copytree(prepared.folder, tmp_path / "copy")
+    train, settings = diffcse_jax.train, dict(SHORT, **{"model.name_or_path": str(prepared.folder / "tiny")})
+
+    def short_train(*arguments, **options):
+        return train(*arguments, **{**options, "overrides": {**options.get("overrides", {}), **settings}})
+
+    monkeypatch.setattr(diffcse_jax, "train", short_train)
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", mock.Mock(side_effect=KeyboardInterrupt))  # as Ctrl-C
+    sentences = (prepared.folder / "sentences.txt").read_text().splitlines()
+    return dataclasses.replace(prepared, folder=tmp_path / "copy", names={"sentences": sentences})
 
 
 def write_texts(folder: Path) -> None:
@@ -61,19 +82,11 @@ def write_texts(folder: Path) -> None:
         (folder / name).write_bytes(gzip.compress(files["sentences.txt"].encode()))
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch, request):
-    """End the search page at once, as Ctrl-C does."""
-
-    def serve_forever(self, *_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", serve_forever)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run(page, workspace):
-    for block in blocks_of(page):
-        if not block.needs:
-            workspace.run(block)
+    blocks = [block for block in blocks_of(page) if not block.needs]
+    for block in blocks:
+        printed = workspace.run(block)
+        assert "Traceback" not in printed
+    assert all(block.needs.startswith("needs ") for block in blocks_of(page) if block not in blocks)
