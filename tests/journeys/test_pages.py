@@ -1,13 +1,15 @@
 """Every code block of README and the pages runs, or its page says what it needs.
 
-The blocks of a page run in their order, with a tiny encoder and on a few pages of text. The quickstart has its own test.
+A page's blocks run in their order, with a tiny encoder and on a few pages of text. The quickstart has its own test.
 """
 
+import dataclasses
 import gzip
 import json
 import shutil
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tiny_model import write_tiny_model
@@ -16,6 +18,7 @@ from tiny_run import overrides
 import diffcse_jax
 from journeys.pages import ROOT, Workspace, blocks_of
 
+pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 SHORT = {"train.steps": 2, "train.batch_size": 8, "data.max_length": 16, "generator.head_steps": 2, "mesh.data": 1}
 HAVE_TESTS = ("docs/quickstart.md", "docs/extending.md")  # test_quickstart.py and tests/test_extending.py
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -31,10 +34,11 @@ def prepared(tmp_path_factory, minilm_dir) -> Workspace:
     settings = SHORT | {"model.name_or_path": model, "data.cache_dir": str(folder / "cache")}
     commands = {"train": overrides(settings), "finetune": overrides(settings)}
     commands["study"] = [*commands["train"], "--seeds", "1"]
+    adapted = str(folder / "runs/mine/export")  # records its pooler, as MiniLM does
     renamed = {
-        "--model minilm": f"--model {model}", '"minilm"': f'"{model}"', "--against minilm": f"--against {model}",
-        "TEACHER": model, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
-        "--truncate_dim 128": "--truncate_dim 8", "runs/mine/profile": "profile",
+        "--model minilm": f"--model {adapted}", '"minilm"': f'"{adapted}"', "--against minilm": f"--against {adapted}",
+        "TEACHER": adapted, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
+        "--truncate_dim 128": "--truncate_dim 8", 
         "--config.model.name_or_path=xlm-roberta-base": "",
     }  # fmt: skip
     workspace = Workspace(folder, commands, renamed)
@@ -71,12 +75,12 @@ def write_texts(folder: Path) -> None:
         "faq.tsv": "\n".join("\t".join(pair) for pair in pairs),
         "questions.tsv": "\n".join(f"{a}\t{b}\t{i % 2}" for i, (a, b) in enumerate(pairs)),
         "questions.txt": "\n".join(a for a, _ in pairs),
-        "tickets.csv": "message,urgency\n" + "".join(f"{text},{'ab'[i % 2]}\n" for i, text in enumerate(sentences)),
+        "tickets.csv": "ticket,message,urgency\n" + "".join(f"{i},{text},{'ab'[i % 2]}\n" for i, text in enumerate(sentences)),
         "new.csv": "ticket,message\n" + "".join(f"{i},{text}\n" for i, text in enumerate(sentences[:5])),
         "pairs.jsonl": "".join(json.dumps({"one": a, "other": b, "same": len(a) % 2}) + "\n" for a, b in pairs),
     }
     for name, text in files.items():
-        (folder / name).write_text(text + "\n")
+        (folder / name).write_text(text)
     (folder / "shards").mkdir()
     for name in ("text.txt.gz", "shards/1.txt.gz", "shards/2.txt.gz"):
         (folder / name).write_bytes(gzip.compress(files["sentences.txt"].encode()))

@@ -23,6 +23,7 @@ from tiny_run import environment, overrides
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import ROOT, Block, Workspace, blocks_of
 
+pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 PAGE = "docs/quickstart.md"
 STEPS = 4
 SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "mesh.data": 1, "eval.hold": "()"}
