@@ -112,10 +112,10 @@ def test_the_examples_of_the_docs_are_valid(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "run", run)
     monkeypatch.setattr(api, "read_encoder", lambda folder: mock.Mock(dev={}, baseline=None))
     monkeypatch.setattr(api.SentenceEncoder, "from_saved", lambda saved: mock.Mock(spec=api.SentenceEncoder))
-    names: dict = {"sentences": SENTENCES}
+    names: dict = {"documents": SENTENCES}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL):
         exec(block, names)
-    assert [folder for _, folder in calls] == [Path("runs/mine"), Path("runs/adapt")]
+    assert [folder for _, folder in calls] == [Path("runs/python"), Path("runs/adapt")]
     assert calls[0][0].train.steps == 60
     assert Config.from_dict(names["get_config"]().to_dict()).model.pooler == "own"
 

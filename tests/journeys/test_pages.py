@@ -16,7 +16,7 @@ from tiny_model import write_tiny_model
 from tiny_run import overrides
 
 import diffcse_jax
-from journeys.pages import ROOT, Workspace, blocks_of
+from journeys.pages import ROOT, Workspace, blocks_of, write_documents
 
 pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 SHORT = {"train.steps": 2, "train.batch_size": 8, "data.max_length": 16, "generator.head_steps": 2, "mesh.data": 1}
@@ -59,8 +59,8 @@ def workspace(prepared, tmp_path, monkeypatch) -> Workspace:
 
     monkeypatch.setattr(diffcse_jax, "train", short_train)
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", mock.Mock(side_effect=KeyboardInterrupt))  # as Ctrl-C
-    sentences = (prepared.folder / "sentences.txt").read_text().splitlines()
-    return dataclasses.replace(prepared, folder=tmp_path / "copy", names={"sentences": sentences})
+    documents = [path.read_text(encoding="utf-8") for path in (prepared.folder / "my_documents").iterdir()]
+    return dataclasses.replace(prepared, folder=tmp_path / "copy", names={"documents": documents})
 
 
 def write_texts(folder: Path) -> None:
@@ -68,14 +68,14 @@ def write_texts(folder: Path) -> None:
     sentences = [f"Sentence {i} tells about number {i * i} and about {i % 7} more things." for i in range(60)]
     pairs = [(f"question {i}?", f"The answer to {i} is {i * i}.") for i in range(30)]
     for name in ("my_documents", "documents"):
-        shutil.copytree(ROOT / "docs", folder / name, ignore=lambda _, names: {n for n in names if n[-3:] != ".md"})
+        write_documents(folder / name)
     files = {
         "sentences.txt": "\n".join(sentences),
         "queries.tsv": "\n".join("\t".join(pair) for pair in pairs),
         "faq.tsv": "\n".join("\t".join(pair) for pair in pairs),
         "questions.tsv": "\n".join(f"{a}\t{b}\t{i % 2}" for i, (a, b) in enumerate(pairs)),
         "questions.txt": "\n".join(a for a, _ in pairs),
-        "tickets.csv": "ticket,message,urgency\n" + "".join(f"{i},{text},{'ab'[i % 2]}\n" for i, text in enumerate(sentences)),
+        "tickets.csv": "ticket,message,urgency\n" + "".join(f"{i},{s},{i % 2}\n" for i, s in enumerate(sentences)),
         "new.csv": "ticket,message\n" + "".join(f"{i},{text}\n" for i, text in enumerate(sentences[:5])),
         "pairs.jsonl": "".join(json.dumps({"one": a, "other": b, "same": len(a) % 2}) + "\n" for a, b in pairs),
     }

@@ -21,7 +21,7 @@ from matplotlib.image import imread
 from tiny_run import environment, overrides
 
 from diffcse_jax.run_folder.records import read_metrics
-from journeys.pages import ROOT, Block, Workspace, blocks_of
+from journeys.pages import ROOT, Block, Workspace, blocks_of, write_documents
 
 pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 PAGE = "docs/quickstart.md"
@@ -32,9 +32,7 @@ SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "m
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
     folder = tmp_path_factory.mktemp("quickstart")
-    (folder / "my_documents").mkdir()
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        shutil.copy(page, folder / "my_documents")
+    write_documents(folder / "my_documents")
     short = SHORT | {"data.cache_dir": folder / "cache"}
     renamed = {
         "--input docstrings": "--input my_documents/",
