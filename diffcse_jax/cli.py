@@ -172,7 +172,7 @@ def study(parser: argparse.ArgumentParser) -> Prepare:
     add("--format", help="format of the printed table", **TABLE_FORMATS)
 
     def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.apps.study.command import run_study
+        from diffcse_jax.apps.study.runs import run_study
 
         return partial(run_study, **_own(options), overrides=options.overrides)
 

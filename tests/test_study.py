@@ -24,7 +24,7 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, runs, score, settings_of, table
-from diffcse_jax.apps.study.plan import SHIPPED_STUDIES, Plan, differences, make_plan, read_study
+from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, SHIPPED_STUDIES, Plan, differences, make_plan, read_study
 from diffcse_jax.config import Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError, DiskError, InUseError
 from diffcse_jax.io import lock
@@ -44,12 +44,12 @@ def plan_of(workdir: Path, overrides=(), *, finetune=(), earlier=None, **fields)
 def finish(run, dev=80.0, dev_text: str = "", **scores) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
-    if not (run.folder / runs.RUN).exists():
-        (run.folder / runs.RUN).write_text(json.dumps(run.record | {"overrides": {}}))
+    if not (run.folder / RUN).exists():
+        (run.folder / RUN).write_text(json.dumps(run.record | {"overrides": {}}))
     metric = "average" if run.start else "stsb_spearman"
     results = {"asked": list(run.tasks), "pooler": "avg", "metric": metric, "dev": dev, "dev_text": dev_text}
     results |= {"scores": scores, "missing": {}, "not_official": {}}
-    (run.folder / runs.RESULTS).write_text(json.dumps(results))
+    (run.folder / RESULTS).write_text(json.dumps(results))
 
 
 @pytest.fixture
@@ -81,7 +81,6 @@ def study(tmp_path, monkeypatch, capsys):
         ("variants={'A': {'train.seed': 1}}", "mine: variant 'A': train.seed: set seeds with `seeds` and `seeds_of`"),
         ("variants={'A': {'distributed': True}}", "distributed=True: a run of a study uses one host"),
         ("variants={'A': {'dcl.weight': 1.0}}, grid={'dcl.weight': (1.0,)}", "sets dcl.weight, which the grid varies"),
-        ("grid={'dcl.weight': (1.0, 1.0)}", "mine: variant 'dcl.weight=1.0' exists twice"),
         ("variants={'A': {}, 'B': {'dcl.weight': 0.0}}", "mine: variants 'A' and 'B' have the same configuration"),
         ("variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}", "'A b' and 'a/b' would share a folder. Rename one"),
         ("variants={'start': {}}, start=('own',)", "mine: variants 'start' and 'start' would share a folder"),
@@ -98,7 +97,7 @@ def study(tmp_path, monkeypatch, capsys):
         ("variants={'A': {}}, finetunings={'f': {}}, finetune_base='own.py'", "finetune_base: 'own.py' is neither"),
         ("variants={'A': {}, 'A, f': {'dcl.weight': 1.0}}, finetunings={'f': {}}", "would share a folder"),
         ("variant={'A': {}}", "mine.py: TypeError: "),
-        ("grid={'model.pooler': 'avg'}", "mine: grid: model.pooler: expected a tuple such"),
+        ("grid={'model.pooler': 'avg'}", "mine: grid: 'model.pooler': expected a tuple such"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_study_are_named_before_anything_runs(fields, message, study, tmp_path):
@@ -124,7 +123,7 @@ def test_files_that_are_not_studies(study, tmp_path):
         (
             "grid",
             {"optim.learning_rate": 3e-5},
-            r"grid: optim\.learning_rate: expected a tuple such as \(3e-05,\), got",
+            r"grid: 'optim\.learning_rate': expected a tuple such as \(3e-05,\), got",
         ),
         ("seeds", 3, r"seeds: expected a tuple such as \(3,\), got 3"),
         ("seeds_of", {"plain": 3}, "seeds_of: 'plain': expected a tuple"),
@@ -146,7 +145,7 @@ def test_values_of_wrong_types_are_named(field, value, message, tmp_path):
         (["--config.train.stpes=2"], "error: unknown key train.stpes; did you mean train.steps?"),
         (["--config.train.steps=few"], "error: train.steps: expected a whole number"),
         (["--config.train.seed=1"], "error: train.seed: the study sets the seeds"),
-        (["--config.dcl.weight=0.2"], "have the same configuration with these overrides. Choose one of them"),
+        (["--config.dcl.weight=0.2"], "have the same configuration, after overrides. Choose one of them"),
         (["--seeds", "1", "9"], "error: --seeds: mine has no 9. It has: 1, 2, 3"),
         (["--variants", "C"], "error: --variants: mine has no 'C'. It has: A, B"),
         (["--workers", "0"], "error: --workers: expected at least 1, got 0"),
@@ -191,7 +190,7 @@ def test_overrides_win_over_variants(tmp_path):
     changed = ["--config.dcl.temperature=2", "--config.data.columns=('a','b')"]
     plan = plan_of(tmp_path, changed, variants={"A": {"dcl.temperature": 3.0}, "B": {"dcl.weight": 1.0}})
     assert {run.config.dcl.temperature for run in plan.runs} == {2.0}
-    assert plan.overrides == {"dcl.temperature": 2.0, "data.columns": ("a", "b")}
+    assert plan.runs[0].overrides == {"dcl.temperature": 2.0, "data.columns": ("a", "b")}
     equal = plan_of(tmp_path, ["--config.dcl.weight=0.2"])  # overrides make both variants equal: one may be chosen
     assert [run.label for run in equal.selected(["with DCL"], [])] == ["with DCL, seed 1", "with DCL, seed 2"]
 
@@ -200,7 +199,7 @@ def test_a_base_may_be_a_configuration(tmp_path):
     base = ConfigDict({"contrast": {"weight": 1.0}})
     plan = plan_of(tmp_path, ["--config.train.steps=3"], base=base, variants={"A": {"optim.learning_rate": 0.5}})
     assert {(run.config.train.steps, run.config.optim.learning_rate) for run in plan.runs} == {(3, 0.5)}
-    assert plan.base == Config.from_dict({"contrast.weight": 1.0, "train.steps": 3})
+    assert plan.runs[0].base == Config.from_dict({"contrast.weight": 1.0, "train.steps": 3})
     with pytest.raises(ConfigError, match=r"^mine: base: unknown key contrast\.wieght"):
         plan_of(tmp_path, base=ConfigDict({"contrast": {"wieght": 1.0}}))
 
@@ -236,8 +235,7 @@ def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):
     tunings = {**TOGETHER, "heads first": {}}
     plan = plan_of(tmp_path, ["--config.train.steps=7"], finetune=changed, finetunings=tunings, **TUNED)
     tuned = [f"{row}, {how}" for row in ("start", "start (cls)", "plain") for how in tunings]
-    assert plan.groups == [["start", "start (cls)", "plain"], tuned]
-    assert list(plan.rows) == [*plan.groups[0], *tuned]
+    assert list(plan.rows) == ["start", "start (cls)", "plain", *tuned]
     (trained, _), (first, second) = plan.rows["plain"], plan.rows["plain, together"]
     assert (trained.config.train.steps, trained.config.finetune.tasks) == (7, {})
     assert (first.start, second.config.train.seed) == (trained, 2)
@@ -280,9 +278,9 @@ def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys
     work = Recorder(**{"with DCL": fail})
     work_through(plan, work)
     assert work.labels == ["with DCL, seed 1", "plain, seed 2", "with DCL, seed 2"]
-    assert [runs.has_failed(run) for run in plan.runs] == [False, True, False, True]
+    assert [run.has_failed for run in plan.runs] == [False, True, False, True]
     log = tmp_path / "with-DCL/seed-1/log.txt"
-    assert runs.state_of(plan.runs[1]) == f"failed: ValueError: no (exit code 1) (see {log})"
+    assert plan.runs[1].state() == f"failed: ValueError: no (exit code 1) (see {log})"
     printed = capsys.readouterr().err
     assert "1 of 4 runs are done already" in printed
     assert f"run 3 of 4: plain, seed 2: started in {tmp_path}/plain/seed-2\nrun 3 of 4: plain, seed 2: done" in printed
@@ -290,7 +288,7 @@ def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys
     again = Recorder()
     work_through(plan, again)
     assert again.labels == ["with DCL, seed 1", "with DCL, seed 2"]
-    assert not any(runs.has_failed(run) for run in plan.runs)
+    assert not any(run.has_failed for run in plan.runs)
     other_tasks = Recorder()
     work_through(plan_of(tmp_path, tasks=("transfer",)), other_tasks)
     assert len(other_tasks.labels) == 4
@@ -299,13 +297,13 @@ def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys
 def test_a_run_of_another_process_is_skipped_or_done_later(tmp_path):
     plan = plan_of(tmp_path)
     work = Recorder()
-    with lock(plan.runs[1].folder / runs.LOCK):
+    with lock(plan.runs[1].folder / LOCK):
         work_through(plan, work)
-        assert runs.state_of(plan.runs[1]).startswith(f"in progress: {plan.runs[1].folder} is in use by process")
+        assert plan.runs[1].state().startswith(f"in progress: {plan.runs[1].folder} is in use by process")
     assert work.labels == ["plain, seed 1", "plain, seed 2", "with DCL, seed 2"]
-    assert runs.state_of(plan.runs[1]) == "not started"
-    held = lock(plan.runs[1].folder / runs.LOCK)
-    (plan.runs[3].folder / runs.RESULTS).unlink()
+    assert plan.runs[1].state() == "not started"
+    held = lock(plan.runs[1].folder / LOCK)
+    (plan.runs[3].folder / RESULTS).unlink()
 
     def free(run):
         held.close()
@@ -331,7 +329,7 @@ def test_nothing_starts_after_a_stop(tmp_path):
     work = Recorder(plain=stop)
     work_through(plan_of(tmp_path), work, stopped=lambda: bool(work.labels))
     assert work.labels == ["plain, seed 1"]
-    assert runs.state_of(plan_of(tmp_path).runs[0]) == "started"
+    assert plan_of(tmp_path).runs[0].state() == "started"
 
 
 def test_a_folder_with_another_configuration_is_refused(tmp_path):
@@ -364,7 +362,7 @@ def test_settings_may_be_corrected_until_something_is_trained(trained, tmp_path)
     runs.check_same(right.runs)
     seen = []
     work_through(right, Recorder(A=lambda run: seen.extend(path.name for path in run.folder.iterdir())))
-    assert sorted(seen) == [runs.RUN, runs.LOCK]
+    assert sorted(seen) == [RUN, LOCK]
 
 
 class Called(runs.Commands):
@@ -409,7 +407,7 @@ def test_a_fine_tuning_waits_for_its_encoder(tmp_path, capsys):
     plan = plan_of(tmp_path, finetunings=TOGETHER, **TUNED)
     work_through(plan, broken := Recorder(plain=fail))
     assert not any(label.startswith("plain, together") for label in broken.labels)
-    assert runs.results_of(plan.rows["start, together"][1]) is not None
+    assert plan.rows["start, together"][1].results() is not None
     assert "plain, together, seed 1: skipped: plain, seed 1 is not trained" in capsys.readouterr().err
     work_through(plan, work := Recorder())
     assert work.labels == ["plain, seed 1", "plain, together, seed 1", "plain, seed 2", "plain, together, seed 2"]
@@ -433,7 +431,7 @@ def test_two_workers_wait_for_a_slow_encoder(tmp_path):
 
     work_through(plan, work := Recorder(plain=train), environments=({}, {}))
     assert sorted(work.labels[:2]) == ["plain, seed 1", "plain, seed 2"]
-    assert all(runs.results_of(run) for run in plan.runs)
+    assert all(run.results() for run in plan.runs)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
@@ -532,7 +530,7 @@ def test_workers_have_their_own_gpus(variables, workers, expected, tmp_path, mon
 FIELDS = "Study(base='simcse_base', variants={'plain': {}, 'with DCL': {'dcl.weight': 0.1}}, seeds=(1, 2))"
 
 
-@pytest.mark.parametrize("file", [runs.RESULTS, runs.RUN])
+@pytest.mark.parametrize("file", [RESULTS, RUN])
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "3", "null", "{}", '{"asked": ["sts"]', b"\xff\xfe", "[" * 100_000, "dev=null", "dev='high'", "dev=NaN"],
@@ -545,23 +543,23 @@ def test_a_damaged_record_is_named_and_does_not_stop_the_others(file, content, s
     if isinstance(content, str) and content.startswith("dev="):
         value = content.removeprefix("dev=").replace("'", '"')
         content = re.sub(r'"dev": [^,]*|"config": \{', f'"dev": {value}, "config": {{', damaged.read_text(), count=1)
-        content = content if file == runs.RUN else re.sub(r', "config": \{', "", content)
-        if file == runs.RUN:
+        content = content if file == RUN else re.sub(r', "config": \{', "", content)
+        if file == RUN:
             content = content.replace('"row"', '"line"')
     damaged.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, printed = study(FIELDS, "--report")
     assert code == 3, printed.err
-    remedy = "Run the study without --report" if file == runs.RESULTS else f"delete {damaged.parent} to train"
+    remedy = "Run the study without --report" if file == RESULTS else f"delete {damaged.parent} to train"
     assert f"with DCL, seed 1: {damaged} is damaged" in printed.out
     assert remedy in printed.out
     assert "plain     2" in printed.out
     work = Recorder()
     work_through(plan, work)
-    if file == runs.RESULTS:
+    if file == RESULTS:
         assert work.labels == ["with DCL, seed 1"]
     else:
         assert work.labels == []
-        assert remedy in (damaged.parent / runs.FAILURE).read_text()
+        assert remedy in (damaged.parent / FAILURE).read_text()
 
 
 # The tables
@@ -578,7 +576,7 @@ def summary(tmp_path):
     for row, dev in DEV.items():
         for run, best in zip(plan.rows[row], dev, strict=True):
             finish(run, best, STS12=best - 10, STSBenchmark=75.0)
-    (plan.rows["with DCL"][2].folder / runs.RESULTS).unlink()
+    (plan.rows["with DCL"][2].folder / RESULTS).unlink()
     return table.summarize(plan)
 
 
@@ -643,9 +641,9 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     plan = plan_of(tmp_path, seeds=(1,), start=("own",))
     for run, text in zip(plan.runs, ("a", "a", "b"), strict=True):
         finish(run, 80.0, text, STS12=60.0)
-    results = json.loads((plan.runs[1].folder / runs.RESULTS).read_text())
+    results = json.loads((plan.runs[1].folder / RESULTS).read_text())
     noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the starting checkpoint, unchanged"}
-    (plan.runs[1].folder / runs.RESULTS).write_text(json.dumps(results | noted))
+    (plan.runs[1].folder / RESULTS).write_text(json.dumps(results | noted))
     start, plain, other = table.summarize(plan)["rows"]
     assert start["mean"].keys() == plain["mean"].keys() == {"STS-B dev", "STS12"}
     assert other["mean"] == {"STS-B dev, text of with DCL": 80.0, "STS12": 60.0}
@@ -713,7 +711,7 @@ def test_the_report_is_written_and_printed_without_running(style, study, summary
     assert json.loads((tmp_path / "runs/study.json").read_text())["rows"][1]["n"] == 3
     assert (tmp_path / "runs/study.png").read_bytes().startswith(b"\x89PNG")
     assert study(fields, "--report", "--seeds", "1", "2")[0] == 0
-    (tmp_path / "runs/with-DCL/seed-3" / runs.FAILURE).write_text("error: no\n")
+    (tmp_path / "runs/with-DCL/seed-3" / FAILURE).write_text("error: no\n")
     assert study(fields, "--report")[0] == 1
 
 
@@ -739,7 +737,7 @@ def test_scores_of_a_fine_tuning_are_those_of_its_best_checkpoint(tmp_path, monk
     plan = plan_of(tmp_path, finetunings=TOGETHER, **TUNED)
     run = plan.rows["plain, together"][0]
     run.folder.mkdir(parents=True)
-    (run.folder / runs.RUN).write_text(json.dumps(run.record))
+    (run.folder / RUN).write_text(json.dumps(run.record))
     dev = {"sst_accuracy": 50.0, "quora_accuracy": 70.0, "sts_pearson": 60.0, "average": 60.0}
     saved = types.SimpleNamespace(
         pooler="avg", dev_metric="average", dev_text="", dev=dev | {"guard": 1.0}, interpolation=0.5, step=3

@@ -1,36 +1,48 @@
-"""From a study file to its runs. Mistakes in the file and on the command line are found here, before anything runs."""
+"""From a study file to its runs. Mistakes in the file and on the command line are found before anything runs.
 
+The folder of a run holds its state:
+
+run.json         row, seed, configuration          log.txt      what its commands printed
+results.json     the scores: the run is done       failure.txt  why the last attempt failed
+evaluation.json  the scores in detail              study.lock   held while a study works on the run
+"""
+
+import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import runpy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffcse_jax.config import (
-    OWN_POOLER,
-    SHIPPED,
-    Config,
-    configuration,
-    flat,
-    read_overrides,
-    shipped_config,
-)
-from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.evaluation import results
 from diffcse_jax.evaluation.tasks import expand_groups
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import CHECKPOINTS, expand_path, lock, read_json_object
 from diffcse_jax.losses.finetune import AVERAGE, score_name
 from diffcse_jax.models.pooling import POOLERS
+from diffcse_jax.run_folder.folder import HEADS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 SHIPPED_STUDIES = SHIPPED / "studies"
 DEV_TITLES = {"stsb_spearman": "STS-B dev"}
-_DEFAULTS = "diffcse_base"  # the file in configs/ that changes no default
+RUN, RESULTS, EVALUATION = "run.json", "results.json", "evaluation.json"
+LOG, FAILURE, LOCK = "log.txt", "failure.txt", "study.lock"
+NOT_STARTED = "not started"
+
+_RUN_TYPES = {"row": str, "seed": int | None, "pooler": str | None, "workdir": str, "config": dict, "overrides": dict}
+_RESULTS_TYPES = {"asked": list, "pooler": str, "metric": str, "dev_text": str, "scores": dict, "missing": dict}
+_STUDY_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("variants", "finetunings", "published"), (Mapping, Mapping)),
+    **dict.fromkeys(("grid", "seeds_of"), (Mapping, Sequence)),
+    **dict.fromkeys(("seeds", "tasks", "start"), (Sequence,)),
+}
 
 Settings = Mapping[str, Any]  # values by dotted key, such as {"optim.learning_rate": 3e-5}
 
@@ -72,119 +84,8 @@ class Study:
 
 def settings_of(name: str) -> dict[str, Any]:
     """Return all values of `configs/NAME.py` by key, for a variant that takes nothing from the base."""
-    settings = flat(shipped_config(name).to_dict())
+    settings = flat(configuration(name, {})[1].to_dict())
     return {key: value for key, value in settings.items() if key != "train.seed" and value != {}}
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training or fine-tuning with its scores, or the scores of the starting checkpoint. It owns one folder.
-
-    Attributes:
-        row: The row of the table that the run belongs to.
-        seed: The training seed, or None for the starting checkpoint.
-        config: The whole configuration, including the seed.
-        folder: The run's folder in the study.
-        tasks: The study's tasks. A fine-tuning has none, because its labelled tasks give its scores.
-        overrides: The values from the command line.
-        workdir: The folder of the training: `folder`, or that of an earlier study.
-        pooler: The pooler of the starting checkpoint.
-        start: The run whose encoder a fine-tuning starts from.
-    """
-
-    row: str
-    seed: int | None
-    config: Config
-    folder: Path
-    tasks: tuple[str, ...]
-    overrides: Settings
-    workdir: Path
-    pooler: str | None = None
-    start: "Run | None" = None
-
-    @property
-    def label(self) -> str:
-        """The run's name in messages."""
-        return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The content of `run.json`, which identifies the run of a folder."""
-        return {
-            "row": self.row,
-            "seed": self.seed,
-            "pooler": self.pooler,
-            "start": self.start and self.start.label,
-            "workdir": str(self.workdir.absolute()),
-            "config": self.config.to_dict(),
-            "overrides": dict(self.overrides),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """All runs of a study.
-
-    Attributes:
-        name: The name of the study file.
-        study: The study.
-        overrides: Values from the command line for all variants.
-        base: The configuration that variants change, including overrides.
-        finetune_overrides: Values from the command line for all fine-tunings.
-        runs: The runs in the order to start them: the first seed of every row comes first.
-    """
-
-    name: str
-    study: Study
-    overrides: Settings
-    base: Config
-    finetune_overrides: Settings
-    runs: tuple[Run, ...]
-
-    @functools.cached_property
-    def rows(self) -> dict[str, tuple[Run, ...]]:
-        """The runs of each row, in the order of the table."""
-        return {
-            row: tuple(run for run in self.runs if run.row == row) for row in dict.fromkeys(r.row for r in self.runs)
-        }
-
-    @property
-    def groups(self) -> list[list[str]]:
-        """The rows to compare with one another: encoders and, if there are any, fine-tunings."""
-        tuned = [row for row, runs in self.rows.items() if runs[0].start]
-        encoders = [row for row in self.rows if row not in tuned]
-        return [encoders, tuned] if tuned else [encoders]
-
-    def base_of(self, run: Run) -> Config:
-        """Return the configuration that the run's row changes."""
-        return configuration(self.study.finetune_base, self.finetune_overrides)[1] if run.start else self.base
-
-    def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of these variants and seeds; without variants or seeds, all of them.
-
-        Raises:
-            ConfigError: The study has no such variant or seed, or overrides make two chosen variants equal.
-        """
-        known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
-        for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
-            for value in wanted:
-                if value not in known:
-                    raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
-        chosen = [
-            run
-            for run in self.runs
-            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
-        ]
-        trained = {run.row: without_seed(run.config) for run in chosen if run.seed is not None}
-        _check_different(self.name, trained, " with these overrides. Choose one of them with --variants")
-        return chosen
-
-    def command_settings(self, run: Run) -> list[str]:
-        """Return the options of `diffcse train` or `diffcse finetune` that give the run's configuration."""
-        name = self.study.base if isinstance(self.study.base, str) else _DEFAULTS
-        name = self.study.finetune_base if run.start else name
-        changes = differences(configuration(name, {})[1], run.config)
-        return ["--config", name, *(f"--config.{key}={_as_text(value)}" for key, value in changes.items())]
 
 
 def read_study(file: str) -> tuple[str, Study]:
@@ -208,6 +109,189 @@ def read_study(file: str) -> tuple[str, Study]:
     return path.stem, study
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training or fine-tuning with its scores, or the scores of the starting checkpoint. It owns one folder."""
+
+    row: str  # of the table
+    seed: int | None  # None for the starting checkpoint
+    config: Config  # with the seed
+    base: Config  # what the row changes
+    folder: Path
+    workdir: Path  # the folder of the training: `folder`, or that of an earlier study
+    tasks: tuple[str, ...]  # empty for a fine-tuning, because its labelled tasks give its scores
+    overrides: Settings  # from the command line
+    pooler: str | None = None  # of the starting checkpoint
+    start: "Run | None" = None  # whose encoder a fine-tuning starts from
+
+    @property
+    def label(self) -> str:
+        """The run's name in messages."""
+        return self.row if self.seed is None else f"{self.row}, seed {self.seed}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The content of `run.json`, which identifies the run of a folder."""
+        return {
+            "row": self.row,
+            "seed": self.seed,
+            "pooler": self.pooler,
+            "start": self.start and self.start.label,
+            "workdir": str(self.workdir.absolute()),
+            "config": self.config.to_dict(),
+            "overrides": dict(self.overrides),
+        }
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the run's encoder is there. Training ends with the export."""
+        return self.seed is None or (self.workdir / "export").is_dir()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt failed."""
+        return self.results() is None and (self.folder / FAILURE).is_file()
+
+    @property
+    def holds_work(self) -> bool:
+        """Whether the folder has checkpoints or results."""
+        stages = (self.folder, self.folder / HEADS)
+        return (self.folder / RESULTS).is_file() or any(any((each / CHECKPOINTS).glob("[0-9]*")) for each in stages)
+
+    def results(self) -> dict[str, Any] | None:
+        """Return the content of `results.json`, or None unless the run is done with the study's tasks."""
+        if not (self.folder / RESULTS).is_file():
+            return None
+        try:
+            read_record(self.folder)
+            found = _read_results(self.folder)
+        except CheckpointError:
+            return None
+        return found if found["asked"] == list(self.tasks) else None
+
+    def state(self) -> str:
+        """Describe the state of a run that is not done."""
+        try:
+            if (self.folder / LOCK).is_file():
+                lock(self.folder / LOCK).close()
+            for name, read in ((RUN, read_record), (RESULTS, _read_results)):
+                if (self.folder / name).is_file():
+                    read(self.folder)
+        except InUseError as error:
+            return f"in progress: {error}"
+        except CheckpointError as error:
+            return str(error)
+        if (self.folder / FAILURE).is_file():
+            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()
+            return f"failed: {reason} (see {self.folder / LOG})"
+        return "started" if (self.folder / RUN).is_file() else NOT_STARTED
+
+    def changes(self) -> list[str]:
+        """Return the keys that results depend on and that differ in the folder's `run.json`.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
+        if not (self.folder / RUN).is_file():
+            return []
+        record = read_record(self.folder)
+        then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(self.config.to_dict())
+        then["pooler"], now["pooler"] = record["pooler"], self.pooler
+        ignored = set(machine_keys())
+        if self.start:
+            then["start"], now["start"] = record.get("start"), self.start.label
+            ignored |= {"model.name_or_path"} if self.start.seed is not None else set()  # a folder, which may be moved
+        changed = [key for key in now if then.get(key) != now[key] and key not in ignored]
+        return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `run.json`.
+
+    Raises:
+        CheckpointError: The file is damaged. The message says what to do.
+    """
+    with _damage_named(folder / RUN, f"Restore it, or delete {folder} to train the run again"):
+        record = _read_object(folder / RUN, _RUN_TYPES)
+        Config.from_dict(record["config"])
+    return record
+
+
+def _read_results(folder: Path) -> dict[str, Any]:
+    with _damage_named(folder / RESULTS, "Run the study without --report to score the run again"):
+        found = _read_object(folder / RESULTS, _RESULTS_TYPES)
+        for name, score in {"dev": found.get("dev"), **found["scores"]}.items():
+            if type(score) not in (int, float) or not math.isfinite(score):
+                raise ValueError(f"the score {name} is not a finite number: {score!r}")
+    return found
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}). {remedy}") from error
+
+
+def _read_object(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    content = read_json_object(path)
+    for key, expected in types.items():
+        if not isinstance(content.get(key, ...), expected):
+            raise ValueError(f"{key!r} is missing or has the wrong type")
+    return content
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All runs of a study, in the order to start them: the first seed of every row comes first."""
+
+    name: str
+    study: Study
+    runs: tuple[Run, ...]
+
+    @functools.cached_property
+    def rows(self) -> dict[str, list[Run]]:
+        """The runs of each row, in the order of the table."""
+        rows: dict[str, list[Run]] = {}
+        for run in self.runs:
+            rows.setdefault(run.row, []).append(run)
+        return rows
+
+    def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+        """Return the runs of these variants and seeds; without variants or seeds, all of them.
+
+        Raises:
+            ConfigError: The study has no such variant or seed, or overrides make two chosen variants equal.
+        """
+        known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
+        for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
+            for value in wanted:
+                if value not in known:
+                    raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
+        chosen = [
+            run
+            for run in self.runs
+            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
+        ]
+        trained = {run.row: _with_seed(run.config, 0) for run in chosen if run.seed is not None}
+        for (one, first), (other, second) in itertools.combinations(trained.items(), 2):
+            if first == second:
+                raise ConfigError(
+                    f"{self.name}: variants {one!r} and {other!r} have the same configuration, after overrides. Choose "
+                    "one of them with --variants"
+                )
+        return chosen
+
+    def command_settings(self, run: Run) -> list[str]:
+        """Return the options of `diffcse train` or `diffcse finetune` that give the run's configuration."""
+        name: Any = self.study.finetune_base if run.start else self.study.base
+        if not isinstance(name, str):
+            name = "diffcse_base"  # the file in configs/ that changes no default
+        changes = differences(configuration(name, {})[1], run.config)
+        return ["--config", name, *(f"--config.{key}={_as_text(value)}" for key, value in changes.items())]
+
+
 def make_plan(
     name: str,
     study: Study,
@@ -229,40 +313,44 @@ def make_plan(
     Raises:
         ConfigError: A name, key, value or combination cannot be used. The message names the variant.
     """
-    _check_types(name, study)
-    values = _overrides(overrides, "config")
-    base = _base(f"{name}: base", study.base)
-    points = _points(name, study)
-    configs = {row: _config(f"{name}: variant {row!r}", base, settings, values) for row, settings in points.items()}
-    tuning_values, tunings = _finetunings(name, study, finetune_overrides)
-    starts = {"start" if pooler == OWN_POOLER else f"start ({pooler})": pooler for pooler in study.start}
-    rows = [*starts, *configs]
-    rows += [f"{row}, {tuning}" for row in rows for tuning in tunings]
-    _check_study(name, study, [*starts], [*configs])
-    _check_rows(name, study, rows, tunings.values())
-    _check_different(name, {row: _config(name, base, settings) for row, settings in points.items()})
+    values, tuning_values = read_overrides(overrides), read_overrides(finetune_overrides, "finetune")
+    if "train.seed" in values | tuning_values:
+        raise ConfigError("train.seed: the study sets the seeds. Choose among them with --seeds")
+    if tuning_values and not study.finetunings:
+        raise ConfigError(f"{finetune_overrides[0]}: {name} has no fine-tunings")
+    with _named(name):
+        for field, types in _STUDY_TYPES.items():
+            _check_type(field, getattr(study, field), *types)
+        with _named("base"):
+            bare = configuration(study.base, {})[1]
+            base = _config(bare, values)
+        starts = {"start" if pooler == OWN_POOLER else f"start ({pooler})": pooler for pooler in study.start}
+        configs, points = dict.fromkeys(starts, base), _points(study)
+        for row, settings in points.items():
+            with _named(f"variant {row!r}"):
+                configs[row] = _config(bare, settings, values)
+        tuning_base, tunings = _finetunings(study, tuning_values)
+        _check_rows(study, [*starts, *points], tunings)
 
-    start, tasks = _config(f"{name}: base", base, values), tuple(study.tasks)
-    encoders: list[tuple[int, Run]] = []  # with the position of the seed among the row's seeds
-    for row, pooler in starts.items():
-        folder = workdir / folder_name(name, row)
-        encoders.append((-1, Run(row, None, start, folder, tasks, values, folder, pooler)))
+    def seeds(row: str) -> list[tuple[int, int]]:
+        return list(enumerate(study.seeds_of.get(row, study.seeds)))
+
+    encoders, tuned = [], []  # with the position of the seed among the row's seeds
     for row, config in configs.items():
-        for position, seed in enumerate(study.seeds_of.get(row, study.seeds)):
-            path = f"{folder_name(name, row)}/seed-{seed}"
-            trained = (earlier or workdir) / path
-            run = Run(row, seed, _with_seed(config, seed), workdir / path, tasks, values, trained)
-            encoders.append((position, run))
-    tuned: list[tuple[int, Run]] = []
-    for (position, encoder), (tuning, config) in itertools.product(encoders, tunings.items()):
+        for place, seed in [(-1, None)] if row in starts else seeds(row):
+            path = Path(folder_name(row), *([] if seed is None else [f"seed-{seed}"]))
+            trained = workdir / path if seed is None or earlier is None else earlier / path
+            of_seed = config if seed is None else _with_seed(config, seed)
+            run = Run(row, seed, of_seed, base, workdir / path, trained, tuple(study.tasks), values, starts.get(row))
+            encoders.append((place, run))
+    for (place, encoder), (tuning, config) in itertools.product(encoders, tunings.items()):
         row = f"{encoder.row}, {tuning}"
-        of_start = enumerate(study.seeds_of.get(encoder.row, study.seeds))
-        for place, seed in of_start if encoder.seed is None else [(position, encoder.seed)]:
-            folder = workdir / folder_name(name, row) / f"seed-{seed}"
-            begun = _starting_from(encoder, _with_seed(config, seed))
-            tuned.append((place, Run(row, seed, begun, folder, (), tuning_values, folder, start=encoder)))
+        for of_seed, seed in seeds(encoder.row) if encoder.seed is None else [(place, encoder.seed)]:
+            folder, begun = workdir / folder_name(row) / f"seed-{seed}", _starting_from(encoder, config, seed)
+            run = Run(row, seed, begun, tuning_base, folder, folder, (), tuning_values, start=encoder)
+            tuned.append((of_seed, run))
     runs = sorted([*encoders, *tuned], key=lambda each: each[0])  # stable: rows keep their order
-    return Plan(name, study, values, start, tuning_values, tuple(run for _, run in runs))
+    return Plan(name, study, tuple(run for _, run in runs))
 
 
 def differences(before: Config, after: Config) -> dict[str, Any]:
@@ -271,149 +359,113 @@ def differences(before: Config, after: Config) -> dict[str, Any]:
     return {key: value for key, value in new.items() if key not in old or value != old[key]}
 
 
-def without_seed(config: Config) -> Config:
-    """Return the configuration with the default seed."""
-    return _with_seed(config, Config().train.seed)
-
-
-def folder_name(name: str, row: str) -> str:
+def folder_name(row: str) -> str:
     """Return the name of a row's folder."""
     folder = re.sub(r"[^\w.,=+-]+", "-", row).strip("-")
     if not re.fullmatch(r"[\w ,.+=()%/:-]+", row) or not folder or folder.startswith("."):
         raise ConfigError(
-            f"{name}: {row!r} is not a valid name for a variant. Use letters, digits, spaces and , . + - = ( ) % / : _"
+            f"{row!r} is not a valid name for a variant. Use letters, digits, spaces and , . + - = ( ) % / : _"
         )
     return folder
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Put a place before the message of a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
+
+
+def _check_type(where: str, value: Any, kind: type, *inner: type) -> None:
+    if isinstance(value, str) or not isinstance(value, kind):
+        expected = "a dict" if kind is Mapping else f"a tuple such as ({value!r},)"
+        raise ConfigError(f"{where}: expected {expected}, got {value!r}")
+    for key, each in value.items() if inner else ():
+        _check_type(f"{where}: {key!r}", each, *inner)
+
+
+def _points(study: Study) -> dict[str, Settings]:
+    """Return what each row of a variant changes: the variants at all points of the grid."""
+    if not study.variants and not study.grid:
+        raise ConfigError("a study needs variants or a grid")
+    points: dict[str, Settings] = {}
+    for variant, settings in (study.variants or {"": {}}).items():
+        if twice := next((key for key in study.grid if key in settings), None):
+            raise ConfigError(f"variant {variant!r}: sets {twice}, which the grid varies")
+        for values in itertools.product(*study.grid.values()):
+            point = dict(zip(study.grid, values, strict=True))
+            row = ", ".join([variant] * bool(variant) + [f"{key}={_as_text(value)}" for key, value in point.items()])
+            points[row] = {**settings, **point}
+    return points
+
+
+def _finetunings(study: Study, values: Settings) -> tuple[Config, dict[str, Config]]:
+    """Return what fine-tunings change, and the configuration of each."""
+    if not study.finetunings:
+        return Config(), {}
+    with _named("finetune_base"):
+        base = configuration(study.finetune_base, {})[1]
+    configs = {}
+    for tuning, settings in study.finetunings.items():
+        with _named(f"fine-tuning {tuning!r}"):
+            configs[tuning] = _config(base, settings, values)
+            if "finetune" not in configs[tuning].losses:
+                raise ConfigError(f"finetune_base={study.finetune_base!r} has no labelled tasks")
+    return _config(base, values), configs
+
+
+def _config(base: Config, *settings: Settings) -> Config:
+    """Return the base with settings. Later settings win."""
+    changes = {key: value for each in settings for key, value in each.items()}
+    if "train.seed" in changes:
+        raise ConfigError("train.seed: set seeds with `seeds` and `seeds_of`")
+    config = Config.from_dict(flat(base.to_dict()) | changes)
+    if config.distributed:
+        raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
+    return config
 
 
 def _with_seed(config: Config, seed: int) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
-def _starting_from(run: Run, config: Config) -> Config:
-    if run.seed is not None:
-        name, pooler = str(run.workdir.absolute()), config.model.pooler
-    else:
-        own = run.pooler in (None, OWN_POOLER)
-        name, pooler = run.config.model.name_or_path, config.model.pooler if own else str(run.pooler)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, name_or_path=name, pooler=pooler))
+def _starting_from(run: Run, config: Config, seed: int) -> Config:
+    """Return the configuration of a fine-tuning that starts from a run's encoder."""
+    name, pooler = str(run.workdir.absolute()), config.model.pooler
+    if run.seed is None:
+        name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else str(run.pooler)
+    model = dataclasses.replace(config.model, name_or_path=name, pooler=pooler)
+    return dataclasses.replace(_with_seed(config, seed), model=model)
 
 
-def _overrides(arguments: Sequence[str], flag: str) -> dict[str, Any]:
-    values = read_overrides(arguments, flag)
-    if "train.seed" in values:
-        raise ConfigError("train.seed: the study sets the seeds. Choose among them with --seeds")
-    return values
-
-
-def _base(where: str, given: Any) -> Config:
-    try:
-        return configuration(given, {})[1]
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
-
-
-def _points(name: str, study: Study) -> dict[str, Settings]:
-    if not study.variants and not study.grid:
-        raise ConfigError(f"{name}: a study needs variants or a grid")
-    points: dict[str, Settings] = {}
-    for variant, settings in (study.variants or {"": {}}).items():
-        if twice := next((key for key in study.grid if key in settings), None):
-            raise ConfigError(f"{name}: variant {variant!r}: sets {twice}, which the grid varies")
-        for values in itertools.product(*study.grid.values()):
-            point = dict(zip(study.grid, values, strict=True))
-            row = ", ".join([variant] * bool(variant) + [f"{key}={_as_text(value)}" for key, value in point.items()])
-            if row in points:
-                raise ConfigError(f"{name}: variant {row!r} exists twice")
-            points[row] = {**settings, **point}
-    return points
-
-
-def _finetunings(name: str, study: Study, overrides: Sequence[str]) -> tuple[Settings, dict[str, Config]]:
-    if not study.finetunings:
-        if overrides:
-            raise ConfigError(f"{overrides[0]}: {name} has no fine-tunings")
-        return {}, {}
-    base, values = _base(f"{name}: finetune_base", study.finetune_base), _overrides(overrides, "finetune")
-    configs = {}
-    for tuning, settings in study.finetunings.items():
-        where = f"{name}: fine-tuning {tuning!r}"
-        configs[tuning] = _config(where, base, settings, values)
-        if "finetune" not in configs[tuning].losses:
-            raise ConfigError(f"{where}: finetune_base={study.finetune_base!r} has no labelled tasks")
-    _check_different(name, configs)
-    return values, configs
-
-
-def _config(where: str, base: Config, *settings: Settings) -> Config:
-    """Return the base with settings. Later settings win."""
-    changes = {key: value for each in settings for key, value in each.items()}
-    if "train.seed" in changes:
-        raise ConfigError(f"{where}: train.seed: set seeds with `seeds` and `seeds_of`")
-    try:
-        config = Config.from_dict(flat(base.to_dict()) | changes)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if config.distributed:
-        raise ConfigError(f"{where}: distributed=True: a run of a study uses one host. Several hosts may share a study")
-    return config
-
-
-def _check_types(name: str, study: Study) -> None:
-    """Refuse fields that are not mappings or sequences where the study needs them."""
-    named = [(field, getattr(study, field)) for field in ("variants", "grid", "seeds_of", "published", "finetunings")]
-    for field in ("variants", "published", "finetunings"):
-        rows = getattr(study, field)
-        named += [(f"{field}: {row!r}", value) for row, value in (rows.items() if isinstance(rows, Mapping) else ())]
-    for what, value in named:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}: {what}: expected a dict, got {value!r}")
-    listed = [(field, getattr(study, field)) for field in ("seeds", "tasks", "start")]
-    listed += [(f"grid: {key}", values) for key, values in study.grid.items()]
-    listed += [(f"seeds_of: {row!r}", seeds) for row, seeds in study.seeds_of.items()]
-    for what, value in listed:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ConfigError(f"{name}: {what}: expected a tuple such as ({value!r},), got {value!r}")
-
-
-def _check_study(name: str, study: Study, starts: Sequence[str], trained: Sequence[str]) -> None:
-    if unknown := next((row for row in study.seeds_of if row not in (*starts, *trained)), None):
-        raise ConfigError(f"{name}: seeds_of names {unknown!r}. The study has: {', '.join((*starts, *trained))}")
-    for row in (*starts, *trained) if study.finetunings else trained:
+def _check_rows(study: Study, encoders: Sequence[str], tunings: Mapping[str, Config]) -> None:
+    """Check seeds, poolers, tasks and published scores, and that no rows share a folder."""
+    rows = [*encoders, *(f"{row}, {tuning}" for row in encoders for tuning in tunings)]
+    for field, known in (("seeds_of", encoders), ("published", rows)):
+        if unknown := getattr(study, field).keys() - set(known):
+            raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {', '.join(known)}")
+    for row in encoders:
         seeds = list(study.seeds_of.get(row, study.seeds))
         if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-            raise ConfigError(f"{name}: variant {row!r}: give one or more different seeds from 0 on, got {seeds}")
+            raise ConfigError(f"variant {row!r}: give one or more different seeds from 0 on, got {seeds}")
     for pooler in study.start:
         if pooler not in (OWN_POOLER, *POOLERS):
-            raise ConfigError(f"{name}: start: {pooler!r} is not one of {', '.join((OWN_POOLER, *POOLERS))}")
-    try:
-        expand_groups(study.tasks, "test")
-    except ConfigError as error:
-        raise ConfigError(f"{name}: tasks: {error}") from error
-
-
-def _check_rows(name: str, study: Study, rows: Sequence[str], finetunings: Iterable[Config]) -> None:
-    """Refuse published scores without a place in the table, and rows that would share a folder."""
-    columns = {*DEV_TITLES.values(), *expand_groups(["full"], "test"), "average sts", "average transfer"}
-    columns |= {*expand_groups(study.tasks, "test"), *results.PROBES}
-    for config in finetunings:
+            raise ConfigError(f"start: {pooler!r} is not one of {', '.join((OWN_POOLER, *POOLERS))}")
+    with _named("tasks"):
+        columns = {*expand_groups(study.tasks, "test"), *expand_groups(["full"], "test"), *results.PROBES}
+    columns |= {*DEV_TITLES.values(), "average sts", "average transfer"}
+    for config in tunings.values():
         columns |= {AVERAGE, *(score_name(task, options) for task, options in config.finetune.tasks.items())}
     for row, scores in study.published.items():
-        if row not in rows:
-            raise ConfigError(f"{name}: published names {row!r}. The study has: {', '.join(rows)}")
-        if unknown := sorted(scores.keys() - columns):
-            raise ConfigError(f"{name}: published: {row!r} has the unknown column {unknown[0]!r}")
+        if unknown := scores.keys() - columns:
+            raise ConfigError(f"published: {row!r} has the unknown column {min(unknown)!r}")
     folders: dict[str, str] = {}
     for row in rows:
-        other = folders.setdefault(folder_name(name, row).casefold(), row)
+        other = folders.setdefault(folder_name(row).casefold(), row)
         if other != row or rows.count(row) > 1:
-            raise ConfigError(f"{name}: variants {other!r} and {row!r} would share a folder. Rename one")
-
-
-def _check_different(name: str, configs: Mapping[str, Config], hint: str = "") -> None:
-    for (one, first), (other, second) in itertools.combinations(configs.items(), 2):
-        if first == second:
-            raise ConfigError(f"{name}: variants {one!r} and {other!r} have the same configuration{hint}")
+            raise ConfigError(f"variants {other!r} and {row!r} would share a folder. Rename one")
 
 
 def _as_text(value: Any) -> str:

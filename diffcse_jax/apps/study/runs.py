@@ -1,15 +1,9 @@
-"""The runs of a study, one or several at a time. A run's folder holds its state.
-
-run.json         the run: row, seed, configuration      log.txt      what its commands printed
-results.json     its scores: the run is done            failure.txt  why the last attempt failed
-evaluation.json  the scores in detail                   study.lock   held while a study works on the run
-"""
+"""The command `diffcse study`: do the runs of a study, one or several at a time, and write its tables."""
 
 import collections
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import re
 import shlex
@@ -22,22 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
-from diffcse_jax.apps.study.plan import Plan, Run
-from diffcse_jax.config import Config, flat, machine_keys
-from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
-from diffcse_jax.io import CHECKPOINTS, disk_errors, lock, read_json_object, write_json, write_text
-from diffcse_jax.run_folder.folder import HEADS
+from diffcse_jax.apps.study import table
+from diffcse_jax.apps.study.plan import FAILURE, LOCK, LOG, RUN, Plan, Run, make_plan, read_record, read_study
+from diffcse_jax.apps.study.table import SAFE, log_line
+from diffcse_jax.config import OWN_POOLER
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError
+from diffcse_jax.io import disk_errors, expand_path, lock, write_json, write_text
 
-RUN, RESULTS, EVALUATION = "run.json", "results.json", "evaluation.json"
-LOG, FAILURE, LOCK = "log.txt", "failure.txt", "study.lock"
-NOT_STARTED = "not started"
-SAFE = "What the runs have saved is not affected."
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-_RUN_TYPES = {"row": str, "seed": int | None, "pooler": str | None, "workdir": str, "config": dict, "overrides": dict}
-_RESULTS_TYPES = {"asked": list, "pooler": str, "metric": str, "dev_text": str, "scores": dict, "missing": dict}
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
 Work = Callable[[Run, Environment, TextIO], None]  # does a run; its processes keep the lock file open
@@ -47,93 +35,71 @@ class RunFailed(Exception):
     """A run failed. The message is the reason."""
 
 
-class NotTrained(Exception):
-    """The encoder of a fine-tuning is not trained yet."""
-
-
 class Stopped(Exception):
     """The study was asked to stop."""
 
 
-# The state of a run
+def run_study(
+    config: str,
+    workdir: str | None = None,
+    *,
+    encoders: str | None = None,
+    workers: int = 1,
+    variants: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    tasks: str | None = None,
+    start: bool = False,
+    report: bool = False,
+    format: str = "text",
+    overrides: Sequence[str] = (),
+) -> int:
+    """Do the runs of a study that are not done, write its tables and print one.
 
+    Args:
+        config: A study file, or the name of one in `configs/studies/`.
+        workdir: The folder of the study. None: `runs/studies/NAME`.
+        encoders: The folder of an earlier study that has trained these variants.
+        workers: The number of runs at a time.
+        variants: Only these variants.
+        seeds: Only these seeds.
+        tasks: Tasks to score instead of the study's, separated by commas.
+        start: Also score the starting checkpoint.
+        report: Run nothing.
+        format: The format of the printed table.
+        overrides: Arguments `--config.KEY=VALUE` and `--finetune.KEY=VALUE`.
 
-def is_trained(run: Run) -> bool:
-    """Tell whether the run's encoder is there. Training ends with the export."""
-    return run.seed is None or (run.workdir / "export").is_dir()
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's `run.json`.
+    Returns:
+        The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the study was stopped.
 
     Raises:
-        CheckpointError: The file is damaged. The message says what to do.
+        UserError: The study, an argument or a folder cannot be used.
     """
-    try:
-        record = read_json_object(folder / RUN)
-        _require(record, _RUN_TYPES)
-        Config.from_dict(record["config"])
-    except (UserError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / RUN} is damaged ({error}). Restore it, or delete {folder} to train the run again"
-        ) from error
-    return record
-
-
-def _read_results(folder: Path) -> dict[str, Any]:
-    try:
-        results = read_json_object(folder / RESULTS)
-        _require(results, _RESULTS_TYPES)
-        for name, score in {"dev": results.get("dev"), **results["scores"]}.items():
-            if type(score) not in (int, float) or not math.isfinite(score):
-                raise ValueError(f"the score {name} is not a finite number: {score!r}")
-    except (UserError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / RESULTS} is damaged ({error}). Run the study without --report to score the run again"
-        ) from error
-    return results
-
-
-def _require(content: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    for key, expected in types.items():
-        if not isinstance(content.get(key, ...), expected):
-            raise ValueError(f"{key!r} is missing or has the wrong type")
-
-
-def results_of(run: Run) -> dict[str, Any] | None:
-    """Return the content of the run's `results.json`, or None unless the run is done with the study's tasks."""
-    if not (run.folder / RESULTS).is_file():
-        return None
-    try:
-        read_record(run.folder)
-        results = _read_results(run.folder)
-    except CheckpointError:
-        return None
-    return results if results["asked"] == list(run.tasks) else None
-
-
-def state_of(run: Run) -> str:
-    """Describe the state of a run that is not done."""
-    try:
-        if (run.folder / LOCK).is_file():
-            lock(run.folder / LOCK).close()
-        for name, read in ((RUN, read_record), (RESULTS, _read_results)):
-            if (run.folder / name).is_file():
-                read(run.folder)
-    except InUseError as error:
-        return f"in progress: {error}"
-    except CheckpointError as error:
-        return str(error)
-    failure = run.folder / FAILURE
-    if failure.is_file():
-        reason = failure.read_text(encoding="utf-8", errors="replace").strip()
-        return f"failed: {reason} (see {run.folder / LOG})"
-    return "started" if (run.folder / RUN).is_file() else NOT_STARTED
-
-
-def has_failed(run: Run) -> bool:
-    """Tell whether the run's last attempt failed."""
-    return results_of(run) is None and (run.folder / FAILURE).is_file()
+    name, study = read_study(config)
+    if start and OWN_POOLER not in study.start:
+        study = dataclasses.replace(study, start=(OWN_POOLER, *study.start))
+    if tasks is not None:
+        study = dataclasses.replace(study, tasks=tuple(filter(None, tasks.split(","))))
+    folder = expand_path(workdir or Path("runs") / "studies" / name)
+    if "{" in str(folder):
+        raise ConfigError(f"--workdir={folder}: braces stand for the values of one run, but a study has several runs")
+    tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
+    trainings = [argument for argument in overrides if argument not in tunings]
+    plan = make_plan(name, study, trainings, folder, tunings, expand_path(encoders) if encoders else None)
+    chosen = plan.selected(variants or [], seeds or [])
+    commands = Commands()
+    if not report:
+        of_workers = environments(workers)
+        check_same(plan.runs)
+        check_earlier(chosen)
+        with commands.stopped_by_signals():
+            work_through(chosen, of_workers, train_and_score(plan, commands), lambda: commands.stopped)
+    summary = table.write(plan, folder)
+    print(table.show(summary, format), end="")
+    if commands.stopped:
+        return 130
+    if any(run.has_failed for run in chosen):
+        return 1
+    return 3 if any(run.label in summary["open"] for run in chosen) else 0
 
 
 def check_same(runs: Sequence[Run]) -> None:
@@ -144,8 +110,8 @@ def check_same(runs: Sequence[Run]) -> None:
     """
     for run in runs:
         with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
-            changed = _changes(run)
-            if changed and _holds_work(run.folder):
+            changed = run.changes()
+            if changed and run.holds_work:
                 raise ConfigError(
                     f"{run.folder} holds {run.label} with another configuration. Give another --workdir, or the same "
                     "overrides:\n  " + "\n  ".join(changed)
@@ -160,38 +126,10 @@ def check_earlier(runs: Sequence[Run]) -> None:
     """
     for run in (run.start or run for run in runs):
         if run.workdir != run.folder:
-            if not is_trained(run) or not (run.workdir / RUN).is_file():
+            if not run.is_trained or not (run.workdir / RUN).is_file():
                 raise ConfigError(f"--encoders: no study has trained {run.label} in {run.workdir}")
             read_record(run.workdir)
             check_same([dataclasses.replace(run, folder=run.workdir)])
-
-
-def _changes(run: Run) -> list[str]:
-    """Return the keys that results depend on and that differ in the folder's `run.json`."""
-    if not (run.folder / RUN).is_file():
-        return []
-    record = read_record(run.folder)
-    then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(run.config.to_dict())
-    then["pooler"], now["pooler"] = record["pooler"], run.pooler
-    ignored = set(machine_keys())
-    if run.start:
-        then["start"], now["start"] = record.get("start"), run.start.label
-        ignored |= {"model.name_or_path"} if run.start.seed is not None else set()  # a folder, which may be moved
-    changed = [key for key in now if then.get(key) != now[key] and key not in ignored]
-    return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed]
-
-
-def _holds_work(folder: Path) -> bool:
-    stages = (folder, folder / HEADS)
-    return (folder / RESULTS).is_file() or any(any((stage / CHECKPOINTS).glob("[0-9]*")) for stage in stages)
-
-
-# Doing the runs
-
-
-def log_line(message: str) -> None:
-    """Print a line for the user. It does not ask JAX for its devices, which belong to the runs."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def work_through(
@@ -204,68 +142,63 @@ def work_through(
         environments: One for each worker. Workers do runs at the same time.
         work: Does one run.
         stopped: Returns True once no further run may start.
-    """
-    names = {run.label: f"run {number} of {len(runs)}: {run.label}" for number, run in enumerate(runs, 1)}
-    pending = [run for run in runs if results_of(run) is None]
-    if len(pending) < len(runs):
-        log_line(f"{len(runs) - len(pending)} of {len(runs)} runs are done already")
-    for _ in range(2):  # the second time for runs that others worked on, in case those were killed
-        queue, pending = collections.deque(pending), []
-
-        def worker(
-            environment: Environment, queue: collections.deque[Run] = queue, skipped: list[Run] = pending
-        ) -> None:
-            while not stopped():
-                try:
-                    run = queue.popleft()
-                except IndexError:
-                    return
-                try:
-                    _attempt(run, names[run.label], environment, work)
-                except (InUseError, NotTrained) as error:
-                    log_line(f"{names[run.label]}: skipped: {error}")
-                    skipped.append(run)
-
-        with ThreadPoolExecutor(len(environments)) as pool:
-            for finished in [pool.submit(worker, environment) for environment in environments]:
-                finished.result()
-
-
-def _attempt(run: Run, name: str, environment: Environment, work: Work) -> None:
-    """Do one run, unless another process has done it meanwhile.
 
     Raises:
-        InUseError: Another process works on the run.
-        NotTrained: The run is a fine-tuning whose encoder is not there.
-        DiskError: The folder cannot be written.
+        DiskError: A folder cannot be written.
     """
-    if run.start and not is_trained(run.start):
-        raise NotTrained(f"{run.start.label} is not trained. If another study trained it, give --encoders")
-    with lock(run.folder / LOCK) as held:
-        if results_of(run) is not None:
-            return
-        with disk_errors(run.folder, safe=SAFE):
-            (run.folder / FAILURE).unlink(missing_ok=True)
+    names = {run.label: f"run {number} of {len(runs)}: {run.label}" for number, run in enumerate(runs, 1)}
+    waiting = [run for run in runs if run.results() is None]
+    if len(waiting) < len(runs):
+        log_line(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
+    idle = collections.deque(environments)
+
+    def attempt(run: Run) -> bool:
+        """Do a run, and return whether it has to wait."""
+        if stopped():
+            return False
+        environment = idle.popleft()
+        try:
+            why = _attempt(run, names[run.label], environment, work)
+        finally:
+            idle.append(environment)
+        if why:
+            log_line(f"{names[run.label]}: skipped: {why}")
+        return bool(why)
+
+    for _ in range(2):  # the second time for runs that others worked on, in case those were killed
+        with ThreadPoolExecutor(len(environments)) as pool:
+            waiting = [run for run, waits in zip(waiting, pool.map(attempt, waiting), strict=True) if waits]
+
+
+def _attempt(run: Run, name: str, environment: Environment, work: Work) -> str:
+    """Do one run, unless another process has done it meanwhile. Return why it has to wait, or an empty string."""
+    if run.start and not run.start.is_trained:
+        return f"{run.start.label} is not trained. If another study trained it, give --encoders"
+    try:
+        held = lock(run.folder / LOCK)
+    except InUseError as error:
+        return str(error)
+    with held, disk_errors(run.folder, safe=SAFE):
+        if run.results() is not None:
+            return ""
+        (run.folder / FAILURE).unlink(missing_ok=True)
         log_line(f"{name}: started in {run.folder}")
         try:
-            try:
-                changed = _changes(run)
-            except CheckpointError as error:
-                raise RunFailed(str(error)) from error
-            with disk_errors(run.folder, safe=SAFE):
-                if changed and not _holds_work(run.folder):  # training would refuse to resume with other settings
-                    for path in {*run.folder.iterdir()} - {run.folder / LOCK}:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
-                write_json(run.folder / RUN, run.record)
+            if run.changes() and not run.holds_work:  # training would refuse to resume with other settings
+                for path in {*run.folder.iterdir()} - {run.folder / LOCK}:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            write_json(run.folder / RUN, run.record)
             work(run, environment, held)
-        except RunFailed as error:
-            with disk_errors(run.folder, safe=SAFE):
-                write_text(run.folder / FAILURE, f"{error}\n")
+        except DiskError:
+            raise
+        except (RunFailed, CheckpointError) as error:
+            write_text(run.folder / FAILURE, f"{error}\n")
             log_line(f"{name}: failed: {error}")
         except Stopped:
             log_line(f"{name}: stopped")
         else:
             log_line(f"{name}: done")
+    return ""
 
 
 class Commands:
@@ -292,11 +225,9 @@ class Commands:
             RunFailed: The command failed. The message is its last error.
             Stopped: The study was asked to stop.
         """
-        with disk_errors(log, safe=SAFE):
-            file = log.open("ab")
+        with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
-        with file:
             start = file.tell()
             with self._guard:
                 if self.stopped:
@@ -331,13 +262,13 @@ class Commands:
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
         """Stop all processes at SIGINT, SIGTERM and SIGHUP inside the block."""
-        names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        previous = {name: signal.signal(getattr(signal, name), self.stop) for name in names}
+        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        previous = {number: signal.signal(number, self.stop) for number in numbers}
         try:
             yield
         finally:
-            for name, handler in previous.items():
-                signal.signal(getattr(signal, name), handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def _follow(process: subprocess.Popen, log: Path, start: int, name: str) -> int:
@@ -349,19 +280,16 @@ def _follow(process: subprocess.Popen, log: Path, start: int, name: str) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.5)
             *lines, rest = (rest + file.read()).split(b"\n")
-            if process.returncode is not None and rest:
-                lines.append(rest)
-            for line in lines:
+            has_ended = process.returncode is not None
+            for line in [*lines, rest] if has_ended and rest else lines:
                 log_line(f"{name}{line.decode(errors='replace').rpartition(chr(13))[2]}")
-            if process.returncode is not None:
+            if has_ended:
                 return process.returncode
 
 
 def last_error(log: Path, start: int) -> str:
     """Return why a command failed: its last error after this byte of the log, or else its last line."""
-    with log.open("rb") as file:
-        file.seek(start)
-        text = file.read().decode("utf-8", errors="replace")
+    text = log.read_bytes()[start:].decode("utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (errors or lines or ["it printed nothing"])[-1]
@@ -371,13 +299,12 @@ def train_and_score(plan: Plan, commands: Commands) -> Work:
     """Return the work of a run: `diffcse train` or `diffcse finetune` in its folder, then its scores."""
 
     def work(run: Run, environment: Environment, held: TextIO) -> None:
-        python, folder, name = [sys.executable, "-m"], str(run.folder), f"[{run.label}] "
-        if run.start or not is_trained(run):  # a fine-tuning writes predictions after the export
-            settings = [*plan.command_settings(run), "--workdir", folder]
-            train = [*python, "diffcse_jax.cli", "finetune" if run.start else "train", *settings]
-            commands.call(train, run.folder / LOG, environment, held, name)
-        score = [*python, "diffcse_jax.apps.study.score", folder, *run.tasks]
-        commands.call(score, run.folder / LOG, environment, held, name)
+        modules = [["diffcse_jax.apps.study.score", str(run.folder), *run.tasks]]
+        if run.start or not run.is_trained:  # a fine-tuning writes predictions after the export
+            settings = [*plan.command_settings(run), "--workdir", str(run.folder)]
+            modules.insert(0, ["diffcse_jax.cli", "finetune" if run.start else "train", *settings])
+        for module in modules:
+            commands.call([sys.executable, "-m", *module], run.folder / LOG, environment, held, f"[{run.label}] ")
 
     return work
 
@@ -392,23 +319,17 @@ def environments(workers: int) -> list[dict[str, str]]:
     """
     if workers < 1:
         raise ConfigError(f"--workers: expected at least 1, got {workers}")
-    own = dict(os.environ)
-    gpus = _visible_gpus(own) if workers > 1 else []
+    own, gpus = dict(os.environ), []
+    if workers > 1 and own.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
+        if VISIBLE in own:
+            gpus = [gpu.strip() for gpu in own[VISIBLE].split(",") if gpu.strip() not in ("", "-1")]
+        elif command := shutil.which("nvidia-smi"):
+            query = [command, "--query-gpu=index", "--format=csv,noheader"]
+            listing = subprocess.run(query, capture_output=True, text=True, check=False)
+            gpus = listing.stdout.split() if listing.returncode == 0 else []
     if not gpus:
         return [own] * workers
     if len(gpus) < workers:
         raise ConfigError(f"--workers {workers}: each worker needs its own GPU, and there are {len(gpus)}")
     bounds = [worker * len(gpus) // workers for worker in range(workers + 1)]
     return [own | {VISIBLE: ",".join(gpus[start:end])} for start, end in itertools.pairwise(bounds)]
-
-
-def _visible_gpus(environment: Environment) -> list[str]:
-    if "cpu" in environment.get("JAX_PLATFORMS", "").split(",")[:1]:
-        return []
-    if VISIBLE in environment:
-        return [gpu.strip() for gpu in environment[VISIBLE].split(",") if gpu.strip() not in ("", "-1")]
-    if not (command := shutil.which("nvidia-smi")):
-        return []
-    query = [command, "--query-gpu=index", "--format=csv,noheader"]
-    listing = subprocess.run(query, capture_output=True, text=True, check=False)
-    return listing.stdout.split() if listing.returncode == 0 else []

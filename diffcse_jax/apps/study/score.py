@@ -6,11 +6,13 @@ score, "dev_text": identifies the text of the dev metric, "scores": {column: sco
 fine-tuning is the average over its labelled tasks, and the scores are those of the tasks.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.apps.study.runs import EVALUATION, RESULTS, SAFE, read_record
+from diffcse_jax.apps.study.plan import EVALUATION, RESULTS, read_record
+from diffcse_jax.apps.study.table import SAFE
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import reported_to_user
@@ -23,14 +25,6 @@ from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training.networks import with_own_pooler
-
-
-def main() -> None:
-    """Score the run of the command line."""
-    folder, *tasks = sys.argv[1:]
-    with reported_to_user():
-        keep_compiled()
-        score(Path(folder), tasks)
 
 
 def score(folder: Path, tasks: list[str]) -> None:
@@ -46,7 +40,7 @@ def score(folder: Path, tasks: list[str]) -> None:
     found: dict[str, Any] = {"asked": tasks}
     labelled: dict[str, float] = {}
     if is_start:
-        settings = runner.Settings(settings.tasks, settings.data_dir, pooler=pooler_of_start(record["pooler"], config))
+        settings = dataclasses.replace(settings, pooler=pooler_of_start(record["pooler"], config))
         corpus = open_corpus(config.data)
         dev = build_dev_evaluation(config, lambda: (row[0] for row in corpus))
         scores = dev.measure(runner.load(model, settings)).scores
@@ -61,13 +55,12 @@ def score(folder: Path, tasks: list[str]) -> None:
     evaluation: dict[str, Any] = {"tasks": {}, "averages": {}, "missing": {}, "not_official": {}}
     if tasks:
         evaluation = runner.evaluate_model(model, settings)
-        with disk_errors(folder, safe=SAFE):
-            results.write_results(evaluation, folder / EVALUATION)
         print(results.describe(evaluation))
     found |= {name: evaluation[name] for name in ("missing", "not_official")}
-    found |= {"scores": results.scores_by_column(evaluation) | labelled}
     with disk_errors(folder, safe=SAFE):
-        write_json(folder / RESULTS, found)
+        if tasks:
+            results.write_results(evaluation, folder / EVALUATION)
+        write_json(folder / RESULTS, found | {"scores": results.scores_by_column(evaluation) | labelled})
 
 
 def pooler_of_start(pooler: str, config: Config) -> str:
@@ -79,4 +72,6 @@ def pooler_of_start(pooler: str, config: Config) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with reported_to_user():
+        keep_compiled()
+        score(Path(sys.argv[1]), sys.argv[2:])

@@ -3,24 +3,29 @@
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import scipy.stats
 
-from diffcse_jax.apps.study.plan import DEV_TITLES, Plan, Run, differences
-from diffcse_jax.apps.study.runs import NOT_STARTED, SAFE, log_line, read_record, results_of, state_of
+from diffcse_jax.apps.study.plan import DEV_TITLES, NOT_STARTED, Plan, Run, differences, read_record
 from diffcse_jax.config import machine_keys
 from diffcse_jax.errors import require_extra
 from diffcse_jax.evaluation.results import SHORT_NAMES, Row, by_column, format_means, format_scores, sections, table
 from diffcse_jax.io import disk_errors, lock, write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
-GEOMETRY = "alignment_uniformity.png"
+SAFE = "What the runs have saved is not affected."
 
 Summary = dict[str, Any]  # the content of study.json
 Seeds = Mapping[str, Mapping[str, float]]  # the scores of a row by seed ("-" for the starting checkpoint) and column
+
+
+def log_line(message: str) -> None:
+    """Print a line for the user. It does not ask JAX for its devices, which belong to the runs."""
+    print(message, file=sys.stderr, flush=True)
 
 
 def write(plan: Plan, workdir: Path) -> Summary:
@@ -39,13 +44,15 @@ def write(plan: Plan, workdir: Path) -> Summary:
 def summarize(plan: Plan) -> Summary:
     """Return the scores of all runs that are done, and the states of the others: the content of `study.json`."""
     about: dict[str, dict[str, Any]] = {name: {} for name in ("start", "origins", "open", "missing", "not_official")}
-    overrides = {False: dict(plan.overrides), True: dict(plan.finetune_overrides)}
+    overrides: dict[str, dict[str, Any]] = {"overrides": {}, "finetune_overrides": {}}
     scores: dict[str, dict[str, dict[str, float]]] = {row: {} for row in plan.rows}
     titles: dict[tuple[str, str], str] = {}  # the columns of dev metrics by metric and text
     for run in itertools.chain(*plan.rows.values()):
-        results = results_of(run)
+        results = run.results()
+        recorded = {} if results is None else read_record(run.folder)["overrides"]
+        overrides["finetune_overrides" if run.start else "overrides"] |= {**run.overrides, **recorded}
         if results is None:
-            about["open"][run.label] = state_of(run)
+            about["open"][run.label] = run.state()
             continue
         scores[run.row]["-" if run.seed is None else str(run.seed)] = _columns(run, results, titles)
         about["missing"] |= results["missing"]
@@ -54,20 +61,19 @@ def summarize(plan: Plan) -> Summary:
             about["origins"][run.label] = results["origin"]
         if run.seed is None:
             about["start"][run.row] = f"{run.config.model.name_or_path} before training, pooler {results['pooler']}"
-        overrides[run.start is not None] |= read_record(run.folder)["overrides"]
     rows = []
-    for group in plan.groups:
-        first = next(row for row in group if plan.rows[row][0].seed is not None)
-        for row in group:
-            run, seeds, columns = plan.rows[row][0], scores[row], by_column(list(scores[row].values()))
+    for is_tuned in (False, True):
+        group = {row: runs[0] for row, runs in plan.rows.items() if bool(runs[0].start) == is_tuned}
+        first = next((row for row, run in group.items() if run.seed is not None), "")
+        for row, run in group.items():
+            seeds, columns = scores[row], by_column(list(scores[row].values()))
             compared = {column: difference(scores[first], seeds, column) for column in columns if row != first}
+            settings = differences(run.base, run.config)
             rows.append(
                 {
                     "row": row,
                     "compared_with": first,
-                    "settings": {
-                        k: v for k, v in differences(plan.base_of(run), run.config).items() if k != "train.seed"
-                    },
+                    "settings": {key: value for key, value in settings.items() if key != "train.seed"},
                     "n": len(seeds),
                     "scores": seeds,
                     "mean": {column: statistics.mean(values) for column, values in columns.items()},
@@ -76,10 +82,9 @@ def summarize(plan: Plan) -> Summary:
                     "difference": {column: each for column, each in compared.items() if each},
                 }
             )
-    kinds = zip(("overrides", "finetune_overrides"), overrides.values(), strict=True)
-    changed = {name: {k: v for k, v in values.items() if k not in machine_keys()} for name, values in kinds}
+    shown = {kind: {k: v for k, v in each.items() if k not in machine_keys()} for kind, each in overrides.items()}
     names = {"study": plan.name, "source": plan.study.source, "finetunings": list(plan.study.finetunings)}
-    return {**names, "rows": rows, "dev_columns": [*titles.values()], **changed, **about}
+    return {**names, "rows": rows, "dev_columns": [*titles.values()], **shown, **about}
 
 
 def _columns(run: Run, results: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
@@ -133,7 +138,12 @@ def show(summary: Summary, style: str) -> str:
         if compared:
             first = rows[0]["compared_with"]
             parts.append(remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided"))
-            parts.append(table(["pairs", *shown], map(_difference_row, compared), style))
+            lines = []
+            for row in compared:
+                cells = {column: format_difference(found) for column, found in row["difference"].items()}
+                pairs = max(found["n"] for found in row["difference"].values())
+                lines.append(Row(row["row"], {"pairs": str(pairs)} | cells))
+            parts.append(table(["pairs", *shown], lines, style))
     separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
     parts.append(separator.join(map(remark, _notes(summary))))
     return "\n\n".join(parts).rstrip() + "\n"
@@ -163,11 +173,6 @@ def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> li
     return lines
 
 
-def _difference_row(row: Mapping[str, Any]) -> Row:
-    cells = {column: format_difference(found) for column, found in row["difference"].items()}
-    return Row(row["row"], {"pairs": str(max(found["n"] for found in row["difference"].values()))} | cells)
-
-
 def _notes(summary: Summary) -> list[str]:
     """Return what a reader of the tables must know."""
     is_scored = any(row["n"] for row in summary["rows"])
@@ -195,29 +200,31 @@ def draw_pictures(summary: Summary, folder: Path) -> list[str]:
     Returns:
         The names of the files.
     """
-    figure = require_extra("matplotlib.figure", "report").Figure
-    names = []
-    for rows, name in zip(_groups(summary), ("study.png", "finetuning.png"), strict=False):
-        _draw_scores(figure, summary, [row for row in rows if row["n"]]).savefig(folder / name, dpi=120)
-        names.append(name)
+    groups = zip(("study.png", "finetuning.png"), _groups(summary), strict=False)
+    figures = {name: _draw_scores(summary, [row for row in rows if row["n"]]) for name, rows in groups}
     points = {
         row["row"]: [(seed["uniformity"], seed["alignment"]) for seed in row["scores"].values() if "alignment" in seed]
         for row in summary["rows"]
     }
     if points := {row: pairs for row, pairs in points.items() if pairs}:
-        _draw_geometry(figure, points).savefig(folder / GEOMETRY, dpi=120)
-        names.append(GEOMETRY)
-    return names
+        figures["alignment_uniformity.png"] = _draw_geometry(points)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=120)
+    return list(figures)
 
 
-def _draw_scores(new_figure: Any, summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
+def _new_figure(width: float, height: float) -> Any:
+    return require_extra("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
+
+
+def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel per column: a point per seed, a line at the mean, a diamond at the published score."""
     columns = list(itertools.chain(*_sections(summary, rows)))
     averages = [column for column in columns if column.startswith("average ")]
     columns = [c for c in columns if c in (*summary["dev_columns"], *averages)] if averages else columns
     across = min(max(len(columns), 1), 4)
     down = max(math.ceil(len(columns) / across), 1)
-    figure = new_figure(figsize=(2 + 3.2 * across, down * (1.2 + 0.32 * max(len(rows), 1))), layout="constrained")
+    figure = _new_figure(2 + 3.2 * across, down * (1.2 + 0.32 * max(len(rows), 1)))
     panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
     for axes in panels[len(columns) :]:
         axes.set_axis_off()
@@ -236,9 +243,9 @@ def _draw_scores(new_figure: Any, summary: Summary, rows: Sequence[Mapping[str, 
     return figure
 
 
-def _draw_geometry(new_figure: Any, rows: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+def _draw_geometry(rows: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
     """Draw alignment over uniformity: a small point per seed, a large one at the mean."""
-    figure = new_figure(figsize=(7.5, max(4.0, 0.8 + 0.21 * len(rows))), layout="constrained")
+    figure = _new_figure(7.5, max(4.0, 0.8 + 0.21 * len(rows)))
     axes = figure.subplots()
     for number, (row, points) in enumerate(rows.items()):
         color, marker = f"C{number % 10}", "osD^v<>P*X"[number // 10 % 10]
