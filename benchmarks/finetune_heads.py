@@ -19,15 +19,7 @@ import numpy as np
 import torch
 
 from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, heads_in
-from diffcse_jax.apps.finetune.train import (
-    Tuning,
-    build,
-    config_of_heads,
-    frozen_vectors,
-    mixture,
-    prepare,
-    train_heads,
-)
+from diffcse_jax.apps.finetune.train import Tuning
 from diffcse_jax.batch import Batch
 from diffcse_jax.losses.finetune import ENCODER, Task
 from diffcse_jax.models.parameters import Params
@@ -53,12 +45,12 @@ def main() -> None:
 def compare(run: Path, seed: int) -> dict:
     """Dev scores and seconds of both sides."""
     config = read_config(run)
-    tuning = prepare(dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed)))
+    tuning = Tuning(dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed)))
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / HEADS
         shutil.copytree(run / HEADS / "vectors", workdir / "vectors")
         begun = time.perf_counter()
-        train_heads(tuning, workdir)
+        tuning.train_heads(workdir)
         seconds = time.perf_counter() - begun
         rows = [row for row in read_metrics(workdir) if "dev/average" in row and row["step"]]
         scores, torch_seconds = in_torch(tuning, workdir / "vectors")
@@ -77,9 +69,9 @@ def summary(results: list[dict]) -> dict:
 
 def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
     """The dev averages of heads trained in PyTorch, and the seconds of their steps and evaluations."""
-    config = config_of_heads(tuning)
-    stored, encoder = frozen_vectors(tuning, folder)
-    batches, first = mixture(tuning, config, stored, without_tokens=True), build(tuning, config).params
+    config = tuning.config_of_heads()
+    stored, encoder = tuning.frozen_vectors(folder)
+    batches, first = tuning.mixture(config, stored), tuning.built(config).params
     torch.manual_seed(config.train.seed)
     heads = {data.name: head(data.task, heads_in(first, {data.name: data.task})[data.name]) for data in tuning.tasks}
     optimizer = torch.optim.AdamW(groups(heads, config.optim.weight_decay), lr=config.optim.learning_rate)

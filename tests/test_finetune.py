@@ -22,7 +22,7 @@ from benchmarks import finetune_heads
 from diffcse_jax.apps.finetune import TaskModel, outputs
 from diffcse_jax.apps.finetune.model import TaskEvaluation
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
-from diffcse_jax.apps.finetune.train import config_of_heads, finetune, mixture, prepare, rows_of_batch
+from diffcse_jax.apps.finetune.train import Tuning, finetune
 from diffcse_jax.config import Config, OptimConfig
 from diffcse_jax.data.batches import by_ratio, by_temperature, places
 from diffcse_jax.data.tokenizer import load_tokenizer
@@ -156,7 +156,7 @@ def test_tables_of_any_kind(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (CLASSES, {"label": "x"}, r"rows\.csv: no column 'x' \(finetune\.tasks\.mine\.label\)\. It has: text, class"),
+        (CLASSES, {"label": "x"}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'x'\. It has: text, class"),
         (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is not a class of .*\. Known: 0, 1, 2"),
         (CLASSES, {"labels": ("0", "1", "2", "3")}, "no training row of class '3', which finetune.tasks.mine.labels"),
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, r"mine\.labels names the class 'low' twice\. Remove one"),
@@ -165,19 +165,19 @@ def test_tables_of_any_kind(tmp_path):
             {"dev_share": 0.5},
             "class 'rare', because its few rows are",
         ),
-        (CLASSES + " ,1\n", {}, r"rows\.csv, line 32: text is empty\. Correct it, or set data\.on_bad_line=skip"),
-        (CLASSES + "more,\n", {}, "line 32: class is empty"),
+        (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct it, or set data\.on_bad_line=skip"),
+        (CLASSES + "more,\n", {}, "line 32: empty"),
         (CLASSES + "more\n", {}, "line 32: wrong number of fields"),
-        ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable row"),
+        ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable line"),
         ("text,class\na,1\nb,1\n", {}, "has only the class '1'. A classification needs at least two classes"),
         (CLASSES, {"dev_share": 0.0}, "has no dev rows"),
         (CLASSES, {"texts": ()}, "one column for single sentences, two for pairs"),
         (CLASSES, {"loss": "binary_cross_entropy"}, "needs two classes, not 3"),
         (CLASSES, {"loss": "squared_error"}, "needs kind='regression'"),
         (CLASSES, {"kind": "regression", "loss": "cross_entropy"}, "needs kind='classification'"),
-        ("first,second,class\na,,1\n", {}, "line 2: second is empty"),
-        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is not a number"),
-        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not finite"),
+        ("first,second,class\na,,1\n", {}, "line 2: empty"),
+        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is not a finite number"),
+        ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),
         (CLASSES, {"file": "other.csv"}, "other.csv: no such file"),
         (CLASSES, {"file": "rows.txt"}, "unknown extension"),
     ],
@@ -190,7 +190,7 @@ def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
 def test_bad_lines_can_be_skipped(tmp_path, capsys):
     data = read(tmp_path, CLASSES + " ,1\nmore,\n", on_bad_line="skip")
     assert len(data.train) + len(data.dev) == 30
-    assert "skipped 2 lines: 1 text is empty, 1 class is empty" in capsys.readouterr().out
+    assert "skipped 2 lines: 2 empty" in capsys.readouterr().out
     moved = read(tmp_path, CLASSES.replace("class\n", "class\n ,1\n"), on_bad_line="skip")
     assert moved.dev.ids == [str(int(number) + 1) for number in data.dev.ids]  # rows are numbered as in the file
 
@@ -214,7 +214,7 @@ def test_a_label_that_is_not_utf8_is_skipped(tmp_path, capsys):
     task = Task(file="rows.csv", texts=("text",), label="class", dev_share=0.2)
     data = read_task("mine", task, tmp_path, on_bad_line="skip", report=print)
     assert data.task.labels == ("0", "1", "2")
-    assert "1 class is not UTF-8" in capsys.readouterr().out
+    assert "1 not UTF-8" in capsys.readouterr().out
 
 
 def test_scores_and_their_interval(tmp_path):
@@ -332,13 +332,13 @@ def saved_items(workdir: Path, step: int) -> dict:
 
 
 def test_the_rows_of_a_batch_are_those_of_its_file(config):
-    tuning = prepare(config)
-    source = mixture(tuning, config, {})
+    tuning = Tuning(config)
+    source = tuning.mixture(config, {})
     seen = set()
     for step in (1, 2):
         read = source[step - 1].input_ids
         decoded = tuning.start.tokenizer.batch_decode(read.reshape(-1, read.shape[2]), skip_special_tokens=True)
-        rows = rows_of_batch(tuning.tasks, source, step)
+        rows = tuning.rows_of_batch(source, step)
         expected = tuning.start.tokenizer.batch_decode(
             tuning.start.tokenizer([text for row in rows for text in row["texts"]])["input_ids"],
             skip_special_tokens=True,
@@ -382,9 +382,9 @@ def test_both_stages_report_what_they_do(tuned):
 def test_train_steps_bounds_the_first_stage(heads_steps, train_steps, expected, config):
     options = dataclasses.replace(config.finetune, heads_steps=heads_steps, heads_epochs=2)
     train = dataclasses.replace(config.train, steps=train_steps)
-    tuning = prepare(dataclasses.replace(config, finetune=options, train=train))
+    tuning = Tuning(dataclasses.replace(config, finetune=options, train=train))
     assert sum(len(data.train) for data in tuning.tasks) // 8 == 11
-    assert config_of_heads(tuning).train.steps == expected
+    assert tuning.config_of_heads().train.steps == expected
 
 
 @pytest.mark.slow
@@ -421,7 +421,7 @@ def test_the_starting_checkpoint_may_be_moved_but_not_changed(tuned, minilm_dir)
 @pytest.mark.slow
 def test_the_benchmark_of_heads_finds_their_vectors(tuned, config):
     workdir, _ = tuned
-    scores, seconds = finetune_heads.in_torch(prepare(config), workdir / HEADS / "vectors")
+    scores, seconds = finetune_heads.in_torch(Tuning(config), workdir / HEADS / "vectors")
     assert len(set(scores)) > 1  # something was learnt between looks at dev
     assert all(-100 < score <= 100 for score in scores)
     assert seconds > 0

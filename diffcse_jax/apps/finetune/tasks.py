@@ -2,21 +2,19 @@
 
 import collections
 import dataclasses
-import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
+from diffcse_jax.data.corpus import Corpus, Fault, Row, listed
 from diffcse_jax.data.pair_builders import is_in_share
 from diffcse_jax.data.readers import TABLES, Corpus, Fault, checked, extension, listed, open_file
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.losses.finetune import Task
 
 
@@ -49,17 +47,12 @@ class Rows:
     def where(self, is_kept: Iterable[bool]) -> "Rows":
         """Return some of the rows."""
         kept = np.flatnonzero(list(is_kept)).tolist()
-        return Rows(
-            self.file,
-            [self.lines[row] for row in kept],
-            [self.texts[row] for row in kept],
-            self.labels[kept],
-            [self.ids[row] for row in kept],
-        )
+        lines, texts, ids = ([each[row] for row in kept] for each in (self.lines, self.texts, self.ids))
+        return Rows(self.file, lines, texts, self.labels[kept], ids)
 
     def corpus(self, columns: tuple[str, ...]) -> Corpus:
         """Return the sentences as a corpus, from which token stores are built."""
-        content = hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()
+        content = json_digest(self.texts)
         return Corpus(str(self.file), columns, lambda: zip(self.lines, self.texts, strict=True), lambda: content)
 
 
@@ -75,8 +68,7 @@ class TaskData:
 
     def digest(self) -> str:
         """Return a hash of all training and dev rows."""
-        parts = [(rows.texts, rows.labels.tolist()) for rows in (self.train, self.dev)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return json_digest([(rows.texts, rows.labels.tolist()) for rows in (self.train, self.dev)])
 
 
 def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: Callable[[str], None]) -> TaskData:
@@ -96,18 +88,18 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
     key = f"finetune.tasks.{name}"
     _check_options(key, task)
 
-    def read(file: str, option: str) -> tuple[Rows, list[str]]:
-        path = expand_path(folder / expand_path(file))
-        return _read(key, task, path, option, on_bad_line=on_bad_line, report=report)
+    def read(option: str) -> tuple[Rows, list[str]]:
+        path = expand_path(folder / expand_path(getattr(task, option)))
+        return _read(task, path, f"{key}.{option}", on_bad_line=on_bad_line, report=report)
 
-    rows, found = read(task.file, "file")
+    rows, found = read("file")
     is_named = bool(task.labels)
-    task = dataclasses.replace(task, labels=task.labels or _classes(found) if task.kind == "classification" else ())
     if task.kind == "classification":
-        _check_classes(key, task, rows, is_named)
+        task = dataclasses.replace(task, labels=task.labels or _classes(found))
+        _check_classes(key, task, rows.file)
     train = dataclasses.replace(rows, labels=_numbers(key, task, rows, found))
     if task.dev_file:
-        rows, found = read(task.dev_file, "dev_file")
+        rows, found = read("dev_file")
         dev = dataclasses.replace(rows, labels=_numbers(key, task, rows, found))
     else:
         is_dev = [is_dev_row(texts, task.dev_share) for texts in train.texts]
@@ -116,14 +108,12 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
         if not len(rows):
             raise DataError(f"{rows.file}: {key} has no {split} rows. Give a dev_file, or change dev_share")
     if task.labels and not (counts := np.bincount(train.labels, minlength=len(task.labels))).all():
-        missing = f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}"
-        if is_named:
-            raise DataError(f"{missing}, which {key}.labels names. Remove it there")
+        reason = f", which {key}.labels names" if is_named else ", because its few rows are all dev rows"
         raise DataError(
-            f"{missing}, because its few rows are all dev rows. Give {key} a dev_file or another dev_share, add "
-            "rows of that class, or remove its rows"
+            f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}{reason}. Add "
+            f"rows of that class, give {key} a dev_file or another dev_share, or remove the class"
         )
-    test = read(task.test_file, "test_file")[0] if task.test_file else None
+    test = read("test_file")[0] if task.test_file else None
     report(
         f"task {name}: {len(train):,} training rows, {len(dev):,} dev rows"
         + (f", {len(test):,} rows to predict" if test else "")
@@ -145,30 +135,30 @@ def _check_options(key: str, task: Task) -> None:
         raise ConfigError(f"{key}.file is empty. Name the file of the training rows")
     if len(task.texts) not in (1, 2):
         raise ConfigError(f"{key}.texts={task.texts}: give one column for single sentences, two for pairs")
-    if task.loss == "squared_error" and task.kind != "regression":
-        raise ConfigError(f"{key}.loss='squared_error' needs kind='regression'")
-    if task.loss not in ("auto", "squared_error") and task.kind != "classification":
-        raise ConfigError(f"{key}.loss={task.loss!r} needs kind='classification'")
+    kind = "regression" if task.loss == "squared_error" else "classification"
+    if task.loss != "auto" and task.kind != kind:
+        raise ConfigError(f"{key}.loss={task.loss!r} needs kind={kind!r}")
     if task.is_pair and not task.features:
         raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
     if not task.dev_file and not task.dev_share:
         raise ConfigError(f"{key} has no dev rows. Name a dev_file, or give a dev_share above 0")
 
 
-def _check_classes(key: str, task: Task, rows: Rows, is_named: bool) -> None:
+def _check_classes(key: str, task: Task, file: Path) -> None:
     if twice := next((label for label, n in collections.Counter(task.labels).items() if n > 1), None):
         raise ConfigError(f"{key}.labels names the class {twice!r} twice. Remove one of them")
     if len(task.labels) < 2:
-        where = f"{key}.labels" if is_named else f"{rows.file}: column {task.label!r} of {key}"
-        raise DataError(f"{where} has only the class {task.labels[0]!r}. A classification needs at least two classes")
+        raise DataError(
+            f"{file}: {key} has only the class {task.labels[0]!r}. A classification needs at least two classes"
+        )
     if task.loss == "binary_cross_entropy" and len(task.labels) != 2:
         raise ConfigError(f"{key}.loss='binary_cross_entropy' needs two classes, not {len(task.labels)}")
 
 
 def canonical(label: str) -> str:
-    """Return a label without white space around it, and a whole number without decimals: `1` for `1.0`."""
-    whole = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))\.0*", label.strip())
-    return whole[1] if whole else label.strip()
+    """Return a whole number without decimals, `1` for `1.0`, and other labels as they are."""
+    whole = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))\.0*", label)
+    return whole[1] if whole else label
 
 
 def _classes(found: Sequence[str]) -> tuple[str, ...]:
@@ -188,22 +178,20 @@ def _numbers(key: str, task: Task, rows: Rows, found: Sequence[str]) -> Shaped[n
         DataError: A label is not a class or a number. The message names the line.
     """
     values: list[float] = []
-    numbers = {canonical(label): number for number, label in enumerate(task.labels)}
+    numbers = {canonical(label.strip()): number for number, label in enumerate(task.labels)}
+    expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
     for line, label in zip(rows.lines, found, strict=True):
-        where = f"{rows.file}, line {line}: {label!r} is not"
         try:
-            values.append(numbers[label] if task.labels else float(label))
-        except KeyError as error:
-            raise DataError(f"{where} a class of {key}. Known: {', '.join(task.labels)}") from error
-        except ValueError as error:
-            raise DataError(f"{where} a number, but {key} is a regression") from error
-        if not math.isfinite(values[-1]):
-            raise DataError(f"{where} finite, but {key} is a regression")
-    return np.array(values, np.int32 if task.labels else np.float32)
+            values.append(numbers[label] if numbers else float(label))
+            if not math.isfinite(values[-1]):
+                raise ValueError(label)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{rows.file}, line {line}: {label!r} is not {expected}") from error
+    return np.array(values, np.int32 if numbers else np.float32)
 
 
 def _read(
-    key: str, task: Task, path: Path, option: str, *, on_bad_line: str, report: Callable[[str], None]
+    task: Task, path: Path, option: str, *, on_bad_line: str, report: Callable[[str], None]
 ) -> tuple[Rows, list[str]]:
     """Return the rows of a file without labels, and their labels as text (empty for test files).
 
@@ -212,46 +200,31 @@ def _read(
     """
     if extension(path) not in TABLES:
         raise DataError(f"{path}: unknown extension. Known: {', '.join(TABLES)}; each except .parquet also .gz, .xz")
-    label = task.label if option != "test_file" else ""
-    options = dict.fromkeys(task.texts, "texts") | ({label: "label"} if label else {})
-    options |= {task.id: "id"} if task.id else {}
-    file = open_file(path, [*options])
-    for column, of in options.items():
-        if column not in file.columns:
-            raise DataError(f"{path}: no column {column!r} ({key}.{of}). It has: {listed(file.columns)}")
-    skipped: collections.Counter[str] = collections.Counter()
+    label = "" if option.endswith("test_file") else task.label
+    columns = [*dict.fromkeys(filter(None, (*task.texts, label, task.id)))]
+    file = open_file(path, columns)
+    if missing := next((column for column in columns if column not in file.columns), None):
+        raise DataError(f"{path} ({option}): no column {missing!r}. It has: {listed(file.columns)}")
+
+    def records() -> Iterator[tuple[int, Row | Fault]]:
+        for number, (line, entry) in enumerate(file.entries(columns)):
+            if isinstance(entry, Fault):
+                yield line, entry
+            elif any(column not in entry for column in columns):
+                yield line, Fault.MISSING_KEY
+            elif any(not isinstance(entry[column], str | int | float) for column in columns):
+                yield line, Fault.NOT_STRING
+            else:
+                yield line, (str(number), *(str(entry[column]) for column in columns))
+
+    corpus = Corpus(f"{path} ({option})", (), records, str, on_bad_line=on_bad_line, unit=file.unit)
     rows, labels = Rows(path, [], [], np.zeros(0, np.float32), []), []
-    for number, (line, entry) in enumerate(file.entries([*options])):
-        values = _values(entry, options)
-        if isinstance(values, str):
-            if on_bad_line == "error":
-                raise DataError(f"{path}, {file.unit} {line}: {values}. Correct it, or set data.on_bad_line=skip")
-            skipped[values] += 1
-            continue
-        rows.lines.append(line)
+    for line, (number, *texts) in corpus.numbered():
+        values = dict(zip(columns, texts, strict=True))
+        rows.lines.append(int(line))
         rows.texts.append(tuple(values[column] for column in task.texts))
-        rows.ids.append(values[task.id] if task.id else str(number))
+        rows.ids.append(values[task.id] if task.id else number)
         labels.append(canonical(values[label]) if label else "")
-    counts = ", ".join(f"{count:,} {problem}" for problem, count in skipped.items())
-    if not len(rows):
-        raise DataError(f"{path} ({key}.{option}): no usable row" + (f"; skipped: {counts}" if counts else ""))
-    if skipped:
-        report(f"{path}: skipped {skipped.total():,} {file.unit}s: {counts}")
+    if skipped := corpus.skipped_summary():
+        report(f"{path}: {skipped}")
     return rows, labels
-
-
-def _values(entry: dict[str, Any] | Fault, columns: Iterable[str]) -> dict[str, str] | str:
-    """Return the values of columns as text, or why the entry is not a row."""
-    if isinstance(entry, Fault):
-        return str(entry)
-    values = {}
-    for column in columns:
-        if column not in entry:
-            return str(Fault.MISSING_KEY)
-        if not isinstance(entry[column], str | int | float):
-            return f"{column} is not a text or number"
-        value = checked((str(entry[column]),))
-        if isinstance(value, Fault):
-            return f"{column} is {value}" if value != Fault.NUL_BYTE else f"{column} has a NUL byte"
-        (values[column],) = value
-    return values
