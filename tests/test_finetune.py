@@ -458,11 +458,6 @@ def test_ordinary_csv_quotes(tmp_path):
     assert path.read_text().startswith("id,prediction\n")
 
 
-def test_confusion_counts_classes_by_predictions():
-    counts = outputs.confusion(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 0]), 3)
-    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
-
-
 @pytest.mark.parametrize("classes", [2, 800])
 def test_a_picture_of_any_classes_is_drawn(classes, tmp_path):
     labels = ["costs $5_{ or $6", *("x" * 500 + f"\n{number}" for number in range(classes - 1))]

@@ -24,7 +24,17 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, runs, score, settings_of, table
-from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, SHIPPED_STUDIES, Plan, differences, make_plan, read_study
+from diffcse_jax.apps.study.plan import (
+    FAILURE,
+    LOCK,
+    RESULTS,
+    RUN,
+    SHIPPED_STUDIES,
+    Plan,
+    differences,
+    make_plan,
+    read_study,
+)
 from diffcse_jax.config import Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError, DiskError, InUseError
 from diffcse_jax.io import lock

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float32, Int
 
 from diffcse_jax.apps.finetune.tasks import TaskData
 from diffcse_jax.encoder import SentenceEncoder
@@ -116,33 +116,24 @@ def named(task: Task, values: Int[np.ndarray, " rows"] | Float32[np.ndarray, " r
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """The dev evaluation of a fine-tuning. The average over the tasks chooses the checkpoint.
-
-    Attributes:
-        tasks: The tasks with their dev rows.
-        batch_size: Sentences per encoding batch.
-        drift_check: Scores general quality, or None.
-    """
+    """The dev evaluation of a fine-tuning (`training.loop.Evaluation`). The average over the tasks chooses."""
 
     tasks: Sequence[TaskData]
-    batch_size: int
+    batch_size: int  # sentences per encoding batch
     drift_check: DriftCheck | None = None
     metric = AVERAGE
     caveat = ""  # the tasks are labelled
 
     @property
     def text(self) -> str:
-        """Identify the rows of the tasks."""
         return json_digest([data.digest() for data in self.tasks])
 
     @property
     def drift_metric(self) -> str:
-        """Return the name of the score of general quality, or an empty string."""
         return self.drift_check.name if self.drift_check else ""
 
     @property
     def units(self) -> str:
-        """Say what the interval is computed over."""
         return f"{sum(len(data.dev) for data in self.tasks):,} dev rows"
 
     def measure(self, model: TaskModel) -> Measured:
@@ -152,7 +143,13 @@ class TaskEvaluation:
             outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.batch_size))
             values = outputs if data.task.kind == "regression" else 100.0 * (outputs == data.dev.labels)
             outcomes.append(values.astype(float).tolist())
-            scores[score_name(data.name, data.task)] = score(data, values)
+            name, golds = score_name(data.name, data.task), data.dev.labels.astype(float)
+            if data.task.kind == "classification":
+                scores[name] = float(values.mean())
+            elif np.ptp(values) == 0 or np.ptp(golds) == 0:  # constant values do not order anything
+                scores[name] = 0.0
+            else:
+                scores[name] = 100 * float(scipy.stats.pearsonr(values.astype(float), golds).statistic)
         scores[AVERAGE] = sum(scores.values()) / len(scores)
         drift = {self.drift_check.name: self.drift_check.score(model.encoder)} if self.drift_check else {}
         return Measured(scores | drift, outcomes)
@@ -163,7 +160,7 @@ class TaskEvaluation:
         return {}
 
     def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
-        """Return nothing: there are no metrics of `eval.hold`."""
+        """Return nothing, as `held`."""
         del start, model
         return []
 
@@ -171,12 +168,3 @@ class TaskEvaluation:
         """Return a 95% interval of the difference between two models' averages."""
         golds = [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
         return paired_interval(start, model, golds, ranked=False)
-
-
-def score(data: TaskData, values: Float[np.ndarray, " rows"]) -> float:
-    """Return the accuracy, or Pearson's correlation with the labels of the dev rows, x 100."""
-    if data.task.kind == "classification":
-        return float(values.mean())
-    if np.ptp(values) == 0 or np.ptp(data.dev.labels) == 0:  # constant values do not order anything
-        return 0.0
-    return 100 * float(scipy.stats.pearsonr(values.astype(float), data.dev.labels.astype(float)).statistic)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Int
 
 from diffcse_jax.apps.finetune.model import TaskModel, decided, named
 from diffcse_jax.apps.finetune.tasks import Rows, TaskData
@@ -23,9 +23,6 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
-# A confusion matrix: inches of a cell and of the whole; classes with text in their cells; names along an axis.
-_CELL, _LARGEST = 0.75, 20.0
-_MOST_WITH_TEXT, _MOST_NAMES = 30, 150
 
 
 def write_outputs(
@@ -52,7 +49,8 @@ def write_outputs(
             files.append(workdir / "predictions" / f"{data.name}-{split}.csv")
             write_predictions(files[-1], data.task, rows, named(data.task, values), style)
             if split == "dev" and data.task.kind == "classification":
-                counts = confusion(data.dev.labels, values, len(data.task.labels))
+                counts = np.zeros([len(data.task.labels)] * 2, np.int64)
+                np.add.at(counts, (data.dev.labels, values), 1)
                 files.append(draw_confusion(counts, data.task.labels, data.name, workdir / "report"))
     return files
 
@@ -70,34 +68,28 @@ def write_predictions(path: Path, task: Task, rows: Rows, values: Sequence[str] 
             csv.writer(file, lineterminator="\n").writerows([("id", task.prediction), *pairs])
 
 
-def confusion(
-    labels: Int[np.ndarray, " rows"], predicted: Int[np.ndarray, " rows"], classes: int
-) -> Int[np.ndarray, "classes classes"]:
-    """Count rows by their class (row) and their predicted class (column)."""
-    counts = np.zeros((classes, classes), np.int64)
-    np.add.at(counts, (labels, predicted), 1)
-    return counts
-
-
 def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[str], name: str, folder: Path) -> Path:
-    """Draw counts, coloured by their share of the class, into `confusion_NAME.png`, and return its path.
+    """Draw counts by class (row) and predicted class (column), coloured by their share of the class.
 
     With many classes, cells have no text, and only some names are written so that they do not overlap.
+
+    Returns:
+        The path of `confusion_NAME.png`.
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    shown = range(0, len(labels), math.ceil(len(labels) / _MOST_NAMES))
-    names = [_shorten(labels[number]) for number in shown]
-    size = min(1.4 + 0.08 * max(map(len, names)) + _CELL * len(labels), _LARGEST)
+    shown = range(0, len(labels), math.ceil(len(labels) / 150))
+    lines = [" ".join(labels[number].split()) for number in shown]
+    names = [line if len(line) <= 24 else f"{line[:21]}..." for line in lines]
+    has_text = len(labels) <= 30
+    size = min(1.4 + 0.08 * max(map(len, names)) + 0.75 * len(labels), 20.0)  # inches
     figure = require_extra("matplotlib.figure", "report").Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    has_text = len(labels) <= _MOST_WITH_TEXT
     for (row, column), count in np.ndenumerate(counts) if has_text else ():
         text, color = f"{count:,}\n{shares[row, column]:.0%}", "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
-    rotation = 0 if has_text and max(map(len, names)) <= 8 else 90
     style = {"fontsize": 10 if has_text else 7, "parse_math": False}  # names may contain dollar signs
-    axes.set_xticks(shown, names, rotation=rotation, **style)
+    axes.set_xticks(shown, names, rotation=0 if has_text and max(map(len, names)) <= 8 else 90, **style)
     axes.set_yticks(shown, names, **style)
     accuracy = np.trace(counts) / max(counts.sum(), 1)
     axes.set(title=f"{name}, dev: accuracy {accuracy:.1%}", xlabel="predicted", ylabel="class")
@@ -106,11 +98,6 @@ def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[
     path = folder / f"confusion_{name}.png"
     figure.savefig(path, dpi=120)
     return path
-
-
-def _shorten(name: str) -> str:
-    line = " ".join(name.split())
-    return line if len(line) <= 24 else f"{line[:21]}..."
 
 
 # Heads
@@ -205,28 +192,24 @@ def check(model: TaskModel, name: str, folder: Path, max_length: int) -> float |
     """
     if not importlib.util.find_spec("torch"):
         return None
+    import torch
+    import transformers
+
     expected = model.outputs(name, [(sentence,) for sentence in SAMPLES])
     if model.tasks[name].chosen_loss == "binary_cross_entropy":
         expected = np.concatenate([np.zeros_like(expected), expected], axis=1)
-    difference = float(np.abs(_outputs_in_torch(folder, SAMPLES, max_length) - expected).max())
-    scale = max(float(np.abs(expected).max()), 1.0)
+    transformers.utils.logging.disable_progress_bar()  # while weights load
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
+    inputs = tokenizer(list(SAMPLES), padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+    with torch.inference_mode():
+        found = network.eval()(**inputs).logits.numpy()
+    difference, scale = float(np.abs(found - expected).max()), max(float(np.abs(expected).max()), 1.0)
     if not difference <= TOLERANCE * scale:
         raise CheckpointError(
             f"task {name}: the outputs of the sequence-classification model in PyTorch differ from the head's by "
             f"{difference:.2e}, more than {TOLERANCE:.0e} of their scale of {scale:.2g}"
         )
     return difference
-
-
-def _outputs_in_torch(folder: Path, sentences: Sequence[str], max_length: int) -> Float32[np.ndarray, "rows outputs"]:
-    import torch
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # while weights load
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    network = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
-    inputs = tokenizer(list(sentences), padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-    with torch.inference_mode():
-        return network.eval()(**inputs).logits.numpy()
