@@ -1,4 +1,4 @@
-"""Draws line charts as SVG, in colours that suit light and dark pages."""
+"""Line charts as SVG, in colours that suit light and dark pages, and which charts a run gets."""
 
 import dataclasses
 import functools
@@ -6,48 +6,67 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from diffcse_jax.apps.report.runs import Run, readable
 from diffcse_jax.errors import require_extra
-
-Points = Sequence[tuple[float, float]]
 
 BASELINE = "#7d868f"  # the colour of starting checkpoints
 COLOURS = ("#0072b2", "#d55e00", "#00805c", "#a24a85", "#8a6100", "#3c57c4")  # readable on white and on black
-MARKERS = "osv^Dp"
 INK = "#010203"  # stands for the colour of the page's text
+STYLE = {
+    "svg.fonttype": "none",  # text stays text, so that it can be read aloud and searched
+    "font.family": "sans-serif",
+    "axes.facecolor": "none",
+    "axes.edgecolor": BASELINE,
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.ymargin": 0.12,
+    "grid.color": BASELINE,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.fontsize": "small",
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
 WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
 MOST_MARKERS = 40  # points of a line that each get a marker
 MOST_ROWS = 400  # of the table of numbers
+MOST_PLACES = 12  # of a path: single batches jump about, so neighbours are averaged
+
+SPEED = "sentences_per_second"
+SIMILARITIES = ("similarity_positive", "similarity_negative")
+PATH = ("uniformity", "alignment")
+SHOWN = {*PATH, *SIMILARITIES, SPEED, "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
+
+Points = Sequence[tuple[float, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A line of a chart.
-
-    Attributes:
-        label: Its name in the legend; empty if the chart has one line.
-        points: (x, y) pairs in the order in which they are joined.
-        colour: A colour of matplotlib.
-    """
+class Line(NamedTuple):
+    """A line through points (x, y). Its label is empty if the chart has one line."""
 
     label: str
     points: Points
     colour: str = COLOURS[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Level:
-    """A dashed horizontal line with its name."""
+class Level(NamedTuple):
+    """A dashed horizontal line, such as the score of the starting checkpoint."""
 
     label: str
     y: float
     colour: str = BASELINE
 
 
-@dataclasses.dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A ring around a point with a label next to it."""
 
     label: str
@@ -58,19 +77,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """The content of a chart.
-
-    Attributes:
-        title: The title.
-        x_label: The label of the horizontal axis.
-        lines: The lines.
-        y_label: The label of the vertical axis.
-        levels: Horizontal lines, for example the score of the starting checkpoint.
-        marks: Points to highlight.
-        note: A sentence below the chart.
-        log: True for a logarithmic vertical axis; None chooses it by the range of the values.
-        is_path: True if the points are places that something passes, rather than values over steps.
-    """
+    """The content of a chart."""
 
     title: str
     x_label: str
@@ -78,13 +85,13 @@ class Chart:
     y_label: str
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
-    note: str = ""
-    log: bool | None = None
-    is_path: bool = False
+    note: str = ""  # a sentence below the chart
+    log: bool | None = None  # a logarithmic vertical axis; None: the range of the values decides
+    is_path: bool = False  # the points are places that something passes, rather than values over steps
 
     @property
     def numbers(self) -> list[list[str]]:
-        """Return the points as a table: the column titles, then a row for each x (or each point of a path)."""
+        """The points as a table: the column titles, then a row for each x (or each point of a path)."""
         if self.is_path:
             rows = [[line.label, short(x), short(y)] for line in self.lines for x, y in line.points]
             return [["run", self.x_label, self.y_label], *rows[:MOST_ROWS]]
@@ -94,61 +101,59 @@ class Chart:
         titles = [self.x_label, *(line.label or self.title for line in self.lines)]
         return [titles, *([short(x), *(short(c[x]) if x in c else "" for c in columns)] for x in xs)]
 
+    @property
+    def is_log(self) -> bool:
+        """Whether the vertical axis is logarithmic."""
+        if self.log is not None:
+            return self.log
+        ys = [y for line in self.lines for _, y in line.points]
+        return min([*ys, *(level.y for level in self.levels)]) > 0 and max(ys) / min(ys) > WIDEST_LINEAR
+
     @functools.cached_property
     def svg(self) -> Any:
-        """Draw the chart and return it as markup.
+        """The chart as markup that takes the page's text colour and names itself for screen readers.
 
         Raises:
             UserError: matplotlib or Jinja is not installed.
         """
-        require_extra("matplotlib", "report")
+        matplotlib = require_extra("matplotlib", "report")
+        from markupsafe import Markup, escape
+
+        content = io.StringIO()
+        with matplotlib.rc_context(STYLE | {"svg.hashsalt": self.title}):  # the salt makes equal charts equal files
+            self._figure().savefig(content, format="svg", transparent=True, metadata={"Date": None})
+        svg = content.getvalue()
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        prefix = f"c{zlib.crc32(self.title.encode())}-"  # charts share a page: the names of their parts must differ
+        svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg.replace(INK, "currentColor"))
+        return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(self.title)}"', 1))
+
+    def _figure(self) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(5, 3.2), layout="constrained")
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(xlabel=self.x_label, ylabel=self.y_label)
+        rings: dict[str, Any] = {"marker": "o", "linestyle": "none", "markerfacecolor": "none"}
         for index, line in enumerate(self.lines):
             xs, ys = zip(*line.points, strict=True)
-            style: dict[str, Any] = {
-                "marker": MARKERS[index % len(MARKERS)],
-                "markersize": 4,
-                "linewidth": 1.8,
-                "color": line.colour,
-            }
-            if len(xs) > MOST_MARKERS:
-                style["markevery"] = [len(xs) - 1]
-            axes.plot(xs, ys, label=line.label or None, **style)
+            every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
+            marker = "osv^Dp"[index % 6]
+            axes.plot(xs, ys, marker=marker, markevery=every, color=line.colour, label=line.label or None)
             if self.is_path:
-                axes.plot(xs[:1], ys[:1], "o", markersize=9, markerfacecolor="none", color=line.colour)
+                axes.plot(xs[:1], ys[:1], markersize=9, color=line.colour, **rings)
         for level in self.levels:
             axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
         for mark in self.marks:
-            axes.plot(mark.x, mark.y, "o", markersize=11, markerfacecolor="none", color=mark.colour)
-            axes.annotate(
-                mark.label, (mark.x, mark.y), xytext=(0, 10), textcoords="offset points", ha="center", color=INK
-            )
+            axes.plot(mark.x, mark.y, markersize=11, color=mark.colour, **rings)
+            axes.annotate(mark.label, (mark.x, mark.y), xytext=(0, 10), textcoords="offset points", ha="center")
         if self.is_log:
             axes.set_yscale("log")
         if self.x_label == "step":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axes.margins(y=0.12)
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(self.y_label)
         if any(line.label for line in self.lines) or self.levels:
-            figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize="small", labelcolor=INK)
-        return _as_markup(figure, self.title)
-
-    @property
-    def is_log(self) -> bool:
-        """Tell whether the vertical axis is logarithmic."""
-        ys = [y for line in self.lines for _, y in line.points]
-        if self.log is not None:
-            return self.log
-        return (
-            min(ys) > 0
-            and min(level.y for level in (*self.levels, Level("", 1.0))) > 0
-            and (max(ys) / min(ys) > WIDEST_LINEAR)
-        )
+            figure.legend(loc="outside upper center", ncols=2)
+        return figure
 
 
 def short(value: float) -> str:
@@ -159,7 +164,7 @@ def short(value: float) -> str:
     if value and not 1e-4 <= abs(value) < 1e6:
         text = f"{value:.3g}"
     mantissa, exponent, power = text.partition("e")  # float32's 1e-4 is below 1e-4 and rounds to 0.0001
-    return (f"{mantissa}e{int(power)}" if exponent else text).replace("-", "\N{MINUS SIGN}")
+    return f"{mantissa}e{int(power)}" if exponent else text
 
 
 def colour_of(run: int) -> str:
@@ -167,29 +172,100 @@ def colour_of(run: int) -> str:
     return COLOURS[run % len(COLOURS)]
 
 
-def _as_markup(figure: Any, title: str) -> Any:
-    """Return the figure as an SVG element that takes the page's text colour and names itself for screen readers."""
-    import matplotlib
-    from markupsafe import Markup, escape
+def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+    """Return the charts of the runs' metrics by section: `dev`, `losses`, `optimisation` and `others`."""
+    names = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
+    own = {title: names for run in runs for loss in run.config.losses.values() for title, names in loss.panels.items()}
 
-    for axes in figure.axes:
-        axes.set_facecolor("none")
-        axes.grid(color=BASELINE, alpha=0.25, linewidth=0.6)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(BASELINE)
-        axes.tick_params(colors=INK, which="both")
-        axes.xaxis.label.set_color(INK)
-        axes.yaxis.label.set_color(INK)
-    content = io.StringIO()
-    # Text stays text, so that it can be read aloud and searched. The salt makes equal charts equal files.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}):
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
-    svg = content.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(
-        INK, "currentColor"
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    dev = [name for name in names if name.startswith("dev/") and name.removeprefix("dev/") not in metrics]
+    recalls = [name for name in dev if "recall@" in name]
+    dev_panels: dict[str, Sequence[str]] = {"recall, %": recalls} if recalls else {}
+    dev_panels |= {readable(name): [name] for name in dev if name not in recalls}
+    chosen = [_selection_chart(metric, runs) for metric in metrics]
+
+    losses = [name for name in names if name.startswith("loss_")]
+    panels: dict[str, Sequence[str]] = {f"{readable(name.removeprefix('loss_'))} loss": [name] for name in losses}
+    if len(losses) != 1:
+        panels["loss (weighted sum)"] = ["loss"]
+    panels |= own | {"similarity of pairs and of others": SIMILARITIES}
+
+    speed = _panels({"sentences per second": [SPEED]}, runs, skip=1)
+    note = "Without the first reading, which includes compilation."
+    rate = _panels({"learning rate": ["learning_rate"]}, runs)
+    optimisation = [
+        *(dataclasses.replace(chart, note=note) for chart in speed),
+        *_panels({"gradient norm before clipping": ["grad_norm"]}, runs),
+        *(dataclasses.replace(chart, log=False) for chart in rate),
+    ]
+    shown = SHOWN.union(*own.values())
+    others = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
+    return {
+        "dev": [*(chart for chart in chosen if chart.lines), *_panels(dev_panels, runs)],
+        "losses": _panels(panels, runs),
+        "optimisation": optimisation,
+        "others": _panels({readable(name): [name] for name in others}, runs),
+    }
+
+
+def path_chart(runs: Sequence[Run]) -> Chart:
+    """Return the path of alignment and uniformity of training batches, from the first step to the last."""
+    lines = []
+    for index, run in enumerate(runs):
+        points = [(row[PATH[0]], row[PATH[1]]) for row in run.rows if all(name in row for name in PATH)]
+        size = -(-len(points) // MOST_PLACES)
+        groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
+        means = [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
+        if means:
+            lines.append(Line(run.label if len(runs) > 1 else "", means, colour_of(index)))
+    note = (
+        "The ring is the first step. Measured on training batches, with dropout and after the projector. Alignment is "
+        "the distance between the two views of a sentence; uniformity tells how evenly embeddings spread. Lower is "
+        "better for both."
     )
-    # Charts share a page: the names of their parts must differ.
-    prefix = f"c{zlib.crc32(title.encode())}-"
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+    return Chart("alignment and uniformity during training", PATH[0], lines, PATH[1], note=note, is_path=True)
+
+
+def _selection_chart(metric: str, runs: Sequence[Run]) -> Chart:
+    several = len(runs) > 1
+    lines, levels, marks, note = [], [], [], ""
+    for index, run in enumerate(runs):
+        if run.metric != metric or not run.evaluations:
+            continue
+        label, colour = run.label if several else "", colour_of(index)
+        lines.append(Line(label, run.evaluations, colour))
+        if run.before is not None:
+            levels.append(Level(f"{label} before training".strip(), run.before, colour if several else BASELINE))
+        if run.best and run.best[0]:
+            marks.append(Mark("" if several else f"{run.choice} {run.best[1]:.2f}", *run.best, colour))
+        note = note or run.note_on_pooler
+    if len({round(level.y, 6) for level in levels}) == 1:
+        levels = [Level("before training", levels[0].y)]
+    return Chart(f"dev metric {readable(metric)}", "step", lines, readable(metric), levels, marks, note)
+
+
+def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: int = 0) -> list[Chart]:
+    """Return a chart per panel. With several runs, each metric gets a chart of its own.
+
+    Args:
+        panels: Names of metrics by the title of their chart.
+        runs: The runs; each has a line per metric.
+        skip: Number of first rows to leave out.
+    """
+    several, charts = len(runs) > 1, []
+    if several:
+        panels = {
+            title if len(names) == 1 else readable(name): [name] for title, names in panels.items() for name in names
+        }
+    for title, names in panels.items():
+        lines, levels = [], []
+        for index, (run, name) in enumerate((run, name) for run in runs for name in names):
+            label = run.label if several else readable(name) if len(names) > 1 else ""
+            if points := run.points(name)[skip:]:
+                lines.append(Line(label, points, colour_of(index)))
+            if name.startswith("dev/"):
+                before = run.points(name.replace("dev/", "start/"))[:1]
+                levels += [Level(f"{label} before training".strip(), y, colour_of(index)) for _, y in before]
+        if lines:
+            charts.append(Chart(title, "step", lines, title, levels))
+    return charts

@@ -4,20 +4,19 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.apps.report.charts import BASELINE, Chart, Line, colour_of
-from diffcse_jax.apps.report.runs import EXPORT, Run
+from diffcse_jax.apps.report.runs import Run
 from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
-from diffcse_jax.evaluation.dev import CorrelationMetric, RetrievalMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.dev import CorrelationMetric, build_dev_evaluation, general_sentences
 from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.retrieval import retrieval_scores
 from diffcse_jax.evaluation.tasks import is_local
@@ -33,23 +32,17 @@ LEAST_DENSITY = 1e-3
 SEARCHES, HITS = 4, 3
 
 _Item = TypeVar("_Item")
+Loader = Callable[[], SentenceEncoder]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Pairs of texts, or single texts.
+    """Pairs of texts, or single texts."""
 
-    Attributes:
-        about: What they are, in words.
-        first: The queries of the pairs, or all texts.
-        second: The other texts of the pairs; empty for single texts.
-        gold: Human ratings of the pairs; None if every pair belongs together.
-    """
-
-    about: str
-    first: Sequence[str]
-    second: Sequence[str] = ()
-    gold: Sequence[float] | None = None
+    about: str  # what they are, in words
+    first: Sequence[str]  # the queries of the pairs, or all texts
+    second: Sequence[str] = ()  # the other texts of the pairs; empty for single texts
+    gold: Sequence[float] | None = None  # human ratings of the pairs; None if every pair belongs together
 
     @property
     def related(self) -> list[int]:
@@ -66,51 +59,31 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """An encoder's embeddings of the sample.
-
-    Attributes:
-        label: Its name.
-        colour: Its colour in charts.
-        embeddings: Normalised embeddings by text.
-        raw: The embeddings as the encoder returns them.
-    """
+    """An encoder's embeddings of the sample."""
 
     label: str
     colour: str
-    embeddings: Mapping[str, np.ndarray]
-    raw: Float32[np.ndarray, "texts dim"]
+    embeddings: Mapping[str, np.ndarray]  # normalised, by text
+    raw: Float32[np.ndarray, "texts dim"]  # as the encoder returns them
 
     def of(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         return np.stack([self.embeddings[text] for text in texts])
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Encoders on a sample of text.
-
-    Attributes:
-        sample: The text.
-        models: The starting checkpoints and the runs' models.
-        problems: Why other models are missing.
-    """
+class Comparison(NamedTuple):
+    """The starting checkpoints and the runs' models on a sample of text, and why other models are missing."""
 
     sample: Sample
     models: Sequence[Model]
     problems: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """A query, the text that belongs to it (empty if unknown), and the best hits by model."""
 
     query: str
     wanted: str
     hits: Mapping[str, Sequence[tuple[str, float]]]
-
-
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Encode a sample of the first run's dev text with each starting checkpoint and each run's model."""
-    return encode_sample(encoders_of(runs), sample_of(runs[0].config))
 
 
 def sample_of(config: Config) -> Sample:
@@ -123,20 +96,24 @@ def sample_of(config: Config) -> Sample:
     return Sample(f"{len(sentences)} general English sentences, because the dev text is missing ({reason})", sentences)
 
 
-def encoders_of(runs: Sequence[Run]) -> dict[str, tuple[str, Callable[[], SentenceEncoder]]]:
+def encoders_of(runs: Sequence[Run]) -> dict[str, tuple[str, Loader]]:
     """Return the colour and a loader of each encoder by label: the distinct starting checkpoints, then the runs."""
     starts = {(run.config.model.name_or_path, run.baseline.pooler if run.baseline else None): run for run in runs}
     last = {name: name.rstrip("/").rpartition("/")[2] for name, _ in starts}
     uses = collections.Counter(last.values())
-    found: dict[str, tuple[str, Callable[[], SentenceEncoder]]] = {}
+    found: dict[str, tuple[str, Loader]] = {}
     for name, pooler in starts:
         shown = last[name] if uses[last[name]] == 1 else name
         label = f"{shown}{f' ({pooler})' if pooler else ''} before training"
         found[label] = BASELINE, partial(SentenceEncoder.from_pretrained, name, pooler=pooler)
-    return found | {run.label: (colour_of(index), partial(_model_of, run)) for index, run in enumerate(runs)}
+    for index, run in enumerate(runs):
+        export = run.workdir / "export"
+        model = export if export.is_dir() else run.workdir
+        found[run.label] = colour_of(index), partial(SentenceEncoder.from_pretrained, model)
+    return found
 
 
-def encode_sample(encoders: Mapping[str, tuple[str, Callable[[], SentenceEncoder]]], sample: Sample) -> Comparison:
+def encode_sample(encoders: Mapping[str, tuple[str, Loader]], sample: Sample) -> Comparison:
     """Load one encoder after another and encode the sample; note those that cannot be loaded."""
     models, problems = [], []
     for label, (colour, load) in encoders.items():
@@ -170,26 +147,32 @@ def embedding_charts(comparison: Comparison) -> list[Chart]:
     models, sample = comparison.models, comparison.sample
     if not models:
         return []
-    charts = {model.label: _density_lines(similarities(model, sample)) for model in models}
-    title = "similarities, {}"
+    charts = {
+        f"similarities, {model.label}": [
+            Line(name, density(values), colour_of(index))
+            for index, (name, values) in enumerate(similarities(model, sample).items())
+        ]
+        for model in models
+    }
     if not sample.second:  # one kind of pairs: all models in one chart
-        charts = {"": [Line(model.label, charts[model.label][0].points, model.colour) for model in models]}
-        title = "similarities of all pairs"
+        lines = [Line(model.label, line.points, model.colour) for model, (line,) in zip(models, charts.values(), strict=True)]
+        charts = {"similarities of all pairs": lines}
     drawn = [x for lines in charts.values() for line in lines for x, y in line.points if y > LEAST_DENSITY]
     low, high = min(drawn), max(drawn)
-    return [
-        *(
-            Chart(
-                title.format(label),
-                "cosine similarity",
-                [dataclasses.replace(line, points=[p for p in line.points if low <= p[0] <= high]) for line in lines],
-                "density",
-                log=False,
-            )
-            for label, lines in charts.items()
-        ),
-        _spectrum(models),
-    ]
+    found = []
+    for title, lines in charts.items():
+        cut = [line._replace(points=[point for point in line.points if low <= point[0] <= high]) for line in lines]
+        found.append(Chart(title, "cosine similarity", cut, "density", log=False))
+    spectra = [Line(model.label, _spectrum(model), model.colour) for model in models]
+    lines = [line for line in spectra if line.points]
+    note = "A line that falls late uses many directions; one that falls early uses few."
+    title = "singular values of the embeddings"
+    return [*found, Chart(title, "index", lines, "relative to the largest", note=note, log=True)]
+
+
+def _spectrum(model: Model) -> list[tuple[float, float]]:
+    values = enumerate(singular_values(model.raw).tolist(), 1)
+    return [(float(index), value) for index, value in values if value >= LEAST_SINGULAR_VALUE]
 
 
 def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " pairs"]]:
@@ -211,13 +194,10 @@ def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " 
 
 def density(values: Float[np.ndarray, " values"]) -> list[tuple[float, float]]:
     """Return a Gaussian kernel density on a grid (Scott's rule); a peak if all values are equal."""
-    values = np.clip(values.astype(np.float64), -1, 1)  # rounding can lift a cosine above 1
     deviation = values.std(ddof=1) if len(values) > 1 else 0.0
     width = max(deviation * len(values) ** -0.2, 0.01)
-    counts, edges = np.histogram(values, bins=2000, range=(-1.0, 1.0))
-    centres, seen = (edges[:-1] + edges[1:])[counts > 0] / 2, counts[counts > 0]
-    kernels = scipy.stats.norm.pdf(GRID[:, None], centres[None, :], width)
-    return list(zip(GRID.tolist(), (kernels @ (seen / max(len(values), 1))).tolist(), strict=True))
+    kernels = scipy.stats.norm.pdf(GRID[:, None], values[None, :].astype(np.float64), width)
+    return list(zip(GRID.tolist(), kernels.mean(axis=1).tolist(), strict=True))
 
 
 def searches(comparison: Comparison) -> list[Search]:
@@ -241,48 +221,24 @@ def evenly_spaced(items: Sequence[_Item], count: int) -> list[_Item]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def _model_of(run: Run) -> SentenceEncoder:
-    export = run.workdir / EXPORT
-    return SentenceEncoder.from_pretrained(export if export.is_dir() else run.workdir)
-
-
 def _dev_sample(config: Config) -> Sample:
     if config.needs("labels"):
         raise DataError("the dev metric is that of labelled tasks")
     if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
         raise DataError("neither eval.data_dir nor $DIFFCSE_DATA_DIR names SentEval's data")
-    metric = build_dev_evaluation(config, lambda: _training_sentences(config)).chosen
+
+    def training_sentences() -> Iterator[str]:
+        name = config.data.train_file
+        if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
+            raise DataError(f"{name} does not exist here")
+        return (row[0] for row in open_corpus(config.data))
+
+    metric = build_dev_evaluation(config, training_sentences).chosen
     if isinstance(metric, CorrelationMetric):
-        rated = [
-            row
-            for pairs in metric.counted.values()
-            for row in zip(pairs.first, pairs.second, pairs.gold.tolist(), strict=True)
-        ]
-        first, second, gold = (list(column) for column in zip(*evenly_spaced(rated, MOST_PAIRS), strict=True))
-        return Sample(f"{len(first)} of the {len(rated):,} rated pairs of the dev metric", first, second, gold)
-    assert isinstance(metric, RetrievalMetric)
-    pairs = list(zip(metric.queries, metric.targets, strict=True))
-    first, second = (list(column) for column in zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True))
-    return Sample(f"{len(first)} of the {len(pairs):,} pairs of the dev metric", first, second)
-
-
-def _training_sentences(config: Config) -> Iterator[str]:
-    name = config.data.train_file
-    if name != "docstrings" and not Path(expand_path(name)).exists():  # a report downloads nothing
-        raise DataError(f"{name} does not exist here")
-    return (row[0] for row in open_corpus(config.data))
-
-
-def _density_lines(groups: Mapping[str, Float[np.ndarray, " pairs"]]) -> list[Line]:
-    return [Line(name, density(group), colour_of(index)) for index, (name, group) in enumerate(groups.items())]
-
-
-def _spectrum(models: Sequence[Model]) -> Chart:
-    lines = []
-    for model in models:
-        values = enumerate(singular_values(model.raw), 1)
-        points = [(float(index), float(value)) for index, value in values if value >= LEAST_SINGULAR_VALUE]
-        if points:
-            lines.append(Line(model.label, points, model.colour))
-    note = "A line that falls late uses many directions; one that falls early uses few."
-    return Chart("singular values of the embeddings", "index", lines, "relative to the largest", note=note, log=True)
+        sets = [(each.first, each.second, each.gold.tolist()) for each in metric.counted.values()]
+        rows = [row for columns in sets for row in zip(*columns, strict=True)]
+    else:
+        rows = list(zip(metric.queries, metric.targets, strict=True))
+    kind = "rated pairs" if isinstance(metric, CorrelationMetric) else "pairs"
+    columns = [list(column) for column in zip(*evenly_spaced(rows, MOST_PAIRS), strict=True)]
+    return Sample(f"{len(columns[0])} of the {len(rows):,} {kind} of the dev metric", *columns)

@@ -7,11 +7,20 @@ from typing import Any
 
 from diffcse_jax import __version__
 from diffcse_jax.apps import render
-from diffcse_jax.apps.report import curves, embeddings
+from diffcse_jax.apps.report import embeddings
+from diffcse_jax.apps.report.charts import curves, path_chart
 from diffcse_jax.apps.report.embeddings import Comparison
-from diffcse_jax.apps.report.runs import MINUS, Run, read_results, read_runs, short2
-from diffcse_jax.config import SHIPPED, Config, flat, machine_keys, shipped_config
-from diffcse_jax.evaluation import results as evaluation_results
+from diffcse_jax.apps.report.runs import Run, read_results, read_runs, readable
+from diffcse_jax.config import SHIPPED, Config, configuration, flat, machine_keys
+from diffcse_jax.evaluation.results import (
+    PUBLISHED,
+    SHORT_NAMES,
+    format_means,
+    format_scores,
+    scores_by_column,
+    sections,
+    seed_groups,
+)
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 
@@ -51,14 +60,13 @@ def write_report(
     path = expand_path(output) if output else default
     with disk_errors(path, safe="The runs are unchanged.", instead="name another --output"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    comparison = None
-    if not skip_models:
-        keep_compiled()
-        log_line("encoding a sample of text with each starting checkpoint and each run")
-        comparison = embeddings.compare(runs)
-    page = render_report(runs, comparison, others)
-    with disk_errors(path, safe="The runs are unchanged.", instead="name another --output"):
-        write_text(path, page)
+        comparison = None
+        if not skip_models:
+            keep_compiled()
+            log_line("encoding a sample of text with each starting checkpoint and each run")
+            encoders = embeddings.encoders_of(runs)
+            comparison = embeddings.encode_sample(encoders, embeddings.sample_of(runs[0].config))
+        write_text(path, render_report(runs, comparison, others))
     return path
 
 
@@ -73,31 +81,23 @@ def render_report(
         others: Test scores of models that are not among the runs.
         now: The time of the report; empty for the present time.
     """
-    path = curves.path_chart(runs)
-    charts = [path] if path.lines else []
-    charts += embeddings.embedding_charts(comparison) if comparison else []
-    unscored = [run for run in runs if not run.results]
+    path = path_chart(runs)
+    has_models = comparison is not None and bool(comparison.models)
     return render(
         "report.html.j2",
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         sections=SECTIONS,
         runs=runs,
-        summary=_summary(runs),
-        curves={
-            "dev": curves.dev_charts(runs),
-            "losses": curves.loss_charts(runs),
-            "optimisation": curves.optimisation_charts(runs),
-            "others": curves.other_charts(runs),
-        },
+        readable=readable,
+        curves=curves(runs),
         comparison=comparison,
-        measures=_measures(comparison) if comparison and comparison.models else None,
-        embedding_charts=charts,
-        searches=_searches(comparison) if comparison and comparison.models else [],
-        unscored=_unscored(unscored) if unscored else None,
+        measures=_measures(comparison) if comparison and has_models else None,
+        embedding_charts=[path] * bool(path.lines) + (embeddings.embedding_charts(comparison) if comparison else []),
+        searches=embeddings.searches(comparison) if comparison and has_models else [],
         scores=score_tables(runs, others),
         differences=_differences(runs),
-        configurations=[_configuration(run) for run in runs],
-        environments=_environments(runs),
+        configurations=[(run.label, *nearest_config(run.config), _settings(run.config)) for run in runs],
+        environments=_side_by_side({run.label: run.environment for run in runs if run.environment}),
         now=now or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
     )
@@ -109,21 +109,21 @@ def score_tables(runs: Sequence[Run], others: Sequence[dict[str, Any]]) -> list[
     Runs that differ only in their seed also get a row with their mean.
     """
     scored = [run for run in runs if run.results]
-    own = [evaluation_results.scores_by_column(run.results[0]) for run in scored]
-    measured = [(str(each.get("model")), evaluation_results.scores_by_column(each)) for each in others]
+    own = [scores_by_column(run.results[0]) for run in scored]
+    measured = [(str(each.get("model")), scores_by_column(each)) for each in others]
     measured += [(run.label, scores) for run, scores in zip(scored, own, strict=True)]
-    rows = [(label, evaluation_results.format_scores(scores)) for label, scores in measured]
-    for group in evaluation_results.seed_groups([str(run.workdir) for run in scored]):
+    rows = [(label, format_scores(scores)) for label, scores in measured]
+    for group in seed_groups([str(run.workdir) for run in scored]):
         label = f"mean of the seeds of {', '.join(scored[index].label for index in group)}"
-        rows.append((label, evaluation_results.format_means([own[index] for index in group])))
+        rows.append((label, format_means([own[index] for index in group])))
     tables = []
-    for columns in evaluation_results.sections([scores for _, scores in measured]):
+    for columns in sections([scores for _, scores in measured]):
         published = [
-            (f"{label} (published)", evaluation_results.format_scores(scores))
-            for label, scores in evaluation_results.PUBLISHED
+            (f"{label} (published)", format_scores(scores))
+            for label, scores in PUBLISHED
             if not scores.keys().isdisjoint(columns)
         ]
-        titles = ["model", *(evaluation_results.SHORT_NAMES.get(column, column) for column in columns)]
+        titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
         cells = [[label, *(each.get(column, "\N{EN DASH}") for column in columns)] for label, each in published + rows]
         tables.append((titles, cells))
     return tables
@@ -133,8 +133,14 @@ def nearest_config(config: Config) -> tuple[str, list[tuple[str, str, str]]]:
     """Return the nearest shipped configuration, and the keys that differ with its value and the run's."""
     files = (*SHIPPED.glob("*.py"), *SHIPPED.glob("base/*.py"))
     names = sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in files if path.name[0] != "_")
-    now = flat(config.to_dict())
-    changes = {name: _changes(flat(Config.from_dict(shipped_config(name).to_dict()).to_dict()), now) for name in names}
+    changes = {}
+    for name in names:
+        shipped = flat(configuration(name, {})[1].to_dict())
+        changes[name] = [
+            (key, shown(shipped[key]), shown(value))
+            for key, value in flat(config.to_dict()).items()
+            if key not in machine_keys() and key in shipped and shipped[key] not in (value, *DECIDED)
+        ]
     name = min(names, key=lambda name: sum(key not in NOT_A_RECIPE for key, _, _ in changes[name]))
     return name, changes[name]
 
@@ -146,66 +152,28 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value) if value == "" else str(value)
 
 
-def _summary(runs: Sequence[Run]) -> list[list[str]]:
-    titles = ["run", "state", "dev metric", "before", "after", "change", "model", "time of the steps"]
-    rows = [
-        [run.label, run.state, run.metric_name, run.shown_before, run.shown_after, run.change, run.model, run.duration]
-        for run in runs
-    ]
-    return [titles, *rows]
+def _settings(config: Config) -> dict[str, str]:
+    return {key: shown(value) for key, value in flat(config.to_dict()).items()}
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, str]], corner: str = "") -> list[list[str]]:
+    """Return a table with a column per mapping and a row per key: the titles, then the rows."""
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    rows = [[name, *(column.get(name, "\N{EN DASH}") for column in columns.values())] for name in names]
+    return [[corner, *columns], *rows]
 
 
 def _measures(comparison: Comparison) -> list[list[str]]:
-    found = {model.label: embeddings.measures(model, comparison.sample) for model in comparison.models}
-    names = list(dict.fromkeys(name for measured in found.values() for name in measured))
-    decimals = {"alignment": 3, "uniformity": 3}
-    rows = [
-        [label, *(f"{measured[name]:.{decimals.get(name, 2)}f}".replace("-", MINUS) for name in names)]
-        for label, measured in found.items()
-    ]
-    return [["model", *names], *rows]
-
-
-def _searches(comparison: Comparison) -> list[dict[str, Any]]:
-    return [
-        {
-            "query": search.query,
-            "wanted": search.wanted,
-            "hits": {label: [(text, short2(score)) for text, score in hits] for label, hits in search.hits.items()},
-        }
-        for search in embeddings.searches(comparison)
-    ]
-
-
-def _unscored(runs: Sequence[Run]) -> dict[str, str]:
-    workdir = runs[0].workdir
-    command = f"diffcse evaluate --model {workdir} --tasks sts --output {workdir}/results.json"
-    return {"names": ", ".join(run.label for run in runs), "command": command}
+    """Return a table with a row per model and a column per measure."""
+    columns: dict[str, dict[str, str]] = {}
+    for model in comparison.models:
+        for name, value in embeddings.measures(model, comparison.sample).items():
+            decimals = 3 if name in ("alignment", "uniformity") else 2
+            columns.setdefault(name, {})[model.label] = f"{value:.{decimals}f}"
+    return _side_by_side(columns, "model")
 
 
 def _differences(runs: Sequence[Run]) -> list[list[str]]:
-    """Return the keys in which the runs' configurations differ."""
-    values = [flat(run.config.to_dict()) for run in runs]
-    keys = [key for key in values[0] if key not in machine_keys() and len({repr(each.get(key)) for each in values}) > 1]
-    return [["key", *(run.label for run in runs)], *([key, *(shown(each.get(key)) for each in values)] for key in keys)]
-
-
-def _configuration(run: Run) -> dict[str, Any]:
-    nearest, changes = nearest_config(run.config)
-    settings = [[key, shown(value)] for key, value in flat(run.config.to_dict()).items()]
-    return {"label": run.label, "nearest": nearest, "changes": changes, "settings": settings}
-
-
-def _changes(shipped: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    return [
-        (key, shown(shipped[key]), shown(value))
-        for key, value in now.items()
-        if key not in machine_keys() and key in shipped and shipped[key] not in (value, *DECIDED)
-    ]
-
-
-def _environments(runs: Sequence[Run]) -> list[list[str]]:
-    columns = {run.label: run.environment for run in runs if run.environment}
-    names = list(dict.fromkeys(name for column in columns.values() for name in column))
-    rows = [[name, *(column.get(name, "\N{EN DASH}") for column in columns.values())] for name in names]
-    return [["", *columns], *rows]
+    """Return a table of the keys in which the runs' configurations differ."""
+    titles, *rows = _side_by_side({run.label: _settings(run.config) for run in runs}, "key")
+    return [titles, *(row for row in rows if row[0] not in machine_keys() and len(set(row[1:])) > 1)]

@@ -22,42 +22,25 @@ from diffcse_jax.run_folder.records import (
     read_starts,
 )
 
-EXPORT = "export"
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
-MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The records of a run's folder.
+    """The records of a run's folder, as `read_records` returns them."""
 
-    Attributes:
-        label: A short name that no other run of the report has.
-        workdir: The folder.
-        config: The resolved configuration.
-        rows: The rows of `metrics.jsonl`; their values are finite.
-        baseline: The record of the starting checkpoint; None before its evaluation.
-        selection: The model that a finished run exports; None until then.
-        starts: The lines of `starts.jsonl`.
-        results: Test scores as in the `results.json` of `diffcse evaluate`.
-    """
-
-    label: str
+    label: str  # no other run of the report has it
     workdir: Path
     config: Config
-    rows: Sequence[dict[str, float]]
-    baseline: Record | None = None
-    selection: Selection | None = None
-    starts: Sequence[dict[str, Any]] = ()
-    results: Sequence[dict[str, Any]] = ()
+    rows: Sequence[dict[str, float]]  # with finite values only
+    baseline: Record | None
+    selection: Selection | None
+    starts: Sequence[dict[str, Any]]
+    results: Sequence[dict[str, Any]]  # test scores as in the `results.json` of `diffcse evaluate`
 
     def points(self, name: str) -> list[tuple[float, float]]:
         """Return (step, value) pairs of a metric."""
         return [(row["step"], row[name]) for row in self.rows if name in row]
-
-    @property
-    def last_step(self) -> int:
-        return max((int(row["step"]) for row in self.rows), default=0)
 
     @property
     def metric(self) -> str:
@@ -93,42 +76,41 @@ class Run:
         return "selected:" if self.selection.interpolation == 1 else "selected, interpolated:"
 
     @property
-    def metric_name(self) -> str:
-        return readable(self.metric)
-
-    @property
-    def shown_before(self) -> str:
-        return short2(self.before)
-
-    @property
-    def shown_after(self) -> str:
-        return short2(self.best[1] if self.best else None)
+    def note_on_pooler(self) -> str:
+        """Why the curve does not begin at the dashed line, or an empty string if it does."""
+        at_zero = dict(self.evaluations).get(0)
+        if self.baseline is None or self.before is None or at_zero is None or abs(at_zero - self.before) < 1e-6:
+            return ""
+        return (
+            f"The starting checkpoint is measured with its own pooler ({self.baseline.pooler}). The curve begins with "
+            f"the pooler that is trained ({self.config.encoding_pooler})."
+        )
 
     @property
     def change(self) -> str:
         """The gain over the starting checkpoint with its sign; empty if it is unknown."""
-        if self.before is None or self.best is None:
-            return ""
-        return ("+" if self.best[1] >= self.before else "") + short2(self.best[1] - self.before)
+        return "" if self.before is None or self.best is None else f"{self.best[1] - self.before:+.2f}"
 
     @property
     def state(self) -> str:
-        steps = f" of {self.config.train.steps:,}" if self.config.train.steps else ""
+        """How far the run is."""
+        step = f"{max((int(row['step']) for row in self.rows), default=0):,}"
+        step += f" of {self.config.train.steps:,}" if self.config.train.steps else ""
         if self.selection:
-            return f"finished at step {self.last_step:,}{steps}"
-        return f"in progress or stopped at step {self.last_step:,}{steps}" if self.rows else "started, nothing measured"
+            return f"finished at step {step}"
+        return f"in progress or stopped at step {step}" if self.rows else "started, nothing measured"
 
     @property
     def outcome(self) -> str:
-        """The verdict of a finished run, or how far the run is."""
+        """The verdict of a finished run, or the best score so far."""
         if self.selection:
             return self.selection.verdict
         if self.best is None:
             return "No model is evaluated yet."
         step, score = self.best
-        before = f" (before training: {short2(self.before)})" if self.before is not None else ""
+        before = f" (before training: {self.before:.2f})" if self.before is not None else ""
         return (
-            f"The best checkpoint so far is step {step:,}: {self.metric_name} {short2(score)}{before}. "
+            f"The best checkpoint so far is step {step:,}: {readable(self.metric)} {score:.2f}{before}. "
             "The exported model is chosen at the end."
         )
 
@@ -141,51 +123,40 @@ class Run:
 
     @property
     def duration(self) -> str:
-        """The time of the training steps, without compilation and evaluations; empty if it is not recorded."""
+        """The time of the training steps, without compilation and evaluations."""
         seconds = sum(
             (step - before) * self.config.train.batch_size / speed
             for (before, _), (step, speed) in itertools.pairwise(self.points("sentences_per_second"))
             if speed > 0
         )
-        return str(timedelta(seconds=min(round(seconds), 10**9))) if seconds else ""
+        return str(timedelta(seconds=min(round(seconds), 10**9))) if seconds else "not recorded"
 
     @property
-    def summary(self) -> str:
-        """What was trained: model, data, steps and settings."""
-        config = self.config
-        data, train, optim = config.data, config.train, config.optim
-        length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
-        described = "; ".join(filter(None, (loss.data_description for loss in config.losses.values())))
-        text = described or f"{data.train_file} (pairs: {data.pairs})"
-        schedule = "linear decay" if optim.schedule == "linear" else "constant"
-        return (
-            f"Starts from {config.model.name_or_path} with the pooler {config.encoding_pooler}. Trains on {text} for "
-            f"{length}, {train.batch_size} rows a step, at most {data.max_length} tokens. Learning rate "
-            f"{optim.learning_rate:g} ({schedule}), seed {train.seed}, {config.precision}{self._devices}."
-        )
-
-    @property
-    def facts(self) -> dict[str, str]:
-        losses = (f"{loss.weight:g} {TIMES} {name.replace('_', ' ')}" for name, loss in self.config.losses.items())
-        facts = {"state": self.state, "model": self.model, "losses": ", ".join(losses)}
-        return facts | {"time of the steps": self.duration or "not recorded"}
+    def text(self) -> str:
+        """What was trained on."""
+        described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
+        return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
 
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting the numbers."""
-        found = []
-        if skipped := max((row.get("bad_steps", 0) for row in self.rows), default=0):
-            found.append(
-                f"{skipped:g} step{'s' * (skipped != 1)} skipped because the loss or gradient was NaN or infinite"
-            )
-        if any(row.get("grad_norm") == 0 for row in self.rows):
-            found.append("the gradient was 0 at some steps, so nothing was learned there")
+        skipped = max((row.get("bad_steps", 0) for row in self.rows), default=0)
         environments = {str([start.get(name) for name in ("versions", "devices", "git")]) for start in self.starts}
-        if len(environments) > 1:
-            found.append("the run was resumed with other versions, devices or code than it started with")
-        if any(isinstance(start.get("git"), dict) and start["git"].get("dirty") for start in self.starts):
-            found.append("the code had uncommitted changes")
-        return found
+        found = {
+            f"{skipped:g} step{'s' * (skipped != 1)} skipped because the loss or gradient was NaN or infinite": skipped,
+            "the gradient was 0 at some steps, so nothing was learned there": any(
+                row.get("grad_norm") == 0 for row in self.rows
+            ),
+            "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
+            "the code had uncommitted changes": any(_mapping(each.get("git")).get("dirty") for each in self.starts),
+        }
+        return [warning for warning, applies in found.items() if applies]
+
+    @property
+    def devices(self) -> str:
+        """The devices of the last start; empty if they are not recorded."""
+        devices = self.starts[-1]["devices"] if self.starts else {}
+        return f"{devices.get('count')} \N{MULTIPLICATION SIGN} {devices.get('kind')}" if devices else ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -193,19 +164,15 @@ class Run:
         if not self.starts:
             return {}
         last = self.starts[-1]
-        devices, git, versions, digests = (_mapping(last.get(n)) for n in ("devices", "git", "versions", "digests"))
-        found = {"started": ", ".join(f"{each.get('time')} (step {each.get('step')})" for each in self.starts)}
-        found |= {"host": str(last.get("host", ""))}
-        found |= {"devices": f"{devices.get('count')} {TIMES} {devices.get('kind')}, hosts: {devices.get('hosts')}"}
-        if git:
+        found = {
+            "started": ", ".join(f"{each.get('time')} (step {each.get('step')})" for each in self.starts),
+            "host": str(last.get("host", "")),
+            "devices": f"{self.devices}, hosts: {last['devices'].get('hosts')}",
+        }
+        if git := _mapping(last.get("git")):
             found["commit"] = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
-        found |= {name: str(version) for name, version in versions.items()}
-        return found | {f"digest of {name}": str(value)[:16] for name, value in digests.items()}
-
-    @property
-    def _devices(self) -> str:
-        devices = _mapping(self.starts[-1].get("devices")) if self.starts else {}
-        return f", on {devices.get('count')} {TIMES} {devices.get('kind')}" if devices else ""
+        found |= {name: str(version) for name, version in last["versions"].items()}
+        return found | {f"digest of {name}": str(it)[:16] for name, it in _mapping(last.get("digests")).items()}
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -218,7 +185,14 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     workdirs = [_run_folder(expand_path(path)) for path in paths]
     if repeated := [str(folder) for index, folder in enumerate(workdirs) if folder in workdirs[:index]]:
         raise ConfigError(f"{repeated[0]} is named twice. Name each run once")
-    return [_read(workdir, label) for workdir, label in zip(workdirs, labels(workdirs), strict=True)]
+    runs = []
+    for workdir, label in zip(workdirs, labels(workdirs), strict=True):
+        config, all_rows, *others = read_records(workdir)
+        finite = ({name: value for name, value in row.items() if math.isfinite(value)} for row in all_rows)
+        scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
+        results = next(filter(None, scored), [])
+        runs.append(Run(label, workdir, config, [row for row in finite if "step" in row], *others, results))
+    return runs
 
 
 def labels(workdirs: Sequence[Path]) -> list[str]:
@@ -236,29 +210,18 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: The file is missing or not JSON.
     """
-    content = read_json(path)
-    models = content.get("models", [content]) if isinstance(content, dict) else []
-    return [each for each in models if isinstance(each, dict) and _is_result(each)]
+    models = _mapping(read_json(path))
+    found = []
+    for each in map(_mapping, models.get("models", [models])):
+        tasks = _mapping(each.get("tasks"))
+        if tasks and all(isinstance(scores, dict) for scores in (*tasks.values(), each.get("averages"))):
+            found.append(each)
+    return found
 
 
 def readable(metric: str) -> str:
     """Return a metric's name for people."""
     return metric.removeprefix("dev/").replace("_", " ")
-
-
-def short2(value: float | None) -> str:
-    """Format a score with two decimals; a dash if it is unknown."""
-    return "\N{EN DASH}" if value is None else f"{value:.2f}".replace("-", MINUS)
-
-
-def _is_result(content: dict[str, Any]) -> bool:
-    tasks = content.get("tasks")
-    return (
-        isinstance(tasks, dict)
-        and bool(tasks)
-        and all(isinstance(scores, dict) for scores in tasks.values())
-        and isinstance(content.get("averages"), dict)
-    )
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -272,18 +235,3 @@ def _run_folder(path: Path) -> Path:
     runs = [str(folder) for folder in sorted({file.parent for file in files}) if find_run(folder)]
     advice = f". It contains runs; name some of them: {' '.join(runs[:3])}" if runs else ""
     raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run){advice}")
-
-
-def _read(workdir: Path, label: str) -> Run:
-    config = read_config(workdir)
-    rows = [
-        {name: value for name, value in row.items() if math.isfinite(value)}
-        for row in read_metrics(workdir)
-        if math.isfinite(row.get("step", math.nan))
-    ]
-    results: list[dict[str, Any]] = []
-    for name in RESULTS:
-        if not results and (workdir / name).is_file():
-            results = read_results(workdir / name)
-    baseline, selection = read_baseline(workdir), read_selection(workdir)
-    return Run(label, workdir, config, rows, baseline, selection, read_starts(workdir), results)
