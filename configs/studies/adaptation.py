@@ -1,15 +1,15 @@
-"""Adaptation of a sentence encoder to one's own documents, and its cost elsewhere: pairs, objectives, anchor.
+"""Adaptation of a sentence encoder to one's own documents: pairs, losses and the anchor, and what each costs elsewhere.
 
 Command:   diffcse study --config adaptation --config.data.train_file=documents.txt
-           or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
-Encoder:   MiniLM as `configs/adapt.py` trains it, but with 60 steps of 48 pairs; the start, with its own mean pooling,
-           is the first row.
-Chosen by: `lead_retrieval` on a tenth of the documents, which all rows hold out.
+           With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
+Encoder:   MiniLM, trained as in `configs/adapt.py` but with 60 steps of 48 pairs. The first row is the starting
+           checkpoint with its own mean pooling.
+Metric:    `lead_retrieval` on a tenth of the documents, which no row trains on.
 
-`DiffCSE` and `SimCSE++` are their objectives on single sentences, with the pooler and without the projector of the
-others, and with dropout, by which they live; the generator is that of `configs/diffcse_minilm.py`. A weight is that of
-the paper, or 1. `interpolated` scores models between the start and the best checkpoint. Seeds of what won, and of the
-plain recipes: adaptation_seeds.py.
+`DiffCSE` and `SimCSE++` train on single sentences. They have the pooler of the other rows, no projector, and the
+dropout that they need. The generator is that of `configs/diffcse_minilm.py`. Weights are those of the papers, or 1.
+`interpolated` also scores models between the starting checkpoint and the best one. `adaptation_seeds.py` repeats the
+best row and the plain recipes with three seeds.
 """
 
 from diffcse_jax.apps.study import Settings, Study

@@ -1,8 +1,8 @@
-"""Larger batches for adaptation: how many other documents a pair is told from, with the same number of steps.
+"""Batch sizes for adaptation. In a larger batch, a pair has more other documents as negatives. The steps are equal.
 
 Command:   diffcse study --config adaptation_batch --config.data.train_file=documents.txt
-           or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
-Settings:  those of `configs/adapt.py`; a step computes 64 pairs at a time, so that memory stays what it is.
+           With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
+Settings:  those of `configs/adapt.py`. A step computes at most 64 pairs at a time, so memory does not grow.
 """
 
 from diffcse_jax.apps.study import Study

@@ -1,13 +1,13 @@
-"""The preset for adaptation beside the papers' recipes on the same text, on three seeds (adaptation.py: one of more).
+"""The adaptation preset and the papers' recipes on the same text, with three seeds (`adaptation.py` has more rows).
 
 Command:   diffcse study --config adaptation_seeds --config.data.train_file=documents.txt
-           or, with labelled text of the domain: --tasks STSBenchmark,pairs_retrieval:test.tsv
-Sentences: text in no documents, one sentence a line, has no leads:
+           With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
+           For a file of sentences that belong to no documents, one a line, add
            --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
-Chosen by: `lead_retrieval` on a tenth of the documents.
+Metric:    `lead_retrieval` on a tenth of the documents.
 
-The papers' recipes are on single sentences, 48 a step, at the learning rate of `configs/base/sentence_encoder.py`; the
-generator is that of `configs/diffcse_minilm.py`.
+The papers' recipes train on single sentences, 48 a step, at the learning rate of `configs/base/sentence_encoder.py`.
+The generator is that of `configs/diffcse_minilm.py`.
 """
 
 from diffcse_jax.apps.study import Settings, Study

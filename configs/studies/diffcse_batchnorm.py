@@ -3,7 +3,7 @@
 Command:   diffcse study --config diffcse_batchnorm
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; 1 epoch for SimCSE.
 
-Without BatchNorm the projector is SimCSE's, dense + tanh. SimCSE has its own optimizer settings in both rows.
+Without BatchNorm the projector is that of SimCSE, dense + tanh. Both SimCSE rows have SimCSE's optimizer settings.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

@@ -1,11 +1,11 @@
-"""SimCSE with edited sentences as further positives or negatives, BERT-base (DiffCSE Table 15).
+"""SimCSE with edited sentences as additional positives or negatives, BERT-base (DiffCSE Table 15).
 
 Command:   diffcse study --config diffcse_edited_contrast
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-Each edit concerns 15 % of the tokens. The paper does not say how the terms were combined: here positives are a second
-contrast of weight 1, and negatives are among the hard negatives of the only one. Edits that are told from the original,
-as DiffCSE has it, are in `configs/studies/diffcse_edits.py`.
+Each edit changes 15% of the tokens. The paper does not say how it combines the losses. Here positives are a second
+contrastive loss of weight 1, and negatives are hard negatives of the only one. `diffcse_edits.py` instead trains the
+encoder to detect the edits, as DiffCSE does.
 """
 
 from diffcse_jax.apps.study import Study

@@ -1,9 +1,9 @@
-"""DiffCSE with other edits: insert, delete, and all three at once, BERT-base (DiffCSE Table 4, on STS-B dev).
+"""DiffCSE with other edits: insertions, deletions, and all three kinds, BERT-base (DiffCSE Table 4, on STS-B dev).
 
 Command:   diffcse study --config diffcse_edits
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
-Each edit concerns 15 % of the tokens.
+Each edit changes 15% of the tokens.
 """
 
 from diffcse_jax.apps.study import Study

@@ -3,7 +3,7 @@
 Command:   diffcse study --config diffcse_generator
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
-The paper names sizes, not checkpoints: the smaller ones are those of Turc et al. (2019) with these blocks and widths.
+The paper names sizes, not checkpoints. The smaller ones are checkpoints of Turc et al. (2019) with those sizes.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

@@ -3,7 +3,7 @@
 Command:   diffcse study --config diffcse_lambda
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
-lambda = 0 is SimCSE with DiffCSE's projector and optimizer settings.
+With lambda = 0 it is SimCSE with the projector and the optimizer settings of DiffCSE.
 """
 
 from diffcse_jax.apps.study import Study

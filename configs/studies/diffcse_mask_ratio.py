@@ -1,9 +1,9 @@
-"""DiffCSE with other shares of masked tokens, BERT-base (DiffCSE Table 7, on STS-B dev).
+"""DiffCSE with other fractions of masked tokens, BERT-base (DiffCSE Table 7, on STS-B dev).
 
 Command:   diffcse study --config diffcse_mask_ratio
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64.
 
-The first row, with which the others are compared, is the published run's ratio.
+The first row has the published ratio. The others are compared with it.
 """
 
 from diffcse_jax.apps.study import Study

@@ -1,11 +1,11 @@
-"""DiffCSE with other objectives, and with the next sentence, BERT-base (DiffCSE Table 3, on STS-B dev).
+"""DiffCSE with other losses, and with the next sentence, BERT-base (DiffCSE Table 3, on STS-B dev).
 
 Command:   diffcse study --config diffcse_objectives --config.data.train_file=documents.txt
-Data:      2 epochs, 1 for SimCSE, of a text in the order of its documents: one sentence a line, blank lines between
-           documents. SimCSE's Wikipedia sentences (`wiki1m`) are in no order, so that rows with the next sentence fail
-           on them; all rows read the same text here.
+Data:      a text in the order of its documents: one sentence a line, blank lines between documents. 2 epochs; 1 epoch
+           for SimCSE. All rows read this text. SimCSE's Wikipedia sentences (`wiki1m`) are shuffled, so the rows with
+           the next sentence would fail on them.
 
-The paper does not say how its text of next sentences was made; published scores of the other rows are of `wiki1m`.
+The paper does not say where its next sentences come from. The published scores of the other rows are for `wiki1m`.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

@@ -2,7 +2,7 @@
 
 Command:   diffcse study --config diffcse_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs; 1 epoch for SimCSE.
-Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
+Start:     The first row is BERT-base before training, with the mean of the embedding output and the last layer.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

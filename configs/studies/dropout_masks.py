@@ -1,15 +1,16 @@
-"""The study of the report on adjusting dropout: twelve schedules of SimCSE and DiffCSE, then both ways of fine-tuning.
+"""The report on adjusting dropout: twelve schedules for SimCSE and DiffCSE, then both ways of fine-tuning.
 
 Command:   diffcse study --config dropout_masks
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then CS 224N's labelled sets
-           as `configs/finetune_multitask.py` reads them.
-Rows:      BERT-base untrained, both objectives with 0.1 everywhere and with masks 1 to 12 (the report's Table 1); each
-           fine-tuned with everything at once, and with the heads first. `alignment_uniformity.png` is its picture.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 steps of 64; then the labelled sets of
+           CS 224N, read as in `configs/finetune_multitask.py`.
+Rows:      BERT-base before training; both methods with dropout 0.1 in all blocks and with masks 1 to 12 (the report's
+           Table 1). Each is fine-tuned in two ways: all parameters at once, and the heads first.
+Picture:   `alignment_uniformity.png` corresponds to the report's figure.
 
-The report has no published code, and its scores are not known to us. Its text was some 300,000 sentences of its tasks'
-domains, of up to 200 words, its learning rate 3e-5, its generator the frozen encoder with a head of its own; here all
-but the schedule is that of `diffcse_base`. Nearer to the report are `data.max_length=256`, `optim.learning_rate=3e-5`
-and an empty `generator.name_or_path`, with a text of one's own.
+The report comes without code, and we do not have its scores. It trains on about 300,000 sentences from the domains of
+its tasks, of up to 200 words, at a learning rate of 3e-5. Its generator is the frozen encoder with its own head. Here
+everything except the schedule is as in `diffcse_base`. To come closer to the report, set `data.max_length=256`,
+`optim.learning_rate=3e-5` and an empty `generator.name_or_path`, and use your own text.
 """
 
 from diffcse_jax.apps.study import Settings, Study

@@ -1,14 +1,14 @@
 """Labelled tasks on MiniLM, and on SimCSE and DiffCSE trained from it, each fine-tuned in two ways.
 
 Command:   diffcse study --config minilm_finetune --config.data.train_file=sentences.txt
-           with encoders that `configs/studies/minilm.py` has trained: the same with --encoders runs/studies/minilm
-Data:      CS 224N's labelled sets as `configs/finetune_multitask.py` reads them. On two
-           cores take fewer rows, for vectors and dev scores of all take most of the time: some thousand of each, drawn
-           at random (SST's files are in the order of the classes), by --finetune.finetune.data_dir=FOLDER
-Rows:      MiniLM as it is used (mean pooling); SimCSE and DiffCSE of `configs/studies/minilm.py`; each fine-tuned with
-           everything at once, and with the heads first.
-Steps:     everything is trained for 150 steps of 32 at 1e-4, and heads alone before that for 1,150 at 1e-3, which cost
-           next to nothing; sentences have 32 tokens at most. The report trains for ten epochs at 1e-5.
+           With encoders that `configs/studies/minilm.py` has trained, add --encoders runs/studies/minilm
+Data:      the labelled sets of CS 224N, read as in `configs/finetune_multitask.py`. On two cores use fewer rows,
+           because encoding and scoring all rows takes most of the time. Draw some thousand of each set at random
+           (SST's files are sorted by class) and name their folder with --finetune.finetune.data_dir=FOLDER
+Rows:      MiniLM as it is usually used (mean pooling); SimCSE and DiffCSE of `configs/studies/minilm.py`. Each is
+           fine-tuned in two ways: all parameters at once, and the heads first.
+Steps:     150 steps of 32 at 1e-4 for all parameters. Before them, the heads alone take 1,150 steps at 1e-3, which
+           cost almost nothing. Sentences have at most 32 tokens. The report trains for ten epochs at 1e-5.
 """
 
 from diffcse_jax.apps.study import Study

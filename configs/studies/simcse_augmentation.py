@@ -1,11 +1,11 @@
 """SimCSE with augmented sentences as second views, BERT-base (SimCSE Table 1, on STS-B dev).
 
 Command:   diffcse study --config simcse_augmentation
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; for synonyms a file
-           `synonyms.tsv`: lines of a word and its synonyms, separated by tabs (the paper's are those of nlpaug).
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64. For synonyms also a file
+           `synonyms.tsv`. Each line has a word and its synonyms, separated by tabs. The paper takes them from nlpaug.
 
-`w/o dropout` deletes one word, too. In the last row BERT-base itself fills the masked tokens, which the paper says;
-that it runs without dropout and draws from its distribution is ours.
+`w/o dropout` also deletes one word. In the last row BERT-base itself fills the masked tokens, as in the paper. That it
+runs without dropout and samples from its distribution is our choice.
 """
 
 from diffcse_jax.apps.study import Study

@@ -3,7 +3,7 @@
 Command:   diffcse study --config simcse_dropout
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-A rate is that of all hidden states, the embedding layer's included, and of attention probabilities.
+A rate applies to all hidden states, including the output of the embedding layer, and to attention probabilities.
 """
 
 from diffcse_jax.apps.study import Study

@@ -1,10 +1,10 @@
 """Supervised SimCSE with and without hard negatives of several weights, BERT-base (SimCSE Table 7, on STS-B dev).
 
 Command:   diffcse study --config simcse_hard_negatives
-Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
+Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
-The paper's row with neutral sentences, too, needs a file with these as a further column (`hard_neg_2`): the triples do
-not hold them.
+The paper has another row, with neutral sentences. The triples do not contain them, so it needs a file that has them in
+one more column (`hard_neg_2`).
 """
 
 from diffcse_jax.apps.study import Study

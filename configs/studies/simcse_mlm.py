@@ -1,10 +1,10 @@
 """Supervised SimCSE with an auxiliary masked LM of several weights, BERT-base (SimCSE Table D.2, on dev sets).
 
 Command:   diffcse study --config simcse_mlm
-Data:      SNLI and MNLI as triples, SimCSE's `nli_for_simcse.csv`, 3 epochs of steps of 512.
+Data:      SNLI and MNLI as triples (SimCSE's `nli_for_simcse.csv`), 3 epochs of steps of 512.
 
-The paper does not name the model of this table; its score on STS-B without masked LM is that of supervised SimCSE in
-the other tables. Its transfer scores are of dev sets: `python eval.py --mode dev --tasks transfer` gives them for a
+The paper does not name the model of this table. Its score on STS-B without masked LM is that of supervised SimCSE in
+the other tables. Its transfer scores are for dev sets. `python eval.py --mode dev --tasks transfer` gives them for a
 run's folder.
 """
 

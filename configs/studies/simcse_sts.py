@@ -1,9 +1,9 @@
 """Unsupervised and supervised SimCSE on the seven STS tasks (SimCSE Table 5, with the settings of Table A.1).
 
 Command:   diffcse study --config simcse_sts
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervised rows triples of SNLI and MNLI,
-           SimCSE's `nli_for_simcse.csv`, 3 epochs.
-Start:     the first row: BERT-base untrained, mean of embedding output and last layer.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of SNLI and MNLI
+           (SimCSE's `nli_for_simcse.csv`), 3 epochs.
+Start:     The first row is BERT-base before training, with the mean of the embedding output and the last layer.
 """
 
 from diffcse_jax.apps.study import Study, settings_of

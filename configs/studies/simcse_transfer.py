@@ -1,8 +1,8 @@
 """Unsupervised and supervised SimCSE on the transfer tasks, with and without masked LM (SimCSE Table E.1).
 
 Command:   diffcse study --config simcse_transfer
-Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch; for supervised rows triples of SNLI and MNLI,
-           SimCSE's `nli_for_simcse.csv`, 3 epochs.
+Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch. Supervised rows read triples of SNLI and MNLI
+           (SimCSE's `nli_for_simcse.csv`), 3 epochs.
 
 Batch sizes and learning rates are those of Table A.1.
 """

@@ -3,9 +3,9 @@
 Command:   diffcse study --config simcsepp_ratio
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64.
 
-The first row, with which the others are compared, has the published m = 0.9. The other values are ours, as is that
-dimension-wise contrast takes no part. m multiplies the positive logit, as in the authors' code;
-`--config.contrast.negative_ratio_form=paper` puts it where the paper has it, on the sum of negatives.
+The first row has the published m = 0.9. The others are compared with it. Their values are our choice, and so is
+leaving out dimension-wise contrast. As in the authors' code, m multiplies the positive logit. In the paper it
+multiplies the sum over negatives; `--config.contrast.negative_ratio_form=paper` does that.
 """
 
 from diffcse_jax.apps.study import Study

@@ -2,7 +2,7 @@
 
 Command:   diffcse study --config simcsepp_sts
 Data:      10^6 Wikipedia sentences of SimCSE (`wiki1m`), 1 epoch of 15,625 steps of 64; 2 epochs for DiffCSE.
-Published: one seed each.
+Published: The scores are for one seed each.
 """
 
 from diffcse_jax.apps.study import Study, settings_of
