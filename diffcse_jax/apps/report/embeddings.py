@@ -155,7 +155,8 @@ def embedding_charts(comparison: Comparison) -> list[Chart]:
         for model in models
     }
     if not sample.second:  # one kind of pairs: all models in one chart
-        lines = [Line(model.label, line.points, model.colour) for model, (line,) in zip(models, charts.values(), strict=True)]
+        pairs = zip(models, charts.values(), strict=True)
+        lines = [Line(model.label, line.points, model.colour) for model, (line,) in pairs]
         charts = {"similarities of all pairs": lines}
     drawn = [x for lines in charts.values() for line in lines for x, y in line.points if y > LEAST_DENSITY]
     low, high = min(drawn), max(drawn)
