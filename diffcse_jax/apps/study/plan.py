@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +89,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def read_study(file: str) -> tuple[str, Study]:
-    """Return the name and the study of a file, or of a file in `configs/studies/` by its name.
-
-    Raises:
-        ConfigError: There is no such file, it fails, or its `get_study` does not return a Study.
-    """
+    """Return the name and the study of a file, or of a file in `configs/studies/` by its name."""
     shipped = SHIPPED_STUDIES / f"{file}.py"
     path = shipped if shipped.is_file() else expand_path(file)
     if not path.is_file():
@@ -144,17 +140,17 @@ class Run:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the run's encoder is there. Training ends with the export."""
+        """Tell whether the run's encoder is there. Training ends with the export."""
         return self.seed is None or (self.workdir / "export").is_dir()
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt failed."""
+        """Tell whether the last attempt failed."""
         return self.results() is None and (self.folder / FAILURE).is_file()
 
     @property
     def holds_work(self) -> bool:
-        """Whether the folder has checkpoints or results."""
+        """Tell whether the folder has checkpoints or results."""
         stages = (self.folder, self.folder / HEADS)
         return (self.folder / RESULTS).is_file() or any(any((each / CHECKPOINTS).glob("[0-9]*")) for each in stages)
 
@@ -187,11 +183,7 @@ class Run:
         return "started" if (self.folder / RUN).is_file() else NOT_STARTED
 
     def changes(self) -> list[str]:
-        """Return the keys that results depend on and that differ in the folder's `run.json`.
-
-        Raises:
-            CheckpointError: The file is damaged.
-        """
+        """Return the keys that results depend on and that differ in the folder's `run.json`."""
         if not (self.folder / RUN).is_file():
             return []
         record = read_record(self.folder)
@@ -206,39 +198,31 @@ class Run:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's `run.json`.
-
-    Raises:
-        CheckpointError: The file is damaged. The message says what to do.
-    """
-    with _damage_named(folder / RUN, f"Restore it, or delete {folder} to train the run again"):
-        record = _read_object(folder / RUN, _RUN_TYPES)
-        Config.from_dict(record["config"])
-    return record
+    """Return the content of a folder's `run.json`."""
+    remedy = f"Restore it, or delete {folder} to train the run again"
+    return _read(folder / RUN, _RUN_TYPES, lambda record: Config.from_dict(record["config"]), remedy)
 
 
 def _read_results(folder: Path) -> dict[str, Any]:
-    with _damage_named(folder / RESULTS, "Run the study without --report to score the run again"):
-        found = _read_object(folder / RESULTS, _RESULTS_TYPES)
-        for name, score in {"dev": found.get("dev"), **found["scores"]}.items():
-            if type(score) not in (int, float) or not math.isfinite(score):
-                raise ValueError(f"the score {name} is not a finite number: {score!r}")
-    return found
+    remedy = "Run the study without --report to score the run again"
+    return _read(folder / RESULTS, _RESULTS_TYPES, _check_scores, remedy)
 
 
-@contextlib.contextmanager
-def _damage_named(path: Path, remedy: str) -> Iterator[None]:
+def _check_scores(found: Mapping[str, Any]) -> None:
+    for name, score in {"dev": found.get("dev"), **found["scores"]}.items():
+        if type(score) not in (int, float) or not math.isfinite(score):
+            raise ValueError(f"the score {name} is not a finite number: {score!r}")
+
+
+def _read(path: Path, types: Mapping[str, Any], check: Callable[[Mapping], Any], remedy: str) -> dict[str, Any]:
     try:
-        yield
+        content = read_json_object(path)
+        for key, expected in types.items():
+            if not isinstance(content.get(key, ...), expected):
+                raise ValueError(f"{key!r} is missing or has the wrong type")
+        check(content)
     except (UserError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({error}). {remedy}") from error
-
-
-def _read_object(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
-    content = read_json_object(path)
-    for key, expected in types.items():
-        if not isinstance(content.get(key, ...), expected):
-            raise ValueError(f"{key!r} is missing or has the wrong type")
     return content
 
 
@@ -259,11 +243,7 @@ class Plan:
         return rows
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of these variants and seeds; without variants or seeds, all of them.
-
-        Raises:
-            ConfigError: The study has no such variant or seed, or overrides make two chosen variants equal.
-        """
+        """Return the runs of these variants and seeds; without variants or seeds, all of them."""
         known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
         for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
             for value in wanted:
@@ -309,9 +289,6 @@ def make_plan(
         workdir: The folder of the study.
         finetune_overrides: Arguments `--finetune.KEY=VALUE`, which every fine-tuning gets last.
         earlier: The folder of an earlier study that has trained the variants, if there is one.
-
-    Raises:
-        ConfigError: A name, key, value or combination cannot be used. The message names the variant.
     """
     values, tuning_values = read_overrides(overrides), read_overrides(finetune_overrides, "finetune")
     if "train.seed" in values | tuning_values:

@@ -53,26 +53,10 @@ def run_study(
     format: str = "text",
     overrides: Sequence[str] = (),
 ) -> int:
-    """Do the runs of a study that are not done, write its tables and print one.
-
-    Args:
-        config: A study file, or the name of one in `configs/studies/`.
-        workdir: The folder of the study. None: `runs/studies/NAME`.
-        encoders: The folder of an earlier study that has trained these variants.
-        workers: The number of runs at a time.
-        variants: Only these variants.
-        seeds: Only these seeds.
-        tasks: Tasks to score instead of the study's, separated by commas.
-        start: Also score the starting checkpoint.
-        report: Run nothing.
-        format: The format of the printed table.
-        overrides: Arguments `--config.KEY=VALUE` and `--finetune.KEY=VALUE`.
+    """Do the runs of a study that are not done, write its tables and print one: the command, with its options.
 
     Returns:
         The exit code: 0; 1 if a run failed; 3 if runs are not done for another reason; 130 if the study was stopped.
-
-    Raises:
-        UserError: The study, an argument or a folder cannot be used.
     """
     name, study = read_study(config)
     if start and OWN_POOLER not in study.start:
@@ -103,11 +87,7 @@ def run_study(
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """Refuse folders with results or checkpoints of other configurations.
-
-    Raises:
-        ConfigError: The message names the first such run and its keys.
-    """
+    """Refuse folders with results or checkpoints of other configurations."""
     for run in runs:
         with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
             changed = run.changes()
@@ -119,11 +99,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def check_earlier(runs: Sequence[Run]) -> None:
-    """Refuse an earlier study that has not trained what these runs need, or has with another configuration.
-
-    Raises:
-        ConfigError: The message names the first such run.
-    """
+    """Refuse an earlier study that has not trained what these runs need, or has with another configuration."""
     for run in (run.start or run for run in runs):
         if run.workdir != run.folder:
             if not run.is_trained or not (run.workdir / RUN).is_file():
@@ -135,16 +111,9 @@ def check_earlier(runs: Sequence[Run]) -> None:
 def work_through(
     runs: Sequence[Run], environments: Sequence[Environment], work: Work, stopped: Callable[[], bool]
 ) -> None:
-    """Do all runs that are not done and that no other process works on. A failed run does not stop the others.
+    """Do all runs that are not done and that no other process works on, in this order, until `stopped` returns True.
 
-    Args:
-        runs: The runs, in the order to start them.
-        environments: One for each worker. Workers do runs at the same time.
-        work: Does one run.
-        stopped: Returns True once no further run may start.
-
-    Raises:
-        DiskError: A folder cannot be written.
+    There is a worker for each environment. A failed run does not stop the others.
     """
     names = {run.label: f"run {number} of {len(runs)}: {run.label}" for number, run in enumerate(runs, 1)}
     waiting = [run for run in runs if run.results() is None]
@@ -157,10 +126,8 @@ def work_through(
         if stopped():
             return False
         environment = idle.popleft()
-        try:
-            why = _attempt(run, names[run.label], environment, work)
-        finally:
-            idle.append(environment)
+        why = _attempt(run, names[run.label], environment, work)
+        idle.append(environment)
         if why:
             log_line(f"{names[run.label]}: skipped: {why}")
         return bool(why)
@@ -212,14 +179,8 @@ class Commands:
     def call(self, command: Sequence[str], log: Path, environment: Environment, held: TextIO, name: str = "") -> None:
         """Run a command to its end and print its lines.
 
-        The command writes to the log directly and holds the lock file, so that it survives the end of the study.
-
-        Args:
-            command: The command.
-            log: The file that the command's output is appended to.
-            environment: The command's environment variables.
-            held: The locked file.
-            name: What to print before each line.
+        The command appends to the log directly and holds the locked file `held`, so that it survives the end of the
+        study. `name` is printed before each line.
 
         Raises:
             RunFailed: The command failed. The message is its last error.
@@ -313,9 +274,6 @@ def environments(workers: int) -> list[dict[str, str]]:
     """Return the environment variables of each worker's processes.
 
     Several workers share the NVIDIA GPUs of the host; each gets its own. Other devices are visible to all workers.
-
-    Raises:
-        ConfigError: There is less than one worker, or there are fewer GPUs than workers.
     """
     if workers < 1:
         raise ConfigError(f"--workers: expected at least 1, got {workers}")

@@ -195,11 +195,7 @@ def _notes(summary: Summary) -> list[str]:
 
 
 def draw_pictures(summary: Summary, folder: Path) -> list[str]:
-    """Draw the scores of encoders and fine-tunings, and alignment and uniformity if they were scored.
-
-    Returns:
-        The names of the files.
-    """
+    """Draw the scores of encoders and fine-tunings, and alignment and uniformity if scored. Return the files' names."""
     groups = zip(("study.png", "finetuning.png"), _groups(summary), strict=False)
     figures = {name: _draw_scores(summary, [row for row in rows if row["n"]]) for name, rows in groups}
     points = {
