@@ -127,7 +127,7 @@ def read(folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = 
     (folder / name).write_text(content)
     texts = ("text",) if "text" in content.partition("\n")[0] else PAIR
     task = Task(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
-    return read_task("mine", task, folder, on_bad_line=on_bad_line, report=print)
+    return read_task("mine", task, folder, on_bad_line)
 
 
 def test_rows_are_split_by_their_text(tmp_path):
@@ -190,7 +190,7 @@ def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
 def test_bad_lines_can_be_skipped(tmp_path, capsys):
     data = read(tmp_path, CLASSES + " ,1\nmore,\n", on_bad_line="skip")
     assert len(data.train) + len(data.dev) == 30
-    assert "skipped 2 lines: 2 empty" in capsys.readouterr().out
+    assert "skipped 2 lines: 2 empty" in capsys.readouterr().err
     moved = read(tmp_path, CLASSES.replace("class\n", "class\n ,1\n"), on_bad_line="skip")
     assert moved.dev.ids == [str(int(number) + 1) for number in data.dev.ids]  # rows are numbered as in the file
 
@@ -212,9 +212,9 @@ def test_classes_are_ordered(labels, classes, tmp_path):
 def test_a_label_that_is_not_utf8_is_skipped(tmp_path, capsys):
     (tmp_path / "rows.csv").write_bytes((CLASSES + "more,n").encode() + b"\xe9\n")
     task = Task(file="rows.csv", texts=("text",), label="class", dev_share=0.2)
-    data = read_task("mine", task, tmp_path, on_bad_line="skip", report=print)
+    data = read_task("mine", task, tmp_path, "skip")
     assert data.task.labels == ("0", "1", "2")
-    assert "1 not UTF-8" in capsys.readouterr().out
+    assert "1 not UTF-8" in capsys.readouterr().err
 
 
 def test_scores_and_their_interval(tmp_path):

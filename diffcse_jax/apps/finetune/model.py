@@ -55,13 +55,7 @@ class TaskModel:
     def outputs(
         self, name: str, texts: Sequence[tuple[str, ...]], batch_size: int = 64
     ) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the outputs of a task's head: logits, or values.
-
-        Args:
-            name: The name of the task.
-            texts: The sentence of each row, or its two sentences.
-            batch_size: Sentences per encoding batch.
-        """
+        """Return the outputs of a task's head for rows of one or two sentences: logits, or values."""
         sentences = [text for row in texts for text in row]
         embeddings = self.encoder.encode(sentences, batch_size=batch_size)
         sides = np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)

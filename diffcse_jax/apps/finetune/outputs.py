@@ -22,23 +22,13 @@ from diffcse_jax.models import families, hf
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
-TASK_FILE, HEAD_FILE, MODEL_FOLDER = "task.json", "head.safetensors", "sequence_classification"
-
 
 def write_outputs(
     model: TaskModel, tasks: Sequence[TaskData], workdir: Path, style: str, batch_size: int
 ) -> list[Path]:
-    """Write predictions of dev and test rows, and a confusion matrix for each classification.
+    """Write predictions of dev and test rows, and a confusion matrix for each classification. Return the files.
 
-    Args:
-        model: The encoder with its heads.
-        tasks: The tasks with their rows.
-        workdir: Receives `predictions/TASK-dev.csv`, `predictions/TASK-test.csv` and `report/confusion_TASK.png`.
-        style: The format of predictions, `csv` or `cs224n`.
-        batch_size: Sentences per encoding batch.
-
-    Returns:
-        The files.
+    They are `predictions/TASK-dev.csv`, `predictions/TASK-test.csv` and `report/confusion_TASK.png`.
     """
     files = []
     for data in tasks:
@@ -72,9 +62,6 @@ def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[
     """Draw counts by class (row) and predicted class (column), coloured by their share of the class.
 
     With many classes, cells have no text, and only some names are written so that they do not overlap.
-
-    Returns:
-        The path of `confusion_NAME.png`.
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     shown = range(0, len(labels), math.ceil(len(labels) / 150))
@@ -106,31 +93,24 @@ def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[
 def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str, str]:
     """Write `FOLDER/TASK/task.json`, `head.safetensors` and, if transformers has a class, `sequence_classification/`.
 
-    Args:
-        model: The encoder with its heads.
-        saved: The encoder.
-        folder: Receives a folder for each task. Earlier ones are replaced.
-
     Returns:
         What was written, by task, in words.
-
-    Raises:
-        CheckpointError: The outputs of a folder in PyTorch differ from the model's.
     """
     written = {}
     for name, task in model.tasks.items():
         with disk_errors(folder, safe="The checkpoints are complete."), replace_dir(folder / name) as new:
-            write_tensors(new / HEAD_FILE, model.heads[name])
+            write_tensors(new / "head.safetensors", model.heads[name])
             reason = why_not(task, saved)
             record: dict[str, Any] = {"task": dataclasses.asdict(task), "pooler": saved.pooler, "head_alone": reason}
             written[name] = f"only the head: {reason}"
             if not reason:
-                write_sequence_classifier(task, model.heads[name], saved, new / MODEL_FOLDER)
-                difference = check(model, name, new / MODEL_FOLDER, saved.transformer_config.max_length)
+                classifier = new / "sequence_classification"
+                write_sequence_classifier(task, model.heads[name], saved, classifier)
+                difference = check(model, name, classifier, saved.transformer_config.max_length)
                 record["maximal_absolute_difference"] = difference
                 compared = "" if difference is None else f"; outputs in PyTorch differ by at most {difference:.1e}"
                 written[name] = f"a sequence-classification model{compared}"
-            write_json(new / TASK_FILE, record)
+            write_json(new / "task.json", record)
     return written
 
 
@@ -185,11 +165,7 @@ def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, fol
 
 
 def check(model: TaskModel, name: str, folder: Path, max_length: int) -> float | None:
-    """Return the largest difference of outputs on sample sentences in PyTorch, or None if that is not installed.
-
-    Raises:
-        CheckpointError: The difference is more than 1e-4 of the outputs' scale.
-    """
+    """Return the largest difference of outputs on sample sentences in PyTorch, or None if that is not installed."""
     if not importlib.util.find_spec("torch"):
         return None
     import torch

@@ -1,10 +1,11 @@
 """The rows of labelled tasks: tables with named columns, split into training and dev rows."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from diffcse_jax.data.corpus import Corpus, Fault, Row, listed
 from diffcse_jax.data.pair_builders import is_in_share
 from diffcse_jax.data.readers import TABLES, Corpus, Fault, checked, extension, listed, open_file
 from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.losses.finetune import Task
 
@@ -71,15 +73,8 @@ class TaskData:
         return json_digest([(rows.texts, rows.labels.tolist()) for rows in (self.train, self.dev)])
 
 
-def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: Callable[[str], None]) -> TaskData:
-    """Read and split the files of a task.
-
-    Args:
-        name: The name of the task.
-        task: The options of the task.
-        folder: File names are relative to this folder.
-        on_bad_line: `skip` (and count) or `error`, for lines that give no row.
-        report: Called with what was skipped, and with the number of rows.
+def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData:
+    """Read and split the files of a task, which are relative to a folder.
 
     Raises:
         ConfigError: Options cannot be used.
@@ -90,7 +85,7 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
 
     def read(option: str) -> tuple[Rows, list[str]]:
         path = expand_path(folder / expand_path(getattr(task, option)))
-        return _read(task, path, f"{key}.{option}", on_bad_line=on_bad_line, report=report)
+        return _read(task, path, f"{key}.{option}", on_bad_line)
 
     rows, found = read("file")
     is_named = bool(task.labels)
@@ -114,7 +109,7 @@ def read_task(name: str, task: Task, folder: Path, *, on_bad_line: str, report: 
             f"rows of that class, give {key} a dev_file or another dev_share, or remove the class"
         )
     test = read("test_file")[0] if task.test_file else None
-    report(
+    log_line(
         f"task {name}: {len(train):,} training rows, {len(dev):,} dev rows"
         + (f", {len(test):,} rows to predict" if test else "")
         + (f"; classes {', '.join(task.labels)}" if task.labels else "")
@@ -164,19 +159,14 @@ def canonical(label: str) -> str:
 def _classes(found: Sequence[str]) -> tuple[str, ...]:
     """Return the distinct labels in order. If all are numbers, they are ordered by value."""
     distinct = sorted({*found})
-    try:
-        is_numeric = all(math.isfinite(float(label)) for label in distinct)
-    except ValueError:
-        is_numeric = False
-    return tuple(sorted(distinct, key=float) if is_numeric else distinct)
+    with contextlib.suppress(ValueError):
+        if all(math.isfinite(float(label)) for label in distinct):
+            distinct.sort(key=float)
+    return tuple(distinct)
 
 
 def _numbers(key: str, task: Task, rows: Rows, found: Sequence[str]) -> Shaped[np.ndarray, " rows"]:
-    """Return the numbers of classes, or the values.
-
-    Raises:
-        DataError: A label is not a class or a number. The message names the line.
-    """
+    """Return the numbers of classes, or the values."""
     values: list[float] = []
     numbers = {canonical(label.strip()): number for number, label in enumerate(task.labels)}
     expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
@@ -190,14 +180,8 @@ def _numbers(key: str, task: Task, rows: Rows, found: Sequence[str]) -> Shaped[n
     return np.array(values, np.int32 if numbers else np.float32)
 
 
-def _read(
-    task: Task, path: Path, option: str, *, on_bad_line: str, report: Callable[[str], None]
-) -> tuple[Rows, list[str]]:
-    """Return the rows of a file without labels, and their labels as text (empty for test files).
-
-    Raises:
-        DataError: The file has an unknown extension, lacks a column, has no usable row, or cannot be read.
-    """
+def _read(task: Task, path: Path, option: str, on_bad_line: str) -> tuple[Rows, list[str]]:
+    """Return the rows of a file without labels, and their labels as text (empty for test files)."""
     if extension(path) not in TABLES:
         raise DataError(f"{path}: unknown extension. Known: {', '.join(TABLES)}; each except .parquet also .gz, .xz")
     label = "" if option.endswith("test_file") else task.label
@@ -226,5 +210,5 @@ def _read(
         rows.ids.append(values[task.id] if task.id else number)
         labels.append(canonical(values[label]) if label else "")
     if skipped := corpus.skipped_summary():
-        report(f"{path}: {skipped}")
+        log_line(f"{path}: {skipped}")
     return rows, labels

@@ -49,10 +49,6 @@ _SAFE = "The checkpoints are complete."
 def run_finetune(config: Config, workdir: Path) -> str:
     """Fine-tune, export and predict: the work of `diffcse finetune`.
 
-    Args:
-        config: The run.
-        workdir: The folder of the run. It receives `export/`, `tasks/`, `predictions/` and `report/`.
-
     Returns:
         The verdict: how the selected model compares with the start of the last stage.
 
@@ -60,12 +56,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
         UserError: The configuration, a checkpoint or a file cannot be used.
         Interrupted: The run was asked to stop. Everything is saved.
     """
-    with in_workdir(config, workdir):
-        return _finetune_and_export(config, workdir)
-
-
-def _finetune_and_export(config: Config, workdir: Path) -> str:
-    verdict, tasks = finetune(config, workdir)
 
     def finish() -> None:
         export_with_curves(config, workdir)
@@ -79,7 +69,9 @@ def _finetune_and_export(config: Config, workdir: Path) -> str:
         print("wrote", *files, sep="\n  ")
         print(verdict)
 
-    hosts.decided_by_first(finish)  # the other processes wait, because their end would end the first one
+    with in_workdir(config, workdir):
+        verdict, tasks = finetune(config, workdir)
+        hosts.decided_by_first(finish)  # the other processes wait, because their end would end the first one
     return verdict
 
 
@@ -88,12 +80,9 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
 
     Returns:
         The verdict, and the tasks with their rows.
-
-    Raises:
-        UserError: A configuration, checkpoint or file cannot be used.
     """
     tuning = Tuning(config)
-    tuning.open_run(workdir, tuning.config)
+    open_run(workdir, tuning.config, tuning.checkpoint, tuning.tokenizer, None)
     heads: Params = {}
     if tuning.config.finetune.stages == "heads_first":
         heads = tuning.train_heads(workdir / HEADS)
@@ -106,9 +95,6 @@ class Tuning:
 
     Args:
         config: The run. The attribute `config` also has the pooler and the classes of the tasks.
-
-    Raises:
-        UserError: A configuration, checkpoint or file cannot be used.
     """
 
     def __init__(self, config: Config):
@@ -125,8 +111,7 @@ class Tuning:
         networks.check_max_length(config, self.checkpoint.config, config.model.name_or_path)
         folder, data, size = expand_path(config.finetune.data_dir), config.data, config.train.batch_size
         self.tasks = tuple(
-            read_task(name, task, folder, on_bad_line=data.on_bad_line, report=log_line)
-            for name, task in config.finetune.tasks.items()
+            read_task(name, task, folder, data.on_bad_line) for name, task in config.finetune.tasks.items()
         )
         for each in self.tasks:
             if len(each.train) < size:
@@ -145,10 +130,6 @@ class Tuning:
             for each in self.tasks
         }
 
-    def open_run(self, workdir: Path, config: Config) -> None:
-        """Open the folder of a stage."""
-        open_run(workdir, config, self.checkpoint, self.tokenizer, None)
-
     def built(self, config: Config) -> Built:
         """Return the encoder and the heads with their first weights."""
         return networks.build(config, self.checkpoint, None, self.vocabulary, projector=self.start.head)
@@ -163,15 +144,12 @@ class Tuning:
         return self.encoder(self.checkpoint.transformer, self.start.head)
 
     def train_heads(self, workdir: Path) -> Params:
-        """Train the heads on embeddings of the frozen encoder, which are computed once and kept.
-
-        Returns:
-            The best heads on dev, by their names in a checkpoint.
-        """
+        """Train the heads on embeddings of the frozen encoder, and return those that are best on dev."""
         config = self.config_of_heads()
-        self.open_run(workdir, config)
-        steps = f"{config.train.steps:,} steps"
-        log_line(f"stage 1 of 2: training the heads for {steps} on embeddings of the frozen encoder")
+        open_run(workdir, config, self.checkpoint, self.tokenizer, None)
+        log_line(
+            f"stage 1 of 2: training the heads for {config.train.steps:,} steps on embeddings of the frozen encoder"
+        )
         stored, frozen = self.frozen_vectors(workdir / "vectors")
         built = self.built(config)
         definitions = {name: each for name, each in built.networks.definitions.items() if name in self.heads}
@@ -181,15 +159,7 @@ class Tuning:
         return read_parameters(workdir, None)[0]
 
     def train_everything(self, workdir: Path, heads: Params) -> str:
-        """Train the encoder and the heads.
-
-        Args:
-            workdir: The folder of the run.
-            heads: The parameters of trained heads by their names in a checkpoint. Without them, heads start at random.
-
-        Returns:
-            The verdict: how the selected model compares with the start of this stage.
-        """
+        """Train the encoder and the heads, from trained heads or at random, and return the verdict of this stage."""
         built = self.built(self.config)
 
         def model(params: Params) -> TaskModel:
@@ -315,11 +285,7 @@ class Tuning:
 
 
 def open_start(config: Config, mesh: Mesh) -> StartingCheckpoint:
-    """Load the encoder that `model.name_or_path` names: a run, a checkpoint, or a model folder.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Load the encoder that `model.name_or_path` names: a run, a checkpoint, or a model folder."""
     name, hardware = config.model.name_or_path, (mesh.devices.flat[0].platform, mesh.shape["data"])
     path = expand_path(name)
     if not find_run(path):

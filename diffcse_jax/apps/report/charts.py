@@ -91,7 +91,7 @@ class Chart:
 
     @property
     def numbers(self) -> list[list[str]]:
-        """The points as a table: the column titles, then a row for each x (or each point of a path)."""
+        """Return the points as a table: the column titles, then a row for each x (or each point of a path)."""
         if self.is_path:
             rows = [[line.label, short(x), short(y)] for line in self.lines for x, y in line.points]
             return [["run", self.x_label, self.y_label], *rows[:MOST_ROWS]]
@@ -103,7 +103,7 @@ class Chart:
 
     @property
     def is_log(self) -> bool:
-        """Whether the vertical axis is logarithmic."""
+        """Tell whether the vertical axis is logarithmic."""
         if self.log is not None:
             return self.log
         ys = [y for line in self.lines for _, y in line.points]
@@ -245,13 +245,7 @@ def _selection_chart(metric: str, runs: Sequence[Run]) -> Chart:
 
 
 def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: int = 0) -> list[Chart]:
-    """Return a chart per panel. With several runs, each metric gets a chart of its own.
-
-    Args:
-        panels: Names of metrics by the title of their chart.
-        runs: The runs; each has a line per metric.
-        skip: Number of first rows to leave out.
-    """
+    """Return a chart for each title and its metrics. With several runs, each metric gets a chart of its own."""
     several, charts = len(runs) > 1, []
     if several:
         panels = {

@@ -204,6 +204,8 @@ def density(values: Float[np.ndarray, " values"]) -> list[tuple[float, float]]:
 def searches(comparison: Comparison) -> list[Search]:
     """Return queries, chosen by their position in the sample, and what each model finds for them."""
     sample, found = comparison.sample, []
+    if not comparison.models:
+        return []
     for position in evenly_spaced(sample.related or list(range(len(sample.first))), SEARCHES):
         query = sample.first[position]
         texts = [text for text in dict.fromkeys(sample.second or sample.first) if text != query]

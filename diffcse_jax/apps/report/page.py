@@ -73,16 +73,8 @@ def write_report(
 def render_report(
     runs: Sequence[Run], comparison: Comparison | None = None, others: Sequence[dict[str, Any]] = (), now: str = ""
 ) -> str:
-    """Return the whole page.
-
-    Args:
-        runs: At least one run.
-        comparison: Their encoders on a sample of text; None if no model was loaded.
-        others: Test scores of models that are not among the runs.
-        now: The time of the report; empty for the present time.
-    """
+    """Return the page on runs, with their encoders on a sample of text and the test scores of other models."""
     path = path_chart(runs)
-    has_models = comparison is not None and bool(comparison.models)
     return render(
         "report.html.j2",
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
@@ -91,9 +83,9 @@ def render_report(
         readable=readable,
         curves=curves(runs),
         comparison=comparison,
-        measures=_measures(comparison) if comparison and has_models else None,
+        measures=_measures(comparison) if comparison else [],
         embedding_charts=[path] * bool(path.lines) + (embeddings.embedding_charts(comparison) if comparison else []),
-        searches=embeddings.searches(comparison) if comparison and has_models else [],
+        searches=embeddings.searches(comparison) if comparison else [],
         scores=score_tables(runs, others),
         differences=_differences(runs),
         configurations=[(run.label, *nearest_config(run.config), _settings(run.config)) for run in runs],
