@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
-from diffcse_jax.data.corpus import Corpus, Fault, Row, listed
 from diffcse_jax.data.pair_builders import is_in_share
-from diffcse_jax.data.readers import TABLES, Corpus, Fault, checked, extension, listed, open_file
+from diffcse_jax.data.readers import TABLES, Corpus, Fault, Row, extension, listed, open_file
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, json_digest

@@ -18,8 +18,7 @@ from diffcse_jax.apps.finetune.outputs import write_heads, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
-from diffcse_jax.data.stored_vectors import SentenceVectors, make_vectors
-from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError

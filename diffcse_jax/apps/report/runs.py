@@ -11,30 +11,22 @@ from typing import Any
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path, find_run, read_json
+from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.folder import read_config
-from diffcse_jax.run_folder.records import (
-    Record,
-    Selection,
-    origin,
-    read_baseline,
-    read_metrics,
-    read_selection,
-    read_starts,
-)
 
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The records of a run's folder, as `read_records` returns them."""
+    """The records of a run's folder."""
 
     label: str  # no other run of the report has it
     workdir: Path
     config: Config
     rows: Sequence[dict[str, float]]  # with finite values only
-    baseline: Record | None
-    selection: Selection | None
+    baseline: records.Record | None
+    selection: records.Selection | None
     starts: Sequence[dict[str, Any]]
     results: Sequence[dict[str, Any]]  # test scores as in the `results.json` of `diffcse evaluate`
 
@@ -118,7 +110,7 @@ class Run:
     def model(self) -> str:
         """The weights that the run exports, or would export now."""
         if self.selection:
-            return origin(self.selection.interpolation, self.selection.record.step)
+            return records.origin(self.selection.interpolation, self.selection.record.step)
         return f"step {self.best[0]:,} so far" if self.best else "none yet"
 
     @property
@@ -187,11 +179,15 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
         raise ConfigError(f"{repeated[0]} is named twice. Name each run once")
     runs = []
     for workdir, label in zip(workdirs, labels(workdirs), strict=True):
-        config, all_rows, *others = read_records(workdir)
-        finite = ({name: value for name, value in row.items() if math.isfinite(value)} for row in all_rows)
+        rows = [
+            {name: value for name, value in row.items() if math.isfinite(value)}
+            for row in records.read_metrics(workdir)
+            if math.isfinite(row["step"])
+        ]
+        baseline, selection = records.read_baseline(workdir), records.read_selection(workdir)
         scored = (read_results(workdir / name) for name in RESULTS if (workdir / name).is_file())
-        results = next(filter(None, scored), [])
-        runs.append(Run(label, workdir, config, [row for row in finite if "step" in row], *others, results))
+        results, starts = next(filter(None, scored), []), records.read_starts(workdir)
+        runs.append(Run(label, workdir, read_config(workdir), rows, baseline, selection, starts, results))
     return runs
 
 
