@@ -94,11 +94,8 @@ def test_every_block_has_the_ratio():
 def test_temperature_flattens_the_shares(temperature, expected):
     order = by_temperature([100, 900], np.full(20_000, temperature), seed=0)
     np.testing.assert_allclose(np.bincount(order) / len(order), expected, atol=0.015)
-
-
-def test_temperature_may_change():
-    order = by_temperature([100, 900], np.linspace(1, 3, 20_000), seed=0)
-    assert (order[:2000] == 0).mean() < (order[-2000:] == 0).mean() - 0.1
+    changing = by_temperature([100, 900], np.linspace(1, 3, 20_000), seed=0)
+    assert (changing[:2000] == 0).mean() < (changing[-2000:] == 0).mean() - 0.1
 
 
 def test_a_resting_network_skips_the_steps_of_other_tasks():
@@ -124,7 +121,7 @@ NUMBERS = "first\tsecond\tscore\n" + "".join(f"one {n}\tother {n}\t{n / 7}\n" fo
 
 
 def read(folder: Path, content: str, name: str = "rows.csv", on_bad_line: str = "error", **options) -> TaskData:
-    (folder / name).write_text(content)
+    (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     texts = ("text",) if "text" in content.partition("\n")[0] else PAIR
     task = Task(**({"file": name, "texts": texts, "label": "class", "dev_share": 0.2} | options))
     return read_task("mine", task, folder, on_bad_line)
@@ -158,7 +155,6 @@ def test_tables_of_any_kind(tmp_path):
     [
         (CLASSES, {"label": "x"}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no column 'x'\. It has: text, class"),
         (CLASSES + "more,9\n", {"labels": ("0", "1", "2")}, r"line 32: '9' is not a class of .*\. Known: 0, 1, 2"),
-        (CLASSES, {"labels": ("0", "1", "2", "3")}, "no training row of class '3', which finetune.tasks.mine.labels"),
         (CLASSES, {"labels": ("low", "low", "high", "mid")}, r"mine\.labels names the class 'low' twice\. Remove one"),
         (
             CLASSES.replace("sentence 0,0", "sentence 0,rare"),
@@ -166,17 +162,13 @@ def test_tables_of_any_kind(tmp_path):
             "class 'rare', because its few rows are",
         ),
         (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct it, or set data\.on_bad_line=skip"),
-        (CLASSES + "more,\n", {}, "line 32: empty"),
         (CLASSES + "more\n", {}, "line 32: wrong number of fields"),
         ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable line"),
         ("text,class\na,1\nb,1\n", {}, "has only the class '1'. A classification needs at least two classes"),
         (CLASSES, {"dev_share": 0.0}, "has no dev rows"),
         (CLASSES, {"texts": ()}, "one column for single sentences, two for pairs"),
         (CLASSES, {"loss": "binary_cross_entropy"}, "needs two classes, not 3"),
-        (CLASSES, {"loss": "squared_error"}, "needs kind='regression'"),
         (CLASSES, {"kind": "regression", "loss": "cross_entropy"}, "needs kind='classification'"),
-        ("first,second,class\na,,1\n", {}, "line 2: empty"),
-        ("first,second,class\na,b,high\n", {"kind": "regression"}, "line 2: 'high' is not a finite number"),
         ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),
         (CLASSES, {"file": "other.csv"}, "other.csv: no such file"),
         (CLASSES, {"file": "rows.txt"}, "unknown extension"),
@@ -188,9 +180,9 @@ def test_what_cannot_be_used_is_named(content, options, message, tmp_path):
 
 
 def test_bad_lines_can_be_skipped(tmp_path, capsys):
-    data = read(tmp_path, CLASSES + " ,1\nmore,\n", on_bad_line="skip")
-    assert len(data.train) + len(data.dev) == 30
-    assert "skipped 2 lines: 2 empty" in capsys.readouterr().err
+    data = read(tmp_path, CLASSES + " ,1\nmore,\nmore,\udce9\n", on_bad_line="skip")
+    assert (len(data.train) + len(data.dev), data.task.labels) == (30, ("0", "1", "2"))
+    assert "skipped 3 lines: 2 empty, 1 not UTF-8" in capsys.readouterr().err
     moved = read(tmp_path, CLASSES.replace("class\n", "class\n ,1\n"), on_bad_line="skip")
     assert moved.dev.ids == [str(int(number) + 1) for number in data.dev.ids]  # rows are numbered as in the file
 
@@ -201,7 +193,6 @@ def test_bad_lines_can_be_skipped(tmp_path, capsys):
         (("1.0", "2", "10.00"), ("1", "2", "10")),
         (("007", "7", "1e3"), ("007", "7", "1e3")),  # codes, and what only looks alike
         (("nan", "2", "1"), ("1", "2", "nan")),
-        (("0.5", "0.50", "-0.5"), ("-0.5", "0.5", "0.50")),
     ],
 )
 def test_classes_are_ordered(labels, classes, tmp_path):
@@ -209,18 +200,10 @@ def test_classes_are_ordered(labels, classes, tmp_path):
     assert read(tmp_path, "text,class\n" + rows).task.labels == classes
 
 
-def test_a_label_that_is_not_utf8_is_skipped(tmp_path, capsys):
-    (tmp_path / "rows.csv").write_bytes((CLASSES + "more,n").encode() + b"\xe9\n")
-    task = Task(file="rows.csv", texts=("text",), label="class", dev_share=0.2)
-    data = read_task("mine", task, tmp_path, "skip")
-    assert data.task.labels == ("0", "1", "2")
-    assert "1 not UTF-8" in capsys.readouterr().err
-
-
 def test_scores_and_their_interval(tmp_path):
     classes = read(tmp_path, CLASSES, dev_share=0.4)
     numbers = read(tmp_path, NUMBERS, name="numbers.tsv", label="score", kind="regression", dev_share=0.4)
-    tasks = [TaskData("classes", *_parts(classes)), TaskData("numbers", *_parts(numbers))]
+    tasks = [dataclasses.replace(data, name=name) for name, data in (("classes", classes), ("numbers", numbers))]
     right = np.eye(3, dtype=np.float32)[classes.dev.labels]
     wrong = np.roll(right, 1, axis=1)
     mixed = np.where(np.arange(len(right))[:, None] % 2, right, wrong)
@@ -244,10 +227,6 @@ def test_scores_and_their_interval(tmp_path):
     assert 0 < low < better.scores["average"] - worse.scores["average"] < high
 
 
-def _parts(data: TaskData) -> tuple:
-    return data.task, data.train, data.dev, data.test
-
-
 def test_the_documented_configuration_is_valid():
     page = (Path(__file__).parents[1] / "docs" / "finetuning.md").read_text(encoding="utf-8")
     example, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -256,9 +235,8 @@ def test_the_documented_configuration_is_valid():
     config = Config.from_dict(namespace["get_config"]().to_dict())
     assert list(config.losses) == ["finetune"]
     assert {name: task.is_pair for name, task in config.finetune.tasks.items()} == {
-        "same_issue": True,
-        "urgency": False,
-    }
+        "same_issue": True, "urgency": False,
+    }  # fmt: skip
 
 
 def settings(folder: Path, tokenizer_from: Path) -> dict:
@@ -352,7 +330,11 @@ def test_the_rows_of_a_batch_are_those_of_its_file(config):
 
 @pytest.mark.slow
 def test_the_heads_come_first(tuned, config):
-    workdir, _ = tuned
+    workdir, tasks = tuned
+    lines = (workdir / "printed.txt").read_text()
+    assert f"stage 1 of 2: training the heads for {STEPS} steps on embeddings of the frozen encoder\n" in lines
+    assert f"task classes: embedding {len({*tasks[0].train.sentences})} sentences\n" in lines
+    assert lines.index("stage 1 of 2: ") < lines.index(f"step {STEPS}: ") < lines.index("stage 2 of 2: ")
     heads, everything = saved_items(workdir / HEADS, STEPS), saved_items(workdir, 2)
     assert {name.partition(".")[0] for name in heads["params"]} == {"head_classes", "head_numbers"}
     moments = jax.tree_util.tree_leaves_with_path(heads["opt_state"])
@@ -368,23 +350,14 @@ def test_the_heads_come_first(tuned, config):
     assert rows[0]["dev/average"] == pytest.approx(best, abs=1e-3)  # everything starts from the best heads
 
 
-@pytest.mark.slow
-def test_both_stages_report_what_they_do(tuned):
-    workdir, tasks = tuned
-    lines = (workdir / "printed.txt").read_text()
-    assert f"stage 1 of 2: training the heads for {STEPS} steps on embeddings of the frozen encoder\n" in lines
-    distinct = len({*tasks[0].train.sentences})
-    assert f"task classes: embedding {distinct} sentences\n" in lines
-    assert lines.index("stage 1 of 2: ") < lines.index(f"step {STEPS}: ") < lines.index("stage 2 of 2: ")
-
-
-@pytest.mark.parametrize(("heads_steps", "train_steps", "expected"), [(0, 0, 22), (0, 5, 5), (0, 100, 22), (7, 5, 7)])
-def test_train_steps_bounds_the_first_stage(heads_steps, train_steps, expected, config):
-    options = dataclasses.replace(config.finetune, heads_steps=heads_steps, heads_epochs=2)
-    train = dataclasses.replace(config.train, steps=train_steps)
-    tuning = Tuning(dataclasses.replace(config, finetune=options, train=train))
+def test_train_steps_bounds_the_first_stage(config):
+    tuning = Tuning(config)
     assert sum(len(data.train) for data in tuning.tasks) // 8 == 11
-    assert tuning.config_of_heads().train.steps == expected
+    for heads_steps, train_steps, expected in ((0, 0, 22), (0, 5, 5), (0, 100, 22), (7, 5, 7)):
+        options = dataclasses.replace(config.finetune, heads_steps=heads_steps, heads_epochs=2)
+        train = dataclasses.replace(config.train, steps=train_steps)
+        tuning.config = dataclasses.replace(config, finetune=options, train=train)
+        assert tuning.config_of_heads().train.steps == expected
 
 
 @pytest.mark.slow
@@ -448,14 +421,11 @@ def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
 
 
 def test_ordinary_csv_quotes(tmp_path):
-    rows = read(
-        tmp_path,
-        "text,class\n" + "".join(f"{n}," + ['"a,b"', "c"][n % 2] + "\n" for n in range(30)),
-    )
+    rows = read(tmp_path, "text,class\n" + "".join(f"{n}," + ['"a,b"', "c"][n % 2] + "\n" for n in range(30)))
     path = tmp_path / "out" / "mine.csv"
     outputs.write_predictions(path, rows.task, rows.dev, outputs.named(rows.task, rows.dev.labels), "csv")
-    assert '"a,b"' in path.read_text()
     assert path.read_text().startswith("id,prediction\n")
+    assert '"a,b"' in path.read_text()
 
 
 @pytest.mark.parametrize("classes", [2, 800])
