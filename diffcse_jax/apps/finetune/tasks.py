@@ -48,8 +48,8 @@ class Rows:
     def where(self, is_kept: Iterable[bool]) -> "Rows":
         """Return some of the rows."""
         kept = np.flatnonzero(list(is_kept)).tolist()
-        lines, texts, ids = ([each[row] for row in kept] for each in (self.lines, self.texts, self.ids))
-        return Rows(self.file, lines, texts, self.labels[kept], ids)
+        lines, texts = [self.lines[row] for row in kept], [self.texts[row] for row in kept]
+        return Rows(self.file, lines, texts, self.labels[kept], [self.ids[row] for row in kept])
 
     def corpus(self, columns: tuple[str, ...]) -> Corpus:
         """Return the sentences as a corpus, from which token stores are built."""

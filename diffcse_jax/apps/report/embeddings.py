@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.stats
@@ -237,6 +237,7 @@ def _dev_sample(config: Config) -> Sample:
         return (row[0] for row in open_corpus(config.data))
 
     metric = build_dev_evaluation(config, training_sentences).chosen
+    rows: list[tuple[Any, ...]]
     if isinstance(metric, CorrelationMetric):
         sets = [(each.first, each.second, each.gold.tolist()) for each in metric.counted.values()]
         rows = [row for columns in sets for row in zip(*columns, strict=True)]

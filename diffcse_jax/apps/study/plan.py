@@ -38,7 +38,7 @@ NOT_STARTED = "not started"
 
 _RUN_TYPES = {"row": str, "seed": int | None, "pooler": str | None, "workdir": str, "config": dict, "overrides": dict}
 _RESULTS_TYPES = {"asked": list, "pooler": str, "metric": str, "dev_text": str, "scores": dict, "missing": dict}
-_STUDY_TYPES: dict[str, tuple[type, ...]] = {
+_STUDY_TYPES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("variants", "finetunings", "published"), (Mapping, Mapping)),
     **dict.fromkeys(("grid", "seeds_of"), (Mapping, Sequence)),
     **dict.fromkeys(("seeds", "tasks", "start"), (Sequence,)),
@@ -228,19 +228,16 @@ def _read(path: Path, types: Mapping[str, Any], check: Callable[[Mapping], Any],
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All runs of a study, in the order to start them: the first seed of every row comes first."""
+    """All runs of a study by row, in the order of the table."""
 
     name: str
     study: Study
-    runs: tuple[Run, ...]
+    rows: dict[str, list[Run]]
 
     @functools.cached_property
-    def rows(self) -> dict[str, list[Run]]:
-        """The runs of each row, in the order of the table."""
-        rows: dict[str, list[Run]] = {}
-        for run in self.runs:
-            rows.setdefault(run.row, []).append(run)
-        return rows
+    def runs(self) -> list[Run]:
+        """The runs in the order to start them: the first seed of every row comes first."""
+        return [run for each in itertools.zip_longest(*self.rows.values()) for run in each if run]
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         """Return the runs of these variants and seeds; without variants or seeds, all of them."""
@@ -309,25 +306,21 @@ def make_plan(
         tuning_base, tunings = _finetunings(study, tuning_values)
         _check_rows(study, [*starts, *points], tunings)
 
-    def seeds(row: str) -> list[tuple[int, int]]:
-        return list(enumerate(study.seeds_of.get(row, study.seeds)))
-
-    encoders, tuned = [], []  # with the position of the seed among the row's seeds
+    rows: dict[str, list[Run]] = {}
     for row, config in configs.items():
-        for place, seed in [(-1, None)] if row in starts else seeds(row):
-            path = Path(folder_name(row), *([] if seed is None else [f"seed-{seed}"]))
-            trained = workdir / path if seed is None or earlier is None else earlier / path
+        for seed in [None] if row in starts else study.seeds_of.get(row, study.seeds):
+            path = Path(folder_name(row), "" if seed is None else f"seed-{seed}")
+            trained = (workdir if seed is None else earlier or workdir) / path
             of_seed = config if seed is None else _with_seed(config, seed)
             run = Run(row, seed, of_seed, base, workdir / path, trained, tuple(study.tasks), values, starts.get(row))
-            encoders.append((place, run))
-    for (place, encoder), (tuning, config) in itertools.product(encoders, tunings.items()):
+            rows.setdefault(row, []).append(run)
+    for encoder, (tuning, config) in itertools.product([*itertools.chain(*rows.values())], tunings.items()):
         row = f"{encoder.row}, {tuning}"
-        for of_seed, seed in seeds(encoder.row) if encoder.seed is None else [(place, encoder.seed)]:
+        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
             folder, begun = workdir / folder_name(row) / f"seed-{seed}", _starting_from(encoder, config, seed)
             run = Run(row, seed, begun, tuning_base, folder, folder, (), tuning_values, start=encoder)
-            tuned.append((of_seed, run))
-    runs = sorted([*encoders, *tuned], key=lambda each: each[0])  # stable: rows keep their order
-    return Plan(name, study, tuple(run for _, run in runs))
+            rows.setdefault(row, []).append(run)
+    return Plan(name, study, rows)
 
 
 def differences(before: Config, after: Config) -> dict[str, Any]:
@@ -355,7 +348,7 @@ def _named(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
 
 
-def _check_type(where: str, value: Any, kind: type, *inner: type) -> None:
+def _check_type(where: str, value: Any, kind: Any, *inner: Any) -> None:
     if isinstance(value, str) or not isinstance(value, kind):
         expected = "a dict" if kind is Mapping else f"a tuple such as ({value!r},)"
         raise ConfigError(f"{where}: expected {expected}, got {value!r}")
