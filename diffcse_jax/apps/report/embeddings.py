@@ -195,10 +195,10 @@ def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " 
 
 def density(values: Float[np.ndarray, " values"]) -> list[tuple[float, float]]:
     """Return a Gaussian kernel density on a grid (Scott's rule); a peak if all values are equal."""
+    values = values.astype(np.float64)
     deviation = values.std(ddof=1) if len(values) > 1 else 0.0
     width = max(deviation * len(values) ** -0.2, 0.01)
-    kernels = scipy.stats.norm.pdf(GRID[:, None], values[None, :].astype(np.float64), width)
-    return list(zip(GRID.tolist(), kernels.mean(axis=1).tolist(), strict=True))
+    return [(float(x), float(scipy.stats.norm.pdf(x, values, width).mean())) for x in GRID]
 
 
 def searches(comparison: Comparison) -> list[Search]:
