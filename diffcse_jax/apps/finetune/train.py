@@ -18,7 +18,7 @@ from diffcse_jax.apps.finetune.outputs import write_heads, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
-from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_vectors
+from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_arrays
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
@@ -205,7 +205,7 @@ class Tuning:
 
         def make_or_find() -> None:
             with disk_errors(path, safe=_SAFE):
-                make_vectors(path, make)
+                make_arrays(path, make)
 
         hosts.decided_by_first(make_or_find)
         return SentenceVectors(path)
