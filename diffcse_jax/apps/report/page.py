@@ -1,6 +1,7 @@
 """Collects what the report shows and renders the page."""
 
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,18 +124,25 @@ def score_tables(runs: Sequence[Run], others: Sequence[dict[str, Any]]) -> list[
 
 def nearest_config(config: Config) -> tuple[str, list[tuple[str, str, str]]]:
     """Return the nearest shipped configuration, and the keys that differ with its value and the run's."""
-    files = (*SHIPPED.glob("*.py"), *SHIPPED.glob("base/*.py"))
-    names = sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in files if path.name[0] != "_")
-    changes = {}
-    for name in names:
-        shipped = flat(configuration(name, {})[1].to_dict())
-        changes[name] = [
+    now = flat(config.to_dict())
+    changes = {
+        name: [
             (key, shown(shipped[key]), shown(value))
-            for key, value in flat(config.to_dict()).items()
+            for key, value in now.items()
             if key not in machine_keys() and key in shipped and shipped[key] not in (value, *DECIDED)
         ]
-    name = min(names, key=lambda name: sum(key not in NOT_A_RECIPE for key, _, _ in changes[name]))
+        for name, shipped in _shipped().items()
+    }
+    name = min(changes, key=lambda name: sum(key not in NOT_A_RECIPE for key, _, _ in changes[name]))
     return name, changes[name]
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    """Return the values of the shipped configurations by name and key."""
+    files = (*SHIPPED.glob("*.py"), *SHIPPED.glob("base/*.py"))
+    names = sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in files if path.name[0] != "_")
+    return {name: flat(configuration(name, {})[1].to_dict()) for name in names}
 
 
 def shown(value: Any) -> str:
