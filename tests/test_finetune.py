@@ -363,8 +363,8 @@ def test_train_steps_bounds_the_first_stage(config):
 @pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_path, monkeypatch):
     workdir, _ = tuned
-    # Asked after each step but the last: it stops after the first one of the heads, and after the first of everything.
-    answers = iter([True, *[False] * (STEPS - 2), True])
+    # Asked after every step: it stops after the first of the heads, and after the first of everything.
+    answers = iter([True, *[False] * (STEPS - 1), True])
 
     class Asked(StopRequest):
         made = property(lambda self: next(answers, False), lambda self, made: None)
