@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.parse
@@ -99,7 +98,7 @@ def test_the_search_page_in_a_browser(workspace, trained):
             flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
             seen = subprocess.run([browser, *flags, address], capture_output=True, text=True, check=True, timeout=120)
             shown.append(Page(seen.stdout).text)
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     for text in shown:
         assert "minilm" in text
         assert len(re.findall(r"\b0\.\d{3}\b", text)) >= 10  # five hits of each model
