@@ -150,7 +150,7 @@ def test_chunks_are_equal_and_as_few_as_can_be(batch_size, chunk_size, chunks):
 
 
 def test_chunks_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"train\.batch_size=62 .*train\.chunk_size=30: the chunks would have 2 "):
+    with pytest.raises(ConfigError, match=r"batch_size=62 can only be cut into equal chunks of 2 .*chunk_size=30"):
         config_of({"train": {"batch_size": 62, "chunk_size": 30}})
     with pytest.raises(ConfigError, match=r"the chunk of 4 .*\.chunk_size=4.* is not divisible by the 8 devices"):
         make_mesh(config_of({"train": {"batch_size": 64, "chunk_size": 4}}))

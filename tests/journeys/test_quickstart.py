@@ -25,17 +25,18 @@ from journeys.pages import ROOT, Block, Workspace, blocks_of, write_documents
 pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a command of a user
 PAGE = "docs/quickstart.md"
 STEPS = 4
-SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "mesh.data": 1, "eval.hold": "()"}
+SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "mesh.data": 1}
+SHORT |= {"eval.hold": (), "eval.guard": False}
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
     folder = tmp_path_factory.mktemp("quickstart")
     write_documents(folder / "my_documents")
-    short = SHORT | {"data.cache_dir": folder / "cache"}
+    short = SHORT | {"data.cache_dir": str(folder / "cache")}
     renamed = {
         "--input docstrings": "--input my_documents/",
-        'workdir="runs/mine"': f'workdir="runs/mine", overrides={ {key: str(value) for key, value in short.items()} }',
+        'workdir="runs/mine"': f'workdir="runs/mine", overrides={short}',
     }
     return Workspace(folder, {"train": overrides(short)}, renamed)
 
