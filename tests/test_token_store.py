@@ -137,14 +137,14 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     store = build_or_open(corpus, word_tokenizer(), 8)
     assert store.folder.parent == tmp_path / "xdg/diffcse_jax/tokens"
     message = capsys.readouterr().err
-    assert "token store built" in message
+    assert "tokenised " in message
     assert "warning: text that is not UTF-8 was skipped. Text must be UTF-8. To convert a file, run: iconv" in message
     assert message.endswith("first row: sentence 'one two', positive 'three'\n")
     monkeypatch.setattr(Corpus, "numbered", lambda self: pytest.fail("the corpus was read again"))
     build_or_open(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
-    assert "token store found" in message
-    assert "1 rows of sentence, positive, 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8)" in message
+    assert "found tokens of " in message
+    assert "1 rows (sentence, positive), 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8)" in message
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):

@@ -189,7 +189,7 @@ def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> It
         if pair := pair or lead_and_rest(own):
             yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * length])
         else:
-            counted["sections without a lead and a rest left out"] += 1
+            counted["sections too short for a pair left out"] += 1
 
 
 def _passages(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:

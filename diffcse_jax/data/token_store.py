@@ -157,8 +157,8 @@ def build_or_open(
         store = TokenStore(folder)
     if not quiet:
         note = f" ({store.note})" if store.note else ""
-        size = f"{len(store):,} rows of {', '.join(store.columns)}, {len(store.token_ids):,} tokens{note}"
-        print(f"token store {'built' if built else 'found'}: {corpus.name}, {size} in {folder}", file=sys.stderr)
+        size = f"{len(store):,} rows ({', '.join(store.columns)}), {len(store.token_ids):,} tokens{note}"
+        print(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}, in {folder}", file=sys.stderr)
         if built and (advice := corpus.advice()):
             print(f"warning: text that is not UTF-8 was skipped. {advice}", file=sys.stderr)
         if built and not corpus.reading:  # rows of documents need further passes
