@@ -398,7 +398,7 @@ def test_a_run_over_documents(tmp_path, minilm_dir, capfd):
     )
     train(Config.from_dict(settings | {"data.synonyms_file": str(synonyms), "mesh.data": 1}), tmp_path / "run")
     errors = capfd.readouterr().err
-    sentences, held_out = re.search(r"(\d+) rows of sentence.*7 documents, (\d) of them held out", errors).groups()
+    sentences, held_out = re.search(r"(\d+) rows \(sentence\).*7 documents, (\d) of them held out", errors).groups()
     skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has no next one"
     assert skipped in errors
     assert "generator" not in errors

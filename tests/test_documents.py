@@ -362,7 +362,7 @@ def test_linked_folders_are_read_once_and_closed_ones_are_named(tmp_path, monkey
         ("a.jsonl", '{"body": "a"}', {"pairs": "lead"}, r"no column 'text'\. It has: body\. .* in data\.columns"),
         ("a.jsonl", '{"text": "a"}', {"pairs": "lead", "columns": ("a", "b", "c")}, r"data\.columns names 3 columns"),
         ("a.txt", "one\n", {"pairs": "lead", "columns": ("a",)}, r"do not have columns\. Leave data\.columns empty"),
-        ("a.txt", "one\ntwo\n", {"pairs": "lead"}, r"no usable line \(2 documents, 2 sections without"),
+        ("a.txt", "one\ntwo\n", {"pairs": "lead"}, r"no usable line \(2 documents, 2 sections too short"),
         ("folder/a.csv", "x\none\n", {"pairs": "crops"}, r"no column 'text'\. It has: x"),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
         ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"only a single txt file can have blank lines"),

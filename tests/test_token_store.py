@@ -191,7 +191,7 @@ def test_a_skipped_line_ends_a_document(tmp_path, capsys):
     corpus = open_corpus(DataConfig(train_file=str(path), documents="blank_lines"))
     store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert store.document_starts.tolist() == [0, 2, 3]
-    assert "4 rows of sentence, 12 tokens (2 documents; skipped 1 line: 1 not UTF-8)" in capsys.readouterr().err
+    assert "4 rows (sentence), 12 tokens (2 documents; skipped 1 line: 1 not UTF-8)" in capsys.readouterr().err
 
 
 def flip_last_bit(file: Path) -> None:
