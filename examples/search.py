@@ -2,8 +2,8 @@
 
 python examples/search.py --before minilm --after runs/quickstart/export [--query "wait until a thread has finished"]
 
-The documents are docstrings of functions that the data set `docstrings` holds out from training, without their first
-sentences. The first sentences are the queries, so the right document of each query is known.
+The documents are the docstrings that `docstrings` keeps out of training, without their first sentences. The first
+sentences are the queries, so the right document for each query is known.
 """
 
 import argparse
