@@ -129,6 +129,11 @@ def ctrl_c_ends_process() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun. The plural is marked: `line{s}` becomes `1 line` or `3,200 lines`."""
+    return f"{count:,} {what.replace('{s}', '' if count == 1 else 's')}"
+
+
 def require_extra(module: str, extra: str) -> Any:
     """Import a module that only an optional feature needs; if it is missing, the error names the package's extra."""
     try:

@@ -336,7 +336,7 @@ def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
 
 
 def test_texts_that_cannot_give_examples_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"none of the 3 documents has two sentences.*data\.documents"):
+    with pytest.raises(DataError, match=r"no document of 3 has two sentences.*data\.documents"):
         Neighbours(with_documents(tmp_path, [1, 1, 1]))
     data, store = DataConfig(pairs="dropout"), with_documents(tmp_path, [2, 2])
     assert examples_of(store, data, next_sentence=False) is store

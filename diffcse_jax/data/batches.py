@@ -20,7 +20,6 @@ from jaxtyping import Float, Int, Integer, Shaped
 from diffcse_jax.batch import Batch, in_blocks, lay_out
 from diffcse_jax.data.augmentation import Augmentation
 from diffcse_jax.data.token_store import Examples, SentenceVectors
-from diffcse_jax.errors import DataError
 
 if TYPE_CHECKING:
     import grain
@@ -123,17 +122,6 @@ class Packing(NamedTuple):
     fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
-def batches_per_epoch(examples: int, batch_size: int) -> int:
-    """Return the number of whole batches in an epoch; refuse fewer examples than a batch holds."""
-    if examples < batch_size:
-        smaller = f", or set train.batch_size={1 << (examples.bit_length() - 1)}" if examples > 1 else ""
-        raise DataError(
-            f"data.train_file gives {examples:,} examples, fewer than train.batch_size={batch_size}. Use more text"
-            f"{smaller}"
-        )
-    return examples // batch_size
-
-
 class BatchSource:
     """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
 
@@ -181,7 +169,7 @@ class BatchSource:
         columns = list(range(len(store.columns)))
         single = len(columns) == 1 + next_sentence and not labels
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
-        self._batches_per_epoch = batches_per_epoch(len(store), batch_size)
+        self._batches_per_epoch = len(store) // batch_size  # the last, incomplete batch is left out
         self._lock = threading.Lock()
         # Prefetching threads straddle two epochs.
         self._order = functools.lru_cache(maxsize=2)(

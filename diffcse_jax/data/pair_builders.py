@@ -28,9 +28,10 @@ PASSAGE_LENGTH = 1024  # most tokens of a passage whose characters are tokens
 BOILERPLATE = (10, 0.01)  # a text in at least this many documents and this share of them is boilerplate
 RULES = "5"  # change it when this file, `documents.py` or `markup.py` make other rows: token stores are then rebuilt
 
+DOCUMENTS = "document{s}"
 HELD_OUT = "of them held out"
-REPEATED = "repeated texts left out (boilerplate)"
-SHARED = "texts left out that held-out documents also contain"
+REPEATED = "repeated text{s} left out (boilerplate)"
+SHARED = "text{s} left out that held-out documents also contain"
 
 Counts = collections.Counter[str]
 Record = tuple[Place, Row | Fault]
@@ -49,7 +50,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
     columns, rows = _FORMS.get(data.pairs, (("sentence",), _sentences))
 
     def records() -> Iterator[Record]:
-        counted.update({"documents": 0, HELD_OUT: 0})  # reported in this order
+        counted.update({DOCUMENTS: 0, HELD_OUT: 0})  # reported in this order
         holdout = Holdout(documents, data.held_out)
 
         def drops(text: str) -> bool:
@@ -62,7 +63,7 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
             if isinstance(document, Fault):
                 yield place, document
                 continue
-            counted["documents"] += 1
+            counted[DOCUMENTS] += 1
             if holdout.has(document):
                 counted[HELD_OUT] += 1
             else:
@@ -189,7 +190,7 @@ def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> It
         if pair := pair or lead_and_rest(own):
             yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * length])
         else:
-            counted["sections too short for a pair left out"] += 1
+            counted["section{s} too short for a pair left out"] += 1
 
 
 def _passages(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
@@ -197,7 +198,7 @@ def _passages(document: Document, drops: Drops, counted: Counts, length: int) ->
     own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if len(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from ((document[0].place, (text,)) for text in passages)
-    counted["documents too short for a passage left out"] += not passages
+    counted["document{s} too short for a passage left out"] += not passages
 
 
 def _passages_in_order(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.errors import DataError, NoSentencesError
+from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, sha256, why_unreadable, write_text
 
 LONGEST_TEXT = 1 << 17  # characters of a text in a row
@@ -84,7 +84,7 @@ class Corpus:
     note: str = ""  # what was left out before reading, for example files of other kinds
     names: OptionNames = TRAINING_OPTIONS
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
-    counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as documents
+    counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as `document{s}`
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the usable rows; see `numbered`."""
@@ -125,14 +125,14 @@ class Corpus:
 
     def summary(self) -> str:
         """Return what the latest pass counted and skipped, or an empty string."""
-        counted = ", ".join(f"{count:,} {what}" for what, count in self.counted.items() if count)
-        return "; ".join(filter(None, [counted, self.skipped_summary(), self.note]))
+        found = ", ".join(counted(count, what) for what, count in self.counted.items() if count)
+        return "; ".join(filter(None, [found, self.skipped_summary(), self.note]))
 
     def skipped_summary(self) -> str:
         """Return the skipped lines by fault, as `skipped 3 lines: 2 empty, 1 not UTF-8`, or an empty string."""
         total = self.skipped.total()
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
-        return f"skipped {total:,} {self.unit}{'s' if total > 1 else ''}: {kinds}" if total else ""
+        return f"skipped {counted(total, self.unit + '{s}')}: {kinds}" if total else ""
 
     def advice(self) -> str:
         """Say how to convert text that the latest pass could not decode; empty if it decoded all of it."""

@@ -70,7 +70,7 @@ class Neighbours(_Drawn):
         self.left_out = len(ends)
         if not len(self):
             raise DataError(
-                f"data.train_file: none of the {len(ends):,} documents has two {unit}s. Separate documents by blank "
+                f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank "
                 "lines, or write a document of several sentences on each line (data.documents)"
             )
 

@@ -22,7 +22,7 @@ from diffcse_jax.data import documents, readers
 from diffcse_jax.data.documents import Documents, Section
 from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import Corpus, Fault, OptionNames, RowFile, extension, listed, open_file
-from diffcse_jax.errors import DataError, NoSentencesError
+from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, why_unreadable
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
@@ -143,8 +143,7 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
             f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
             f"{f'It has: {others}. ' if others else ''}Known: {known_kinds}"
         )
-    total = len(found) - len(known)
-    note = f"skipped {total:,} file{'s' * (total > 1)} of other kinds: {others}" if others else ""
+    note = f"skipped {counted(len(found) - len(known), 'file{s} of other kinds')}: {others}" if others else ""
     return Source(name, root, known, "files", note)
 
 
@@ -249,7 +248,7 @@ def _documents(
     if not prose and not opened:
         raise NoSentencesError(f"{source.name}: the files are empty")
     others = len(tables) - len(opened) if prose else 0
-    skipped = f"skipped {others:,} table{'s' * (others > 1)} without texts" if others else ""
+    skipped = f"skipped {counted(others, 'table{s} without texts')}" if others else ""
     note = "; ".join(filter(None, [source.note, skipped]))
     return documents.of_files(source.name, source.root, prose, opened, columns, note)
 

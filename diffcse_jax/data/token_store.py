@@ -24,7 +24,7 @@ from jaxtyping import Float, Float32, Int, Integer, UInt64
 from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus, Row
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
-from diffcse_jax.errors import CheckpointError, DataError
+from diffcse_jax.errors import CheckpointError, DataError, counted
 from diffcse_jax.hosts import Progress
 
 FORMAT_VERSION = 3
@@ -157,7 +157,8 @@ def build_or_open(
         store = TokenStore(folder)
     if not quiet:
         note = f" ({store.note})" if store.note else ""
-        size = f"{len(store):,} rows ({', '.join(store.columns)}), {len(store.token_ids):,} tokens{note}"
+        rows, tokens = counted(len(store), "row{s}"), counted(len(store.token_ids), "token{s}")
+        size = f"{rows} ({', '.join(store.columns)}), {tokens}{note}"
         print(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}, in {folder}", file=sys.stderr)
         if built and (advice := corpus.advice()):
             print(f"warning: text that is not UTF-8 was skipped. {advice}", file=sys.stderr)
@@ -298,7 +299,7 @@ def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: b
         row, column = divmod(int(lacking[0]), len(corpus.columns))
         line, texts = next(itertools.islice(corpus.numbered(), row, None))
         raise DataError(
-            f"{store.folder} lacks the embeddings of {len(lacking):,} of the {len(sentences):,} sentences of "
+            f"{store.folder} lacks the embeddings of {len(lacking):,} of the {counted(len(sentences), 'sentence{s}')} of "
             f"{corpus.name}. The first is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output "
             f"{store.folder} on all of the text (with --columns, if the file has several columns)"
         )

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import open_augmentation
-from diffcse_jax.data.batches import SAMPLE, BatchSource, batches_per_epoch, make_batches
+from diffcse_jax.data.batches import SAMPLE, BatchSource, make_batches
 from diffcse_jax.data.pair_builders import stored_length
 from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
@@ -86,7 +86,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
     examples = _open_examples(config, store, sizes)
     requested, config = config, with_fitting_batch(config, len(examples), mesh)
-    total_steps = config.train.steps or config.train.epochs * batches_per_epoch(len(examples), config.train.batch_size)
+    total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
         examples,
         batch_size=config.train.batch_size,

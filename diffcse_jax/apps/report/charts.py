@@ -40,12 +40,10 @@ STYLE = {
 WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
 MOST_MARKERS = 40  # points of a line that each get a marker
 MOST_ROWS = 400  # of the table of numbers
-MOST_PLACES = 12  # of a path: single batches jump about, so neighbours are averaged
 
 SPEED = "sentences_per_second"
 SIMILARITIES = ("similarity_positive", "similarity_negative")
-PATH = ("uniformity", "alignment")
-SHOWN = {*PATH, *SIMILARITIES, SPEED, "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
+SHOWN = {*SIMILARITIES, SPEED, "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
 
 Points = Sequence[tuple[float, float]]
 
@@ -87,14 +85,10 @@ class Chart:
     marks: Sequence[Mark] = ()
     note: str = ""  # a sentence below the chart
     log: bool | None = None  # a logarithmic vertical axis; None: the range of the values decides
-    is_path: bool = False  # the points are places that something passes, rather than values over steps
 
     @property
     def numbers(self) -> list[list[str]]:
-        """Return the points as a table: the column titles, then a row for each x (or each point of a path)."""
-        if self.is_path:
-            rows = [[line.label, short(x), short(y)] for line in self.lines for x, y in line.points]
-            return [["run", self.x_label, self.y_label], *rows[:MOST_ROWS]]
+        """Return the points as a table: the column titles, then a row for each x."""
         columns = [dict(line.points) for line in self.lines]
         xs = sorted({x for column in columns for x in column})
         xs = xs[:: math.ceil(len(xs) / MOST_ROWS)] if xs else []
@@ -134,18 +128,15 @@ class Chart:
 
         figure = Figure(figsize=(5, 3.2), layout="constrained")
         axes = figure.add_subplot(xlabel=self.x_label, ylabel=self.y_label)
-        rings: dict[str, Any] = {"marker": "o", "linestyle": "none", "markerfacecolor": "none"}
         for index, line in enumerate(self.lines):
             xs, ys = zip(*line.points, strict=True)
             every = 1 if len(xs) <= MOST_MARKERS else [len(xs) - 1]
             marker = "osv^Dp"[index % 6]
             axes.plot(xs, ys, marker=marker, markevery=every, color=line.colour, label=line.label or None)
-            if self.is_path:
-                axes.plot(xs[:1], ys[:1], markersize=9, color=line.colour, **rings)
         for level in self.levels:
             axes.axhline(level.y, linestyle="--", linewidth=1.4, color=level.colour, label=level.label)
         for mark in self.marks:
-            axes.plot(mark.x, mark.y, markersize=11, color=mark.colour, **rings)
+            axes.plot(mark.x, mark.y, "o", markersize=11, color=mark.colour, fillstyle="none")
             axes.annotate(mark.label, (mark.x, mark.y), xytext=(0, 10), textcoords="offset points", ha="center")
         if self.is_log:
             axes.set_yscale("log")
@@ -206,24 +197,6 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
         "optimisation": optimisation,
         "others": _panels({readable(name): [name] for name in others}, runs),
     }
-
-
-def path_chart(runs: Sequence[Run]) -> Chart:
-    """Return the path of alignment and uniformity of training batches, from the first step to the last."""
-    lines = []
-    for index, run in enumerate(runs):
-        points = [(row[PATH[0]], row[PATH[1]]) for row in run.rows if all(name in row for name in PATH)]
-        size = -(-len(points) // MOST_PLACES)
-        groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
-        means = [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
-        if means:
-            lines.append(Line(run.label if len(runs) > 1 else "", means, colour_of(index)))
-    note = (
-        "The ring is the first step. Measured on training batches, with dropout and after the projector. Alignment is "
-        "the distance between the two views of a sentence; uniformity tells how evenly embeddings spread. Lower is "
-        "better for both."
-    )
-    return Chart("alignment and uniformity during training", PATH[0], lines, PATH[1], note=note, is_path=True)
 
 
 def _selection_chart(metric: str, runs: Sequence[Run]) -> Chart:

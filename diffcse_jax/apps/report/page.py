@@ -1,7 +1,6 @@
 """Collects what the report shows and renders the page."""
 
 import datetime
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 from diffcse_jax import __version__
 from diffcse_jax.apps import render
 from diffcse_jax.apps.report import embeddings
-from diffcse_jax.apps.report.charts import curves, path_chart
+from diffcse_jax.apps.report.charts import curves
 from diffcse_jax.apps.report.embeddings import Comparison
 from diffcse_jax.apps.report.runs import Run, read_results, read_runs, readable
-from diffcse_jax.config import SHIPPED, Config, configuration, flat, machine_keys
+from diffcse_jax.config import Config, flat, machine_keys
 from diffcse_jax.evaluation.results import (
     PUBLISHED,
     SHORT_NAMES,
@@ -22,6 +21,7 @@ from diffcse_jax.evaluation.results import (
     sections,
     seed_groups,
 )
+from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 
@@ -34,8 +34,6 @@ SECTIONS = {
     "configuration": "Configuration",
     "environment": "Environment",
 }
-NOT_A_RECIPE = ("data.train_file", "train.seed")  # keys that do not make a run another recipe
-DECIDED = ("auto", "own")  # values that a run replaces by what they mean
 
 
 def write_report(
@@ -75,7 +73,6 @@ def render_report(
     runs: Sequence[Run], comparison: Comparison | None = None, others: Sequence[dict[str, Any]] = (), now: str = ""
 ) -> str:
     """Return the page on runs, with their encoders on a sample of text and the test scores of other models."""
-    path = path_chart(runs)
     return render(
         "report.html.j2",
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
@@ -85,11 +82,11 @@ def render_report(
         curves=curves(runs),
         comparison=comparison,
         measures=_measures(comparison) if comparison else [],
-        embedding_charts=[path] * bool(path.lines) + (embeddings.embedding_charts(comparison) if comparison else []),
+        embedding_charts=embeddings.embedding_charts(comparison) if comparison else [],
         searches=embeddings.searches(comparison) if comparison else [],
         scores=score_tables(runs, others),
         differences=_differences(runs),
-        configurations=[(run.label, *nearest_config(run.config), _settings(run.config)) for run in runs],
+        configurations=[(run.label, command_of(run.config), _settings(run.config)) for run in runs],
         environments=_side_by_side({run.label: run.environment for run in runs if run.environment}),
         now=now or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
@@ -120,29 +117,6 @@ def score_tables(runs: Sequence[Run], others: Sequence[dict[str, Any]]) -> list[
         cells = [[label, *(each.get(column, "\N{EN DASH}") for column in columns)] for label, each in published + rows]
         tables.append((titles, cells))
     return tables
-
-
-def nearest_config(config: Config) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return the nearest shipped configuration, and the keys that differ with its value and the run's."""
-    now = flat(config.to_dict())
-    changes = {
-        name: [
-            (key, shown(shipped[key]), shown(value))
-            for key, value in now.items()
-            if key not in machine_keys() and key in shipped and shipped[key] not in (value, *DECIDED)
-        ]
-        for name, shipped in _shipped().items()
-    }
-    name = min(changes, key=lambda name: sum(key not in NOT_A_RECIPE for key, _, _ in changes[name]))
-    return name, changes[name]
-
-
-@functools.cache
-def _shipped() -> dict[str, dict[str, Any]]:
-    """Return the values of the shipped configurations by name and key."""
-    files = (*SHIPPED.glob("*.py"), *SHIPPED.glob("base/*.py"))
-    names = sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in files if path.name[0] != "_")
-    return {name: flat(configuration(name, {})[1].to_dict()) for name in names}
 
 
 def shown(value: Any) -> str:
