@@ -155,7 +155,7 @@ def export_with_curves(config: Config, workdir: Path) -> None:
     """Export the selected model of a run to `WORKDIR/export`, and draw its curves if matplotlib is installed."""
     with disk_errors(workdir / "report", safe="The checkpoints are whole."):
         try:
-            log_line(f"curves: {draw_curves(workdir, config)}")
+            log_line(f"curves: {draw_curves(workdir)}")
         except UserError as error:
             log_line(f"notice: no curves were drawn: {error}")
     export(workdir, workdir / "export")

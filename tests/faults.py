@@ -168,7 +168,7 @@ def prepare(world: World) -> None:
     training.make_train_step = kept(training.make_train_step, Compiled)
 
 
-def _no_curves(workdir: Path, config: Any) -> Path:
+def _no_curves(workdir: Path) -> Path:
     sys.modules["diffcse_jax.run_folder.records"].read_metrics(workdir)  # as drawing does
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What users see of a run: progress, rows, curves, and what their callbacks get."""
+"""What users see of a run: progress, rows, and what their callbacks get."""
 
 import io
 import sys
@@ -6,17 +6,14 @@ import types
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from tiny_networks import config_of
 
 from diffcse_jax import Callback, Config, WandB
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.run_folder.records import MetricsWriter, Record, read_metrics, write_baseline
+from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
-from diffcse_jax.training.curves import curves, draw_curves
 
 ROW = {"loss": 0.12345, "sentences_per_second": 578.2}
 
@@ -142,34 +139,3 @@ def test_tensorboard_reads_the_rows(tmp_path):
         values = [value for event in events for value in event.summary.value]
         assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
         file.unlink()
-
-
-@pytest.mark.parametrize(
-    ("losses", "scale"), [(np.linspace(2.6, 2.2, 20), "linear"), (np.geomspace(2, 0.02, 6), "log")]
-)
-def test_curves_have_numbers_and_whole_steps_and_a_panel_for_the_metric_that_chooses(losses, scale, tmp_path):
-    write_baseline(tmp_path, Record(0, "avg", {"mrr": 60.0}, "mrr", "text"))
-    writer = MetricsWriter(tmp_path, resumed_at=0)
-    writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/recall": 55.0, "dev/uniformity": -2.0})
-    for step, loss in enumerate(losses.tolist(), 1):
-        writer.write(step, {"loss": loss, "loss_contrast": loss})
-    writer.write(len(losses), {"dev/mrr": 65.0, "dev/recall": 70.0, "dev/uniformity": -2.5})
-    figure = curves(tmp_path, config_of())
-    figure.draw_without_rendering()
-    panels = {axes.get_title(): axes for axes in figure.axes}
-    chooses = "mrr (chooses the checkpoint)"
-    assert list(panels) == ["loss", chooses, "other dev scores", "uniformity of the embeddings"]
-    assert panels["loss"].get_yscale() == scale
-    for axes in figure.axes:
-        low, high = axes.get_ylim()
-        texts = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
-        assert sum(map(bool, texts)) >= 2
-        assert all(step == int(step) for step in axes.get_xticks())
-        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0  # below the curves
-    lines = panels[chooses].lines
-    assert [line.get_label() for line in lines] == ["mrr", "starting checkpoint"]
-    assert set(lines[1].get_ydata()) == {60.0}
-
-
-def test_a_run_without_rows_has_a_picture(tmp_path):
-    assert draw_curves(tmp_path, config_of()).stat().st_size > 1000

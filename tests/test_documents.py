@@ -272,7 +272,7 @@ def test_each_form_gives_the_same_rows_and_can_be_searched(tmp_path, form):
     assert list(corpus) == leads[:2]
     assert corpus.columns == ("lead", "rest")
     skipped = "; skipped 1 file of other kinds: 1 .png; skipped 1 table without texts" if form == "mixed" else ""
-    assert corpus.summary() == f"3 documents, 1 sections too short for a pair left out{skipped}"
+    assert corpus.summary() == f"3 documents, 1 section too short for a pair left out{skipped}"
     if form == "csv":  # with data.pairs='dropout', a csv file contains rows
         assert len(list(opened(name, "dropout", columns=("title",)))) == 3
     else:
@@ -315,7 +315,7 @@ def test_tables_without_title_or_text(tmp_path):
     corpus = opened(tmp_path / "a.jsonl", "lead")
     assert list(corpus) == [("Here is one.", "Here is another text."), ("T", "This is the third text.")]
     assert corpus.summary() == (
-        "3 documents, 1 sections too short for a pair left out; "
+        "3 documents, 1 section too short for a pair left out; "
         "skipped 3 lines: 1 missing key, 1 value not a string, 1 not a JSON object"
     )
     with pytest.raises(DataError, match=r"a\.jsonl, line 4: missing key"):

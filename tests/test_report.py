@@ -9,18 +9,20 @@ import scipy.stats
 from html_pages import checked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from tiny_model import HIDDEN, write_tiny_model
 
-from diffcse_jax.apps.report import charts, embeddings, page
-from diffcse_jax.apps.report.charts import BASELINE, Chart, Line, short
+from diffcse_jax.apps.report import embeddings, page
 from diffcse_jax.apps.report.embeddings import Sample, encode_sample
-from diffcse_jax.apps.report.runs import labels, read_runs
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import results
 from diffcse_jax.io import json_digest
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
+from diffcse_jax.run_folder.summary import labels, read_runs
+from diffcse_jax.training import curves
+from diffcse_jax.training.curves import BASELINE, Chart, Line, draw_curves, short
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> & \x00\ud800'
 PAIRS = Sample(
@@ -76,7 +78,7 @@ def write_run(folder, *, finished=True, **groups):
 
 
 def compared(*names: str, sample: Sample = PAIRS):
-    encoders = {name: (charts.colour_of(index), lambda index=index: Encoder(index)) for index, name in enumerate(names)}
+    encoders = {name: (curves.colour_of(index), lambda index=index: Encoder(index)) for index, name in enumerate(names)}
     return encode_sample(encoders, sample)
 
 
@@ -84,12 +86,13 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "mine")])
     shown = checked(page.render_report([run], compared("start", "mine"), now="today"))
     assert (run.before, run.best, run.label, run.duration) == (60.0, (6, 80.0), "mine", "0:00:02")
-    for text in ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped", "diffcse evaluate --model", "diffcse train --config"):
+    texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped")
+    for text in (*texts, "diffcse evaluate --model", "diffcse train --config"):
         assert text in shown.text
     titles = set(shown.values("aria-label"))
     assert {"dev metric stsb spearman", "contrast loss", "new measure", "replaced-token detection"} <= titles
     assert {"alignment", "sentences per second", "learning rate"} <= titles
-    (dev,) = charts.curves([run])["dev"]
+    (dev,) = curves.curves([run])["dev"]
     assert dev.numbers == [["step", dev.title], *([short(x), short(y)] for x, y in run.evaluations)]
     assert ([(level.y, level.colour) for level in dev.levels], dev.marks[0].label) == (
         [(60.0, BASELINE)],
@@ -97,6 +100,41 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     )
     for section in page.SECTIONS:
         assert section in shown.values("id")
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"), [(np.linspace(2.6, 2.2, 20), "linear"), (np.geomspace(2, 0.02, 6), "log")]
+)
+def test_curves_have_numbers_and_whole_steps_and_a_panel_for_the_metric_that_chooses(losses, scale, tmp_path):
+    begin_run(tmp_path, Config())
+    write_baseline(tmp_path, Record(0, "avg", {"mrr": 60.0}, "mrr", "text"))
+    writer = MetricsWriter(tmp_path, resumed_at=0)
+    writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
+    for step, loss in enumerate(losses.tolist(), 1):
+        writer.write(step, {"loss": loss, "loss_contrast": loss})
+    writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
+    found = curves.curves(read_runs([tmp_path]))
+    drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
+    assert list(drawn) == ["dev metric mrr", "uniformity", "contrast loss"]
+    figure = Figure(figsize=(4.6 * len(drawn), 4.2), layout="constrained")
+    panels = {title: figure.add_subplot(1, len(drawn), number) for number, title in enumerate(drawn, 1)}
+    for title, axes in panels.items():
+        drawn[title].draw(axes)
+    figure.draw_without_rendering()
+    assert panels["contrast loss"].get_yscale() == scale
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        texts = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+        assert sum(map(bool, texts)) >= 2
+        assert all(step == int(step) for step in axes.get_xticks())
+    axes = panels["dev metric mrr"]
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0  # below the curves
+    assert set(axes.lines[1].get_ydata()) == {60.0}
+
+
+def test_a_run_without_rows_has_a_picture(tmp_path):
+    begin_run(tmp_path, Config())
+    assert draw_curves(tmp_path).stat().st_size > 1000
 
 
 def test_text_never_becomes_markup(tmp_path):
@@ -122,11 +160,11 @@ def test_runs_in_progress_are_compared(tmp_path):
         "No model was loaded",
     ):
         assert part in text
-    (chart,) = charts.curves(runs)["dev"]
+    (chart,) = curves.curves(runs)["dev"]
     assert {line.label: len(line.points) for line in chart.lines} == {"a/seed-1": 2, "b/seed-1": 4}
-    together = {chart.title: len(chart.lines) for chart in charts.curves(runs[:1])["losses"]}
+    together = {chart.title: len(chart.lines) for chart in curves.curves(runs[:1])["losses"]}
     assert together["replaced-token detection"] == 3
-    apart = {chart.title: len(chart.lines) for chart in charts.curves(runs)["losses"]}
+    apart = {chart.title: len(chart.lines) for chart in curves.curves(runs)["losses"]}
     assert apart["rtd accuracy"] == apart["rtd share kept"] == 2
 
 
@@ -150,7 +188,7 @@ def test_the_selected_model_need_not_be_a_checkpoint(tmp_path, step, interpolati
     record = Record(step, "cls", {"stsb_spearman": score}, "stsb_spearman", "text")
     write_selection(workdir, Selection(record, interpolation, "verdict"), {"weight": np.zeros(1, np.float32)})
     (run,) = read_runs([workdir])
-    assert [mark.label for mark in charts.curves([run])["dev"][0].marks] == marks
+    assert [mark.label for mark in curves.curves([run])["dev"][0].marks] == marks
 
 
 def test_other_folders_are_refused(tmp_path):
@@ -184,7 +222,7 @@ def test_charts_of_any_values_are_drawn(points):
     chart = Chart("loss", "step", [Line("", sorted(points))], "loss")
     assert chart.svg.count("<svg") == 1
     values = [y for _, y in points]
-    assert chart.is_log == (min(values) > 0 and max(values) > charts.WIDEST_LINEAR * min(values))
+    assert chart.is_log == (min(values) > 0 and max(values) > curves.WIDEST_LINEAR * min(values))
 
 
 def test_density_equals_gaussian_kernels():

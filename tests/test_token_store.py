@@ -144,7 +144,7 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
     build_or_open(corpus, word_tokenizer(), 8)
     message = capsys.readouterr().err
     assert "found tokens of " in message
-    assert "1 rows (sentence, positive), 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8)" in message
+    assert "1 row (sentence, positive), 7 tokens (skipped 2 lines: 1 empty, 1 not UTF-8)" in message
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):
@@ -400,14 +400,14 @@ def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokeni
     open_vectors(store, *tokenised(text))  # the digest of this store is known
     (tmp_path / "other").mkdir()
     write_part(tmp_path / "other/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
-    with pytest.raises(DataError, match=r"lacks the embeddings of 24 of the 24 sentences"):
+    with pytest.raises(DataError, match=r"lacks the embeddings of 24 of 24 sentences"):
         open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
 
 
 def test_missing_sentences_are_reported(tmp_path, text, tokenised):
     store = stored(tmp_path / "store", text)
     text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
-    with pytest.raises(DataError, match=r"lacks the embeddings of 3 of the 5 sentences of .* on line 3: 'who is this'"):
+    with pytest.raises(DataError, match=r"lacks the embeddings of 3 of 5 sentences of .* on line 3: 'who is this'"):
         open_vectors(store, *tokenised(text))
     assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
 

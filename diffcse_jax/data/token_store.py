@@ -299,7 +299,7 @@ def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: b
         row, column = divmod(int(lacking[0]), len(corpus.columns))
         line, texts = next(itertools.islice(corpus.numbered(), row, None))
         raise DataError(
-            f"{store.folder} lacks the embeddings of {len(lacking):,} of the {counted(len(sentences), 'sentence{s}')} of "
+            f"{store.folder} lacks the embeddings of {len(lacking):,} of {counted(len(sentences), 'sentence{s}')} of "
             f"{corpus.name}. The first is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output "
             f"{store.folder} on all of the text (with --columns, if the file has several columns)"
         )

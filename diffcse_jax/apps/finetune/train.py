@@ -63,7 +63,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
             print(f"task {name}: wrote {workdir / 'tasks' / name}, {written}")
         with disk_errors(workdir, safe=_SAFE):
             if (workdir / HEADS).is_dir():
-                draw_curves(workdir / HEADS, config)
+                draw_curves(workdir / HEADS)
             files = write_outputs(model, tasks, workdir, config.finetune.predictions, config.eval.batch_size)
         print("wrote", *files, sep="\n  ")
         print(verdict)

@@ -10,8 +10,6 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
-from diffcse_jax.apps.report.charts import BASELINE, Chart, Line, colour_of
-from diffcse_jax.apps.report.runs import Run
 from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
@@ -22,6 +20,8 @@ from diffcse_jax.evaluation.retrieval import retrieval_scores
 from diffcse_jax.evaluation.tasks import is_local
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.run_folder.summary import Run
+from diffcse_jax.training.curves import BASELINE, Chart, Line, colour_of
 
 MOST_PAIRS = 200
 RELATED_FRACTION = 0.2  # of rated pairs: the pairs rated highest belong together

@@ -8,9 +8,7 @@ from typing import Any
 from diffcse_jax import __version__
 from diffcse_jax.apps import render
 from diffcse_jax.apps.report import embeddings
-from diffcse_jax.apps.report.charts import curves
 from diffcse_jax.apps.report.embeddings import Comparison
-from diffcse_jax.apps.report.runs import Run, read_results, read_runs, readable
 from diffcse_jax.config import Config, flat, machine_keys
 from diffcse_jax.evaluation.results import (
     PUBLISHED,
@@ -24,6 +22,8 @@ from diffcse_jax.evaluation.results import (
 from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
+from diffcse_jax.run_folder.summary import Run, read_results, read_runs, readable
+from diffcse_jax.training.curves import curves
 
 SECTIONS = {
     "outcome": "Outcome",
