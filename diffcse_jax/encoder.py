@@ -29,7 +29,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_use
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
-from diffcse_jax.models.forward import TeacherNetwork
+from diffcse_jax.models.forward import SentenceNetwork
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
@@ -438,7 +438,7 @@ def compiled_forward(
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask) -> embeddings`, shared by all encoders of these sizes."""
     config = config.on(mesh.devices.flat[0].platform)
-    network = parameters.definition(functools.partial(TeacherNetwork, config, pooler, dtype=dtype))
+    network = parameters.definition(functools.partial(SentenceNetwork, config, pooler, dtype=dtype))
 
     def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32

@@ -14,7 +14,7 @@ from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, ran
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
-from diffcse_jax.models.forward import Computation, Teacher, TeacherNetwork
+from diffcse_jax.models.forward import Computation, Teacher, SentenceNetwork
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.training import networks
@@ -22,7 +22,7 @@ from diffcse_jax.training.step import loss_of_batch
 
 RNG = np.random.default_rng(0)
 SCORES, OTHERS = jnp.array(RNG.normal(0.0, 3.0, (2, 5, 4)), jnp.float32)
-TEACHER = Teacher(SIZES, "cls", random_params(functools.partial(TeacherNetwork, pooler="cls"), SIZES, seed=5))
+TEACHER = Teacher(SIZES, "cls", random_params(functools.partial(SentenceNetwork, pooler="cls"), SIZES, seed=5))
 OFF = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
 
 

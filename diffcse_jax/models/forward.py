@@ -146,7 +146,7 @@ class SharedForward:
     pooler: str  # one of `pooling.POOLERS`
     dropout_masks: str = "independent"  # for each view, or `shared` by the views of an example
     keeps_projector: bool = False  # whether encoding will apply the projector as well
-    size: int | None = None  # that embeddings are cut to
+    size: int | None = None  # embeddings are cut to this size
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name
 
     def prefix(self, size: int) -> "SharedForward":
@@ -273,21 +273,24 @@ def mean_where(values: Shaped[Array, "*shape"], where: Bool[Array, "*shape"]) ->
 
 
 class Teacher(NamedTuple):
-    """A frozen sentence encoder in memory, whose embeddings teach."""
+    """A frozen sentence encoder from which a loss learns."""
 
     config: TransformerConfig
     pooler: str
-    params: Params  # of `TeacherNetwork`
+    params: Params  # of `SentenceNetwork`
     truncate_dim: int | None = None
 
     @property
     def build(self) -> Build:
-        """The function that makes the network."""
-        return partial(TeacherNetwork, self.config, self.pooler, self.truncate_dim)
+        """The function that builds the network."""
+        return partial(SentenceNetwork, self.config, self.pooler, self.truncate_dim)
 
 
-class TeacherNetwork(nnx.Module):
-    """Sentences to embeddings, without dropout. The pooler `cls` adds a dense + tanh head."""
+class SentenceNetwork(nnx.Module):
+    """The network of sentence encoders and teachers: a transformer, a pooler and, for `cls`, its dense + tanh head.
+
+    It has no dropout.
+    """
 
     def __init__(
         self,
