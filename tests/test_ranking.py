@@ -14,7 +14,7 @@ from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, ran
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
-from diffcse_jax.models.forward import Computation, Teacher, SentenceNetwork
+from diffcse_jax.models.forward import Computation, SentenceNetwork, Teacher
 from diffcse_jax.models.parameters import bind, definition
 from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.training import networks
