@@ -1,4 +1,4 @@
-"""Train from Python, and what `diffcse train` does: train, select, export, draw the curves.
+"""Train from Python. `run` is what `diffcse train` does: train, select, draw the curves, export.
 
 from diffcse_jax import train
 
@@ -38,9 +38,9 @@ class Trained:
     """The result of training. Unpacking gives the encoder and the history.
 
     Attributes:
-        encoder: The selected model: the best checkpoint, or what else the verdict says.
+        encoder: The exported model: the best checkpoint, unless the verdict says otherwise.
         history: The rows of `metrics.jsonl`, each with its `step`: losses and other metrics of logged steps, and dev
-            scores as `dev/NAME`. At step 0 `start/NAME` are the scores of the starting checkpoint.
+            scores as `dev/NAME`. The row of step 0 has the scores of the starting checkpoint as `start/NAME`.
         scores: Dev scores of the encoder.
         start_scores: Dev scores of the starting checkpoint.
         verdict: How the two compare and what was exported, as text.
@@ -67,14 +67,14 @@ def train(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Train a sentence encoder and export it. The same call again resumes where the first one stopped.
+    """Train a sentence encoder and export it. If training was stopped, the same call resumes it.
 
     Args:
         sentences_or_path: What to train on: sentences or documents; tuples of sentence, positive and hard negatives;
             dicts of columns; or a value of `data.train_file`, such as a file, a folder, `docstrings` or `wiki1m`. None:
             the configuration's text. If the configuration makes pairs of documents and you give tuples, the fraction
             `data.held_out` of the rows is kept out of training for `eval.metric="pairs_retrieval"`.
-        config: The name of a file in configs/, the path of such a file, a dict of what differs from the defaults
+        config: The name of a file in configs/, the path of such a file, a dict of values that differ from the defaults
             (`{"train": {"steps": 60}}` or `{"train.steps": 60}`), a `Config`, or a ConfigDict.
         workdir: The run folder. `{seed}`, `{name}` and keys such as `{optim.learning_rate}` stand for the run's values.
             None: `runs/NAME` of the configuration file, `runs/custom` for a dict or a `Config`.
@@ -83,7 +83,8 @@ def train(
 
     Raises:
         UserError: A configuration, text, checkpoint or run folder cannot be used. The message says what to do.
-        Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. A `KeyboardInterrupt`.
+        Interrupted: Ctrl-C, SIGTERM or a callback stopped training. Everything is saved. This is a
+            `KeyboardInterrupt`.
     """
     name, checked = configuration(config, overrides)
     if sentences_or_path is not None:
@@ -118,7 +119,7 @@ def _text_settings(given: str | os.PathLike[str] | Iterable[Text], config: Confi
 
 
 def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
-    """Train in a run folder, from the start or from where an earlier run stopped, and export to `WORKDIR/export`.
+    """Train in a run folder and export to `WORKDIR/export`. If the run was stopped, resume it.
 
     Returns:
         How the exported model compares with the starting checkpoint, as text.
@@ -136,7 +137,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
 
 @contextlib.contextmanager
 def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
-    """Join the other processes, if there are any, and hold the lock of the run folder in the block."""
+    """Join the other processes, if there are any, and hold the lock of the run folder for the `with` block."""
     if config.distributed:
         hosts.join()  # before anything asks JAX for its devices
     else:
@@ -153,7 +154,7 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
 
 def export_with_curves(config: Config, workdir: Path) -> None:
     """Export the selected model of a run to `WORKDIR/export`, and draw its curves if matplotlib is installed."""
-    with disk_errors(workdir / "report", safe="The checkpoints are whole."):
+    with disk_errors(workdir / "report", safe="The checkpoints are intact."):
         try:
             log_line(f"curves: {draw_curves(workdir)}")
         except UserError as error:

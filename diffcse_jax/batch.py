@@ -1,7 +1,7 @@
 """What data hands to networks: tokens, their mask and, if padding is left out, their packed layout.
 
-Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens these cost what the
-text costs, not what its longest sentence would. The layout is computed on the host and travels with the tokens.
+Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens, the cost of these
+depends only on the number of real tokens. The layout is computed on the host and travels with the tokens.
 
 `pack` and `unpack` convert between rows, (rows, length, ...), and packed tokens, (tokens, ...). Without a layout, the
 packed tokens are all positions, so that networks are written once for both. Values at real tokens are the same in both
@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What masking needs to know of a tokenizer."""
+    """What masking needs to know about a tokenizer."""
 
     size: int  # number of tokens; a model may have more embeddings
     mask_id: int | None

@@ -1,6 +1,6 @@
 """The command `diffcse`: the options of each command, and the function of the package that it calls.
 
-What a command needs is imported when it runs, so that `--help` and mistakes are answered soon.
+Each command imports what it needs when it runs, so that `--help` and errors appear quickly.
 """
 
 import argparse
@@ -34,11 +34,11 @@ TABLE_FORMATS: dict[str, Any] = {"choices": ("text", "markdown", "latex"), "defa
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Show defaults that say something."""
+    """Show a default only if it helps the reader."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        says_nothing = action.default in (None, "", "-", False, argparse.SUPPRESS) or isinstance(action.default, list)
-        return action.help or "" if says_nothing else f"{action.help} (default: %(default)s)"
+        hidden = action.default in (None, "", "-", False, argparse.SUPPRESS) or isinstance(action.default, list)
+        return action.help or "" if hidden else f"{action.help} (default: %(default)s)"
 
 
 Work = Callable[[], Any]
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = [*arguments[1:2], "--help"]
     parser, commands = build_parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command not in ("train", "finetune", "study"):  # these take keys of the configuration
+    if rest and options.command not in ("train", "finetune", "study"):  # these accept configuration keys
         parser.error(f"unrecognized arguments: {' '.join(rest)}. See diffcse {options.command} --help")
     options.overrides, options.again = rest, shlex.join(["diffcse", *arguments])
     with reported_to_user():
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = work()
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader of the output, such as `head`, has gone
+        except BrokenPipeError:  # the reader of the output, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
             code = 141
         return code if isinstance(code, int) else 0
@@ -108,7 +108,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, Prepare]]:
 def train(parser: argparse.ArgumentParser) -> Prepare:
     """Train an encoder and export it.
 
-    The same command again resumes where an earlier run stopped. When training ends, the selected model is exported to
+    If a run was stopped, the same command resumes it. When training ends, the selected model is exported to
     WORKDIR/export, a folder that transformers and sentence-transformers load. If the environment variable
     WANDB_PROJECT is set, metrics are also logged to that project of Weights & Biases.
 
@@ -131,8 +131,8 @@ def train(parser: argparse.ArgumentParser) -> Prepare:
 def finetune(parser: argparse.ArgumentParser) -> Prepare:
     """Fine-tune an encoder on labelled tasks.
 
-    At the end WORKDIR holds `export` (the encoder), `tasks` (the heads), `predictions` and `report`. The same command
-    resumes a run that was stopped. --config.init=MODEL is short for --config.model.name_or_path=MODEL.
+    At the end, WORKDIR contains `export` (the encoder), `tasks` (the heads), `predictions` and `report`. If a run was
+    stopped, the same command resumes it. --config.init=MODEL is short for --config.model.name_or_path=MODEL.
 
       diffcse finetune --config finetune_multitask --config.init=runs/mine
     """
@@ -154,21 +154,21 @@ def finetune(parser: argparse.ArgumentParser) -> Prepare:
 def study(parser: argparse.ArgumentParser) -> Prepare:
     """Train variants with several seeds and compare them in a table.
 
-    The same command continues a study that was stopped, also from several hosts at the same time. --config.KEY=VALUE
-    overrides a key of all variants, and --finetune.KEY=VALUE a key of all fine-tunings.
+    If a study was stopped, the same command continues it. Several hosts may run it at the same time. --config.KEY=VALUE
+    changes a key for all variants, and --finetune.KEY=VALUE a key for all fine-tunings.
 
       diffcse study --config minilm --workdir runs/minilm --config.data.train_file=sentences.txt
       diffcse study --config minilm --workdir runs/minilm --report
     """
     _add_run_options(parser, "configs/studies", (SHIPPED / "studies").glob("*.py"))
     add = parser.add_argument
-    add("--encoders", metavar="DIR", help="take trained encoders from the folder of an earlier study")
-    add("--workers", type=int, default=1, metavar="N", help="runs at a time; workers share the GPUs")
+    add("--encoders", metavar="DIR", help="use the trained encoders in the folder of an earlier study")
+    add("--workers", type=int, default=1, metavar="N", help="number of runs at a time, which share the GPUs")
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")
     add("--start", action="store_true", help="also score the starting checkpoint, with its own pooler")
-    add("--report", action="store_true", help="run nothing; write and print the table of what is done")
+    add("--report", action="store_true", help="train nothing; write and print the table of the finished runs")
     add("--format", help="format of the printed table", **TABLE_FORMATS)
 
     def prepare(options: argparse.Namespace) -> Work:
@@ -199,19 +199,19 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
         "--mode",
         choices=("test", "fasttest", "dev"),
         default="test",
-        help="dev: dev splits; fasttest: cheaper classifiers",
+        help="dev: dev splits; fasttest: simpler classifiers",
     )
     add("--aggregation", choices=("all", "mean", "wmean"), default="all", help="how a task's subsets become one score")
     similarities = ("cosine", "dot", "euclidean", "manhattan")
     add("--similarity", choices=similarities, default="cosine", help="similarity of STS pairs")
     add("--regression", action="store_true", help="also run STS-B and SICK-R supervised, as in the original SentEval")
-    add("--pooler", choices=POOLERS, help="replaces the recorded pooler")
-    add("--truncate_dim", type=int, help="cut embeddings to this size (default: as recorded)")
+    add("--pooler", choices=POOLERS, help="use this pooler instead of the recorded one")
+    add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--post_dimension", type=int, help="target size of whitening (default: the embedding size)")
-    add("--queries", type=Path, metavar="FILE", help="lines whose nearest STS-B sentences `retrieval` lists")
-    add("--top_k", type=int, default=3, help="sentences that it lists for each query")
-    add("--backend", choices=("jax", "torch"), default="jax", help="torch: embeddings of transformers")
+    add("--queries", type=Path, metavar="FILE", help="list the STS-B sentences nearest to each line (task `retrieval`)")
+    add("--top_k", type=int, default=3, help="sentences to list for each query")
+    add("--backend", choices=("jax", "torch"), default="jax", help="torch: compute embeddings with transformers")
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     add("--format", dest="style", help="format of the tables", **TABLE_FORMATS)
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")
@@ -238,12 +238,12 @@ def export(parser: argparse.ArgumentParser) -> Prepare:
     add = parser.add_argument
     add("--model", required=True, metavar="RUN", help="the folder of a run, or one checkpoint in it")
     add("--output", help="the folder to write (default with --push_to_hub: RUN/export)")
-    add("--truncate_dim", type=int, help="the size that readers cut embeddings to")
-    add("--onnx", action="store_true", help="add onnx/model.onnx and its int8 form, checked against the model")
+    add("--truncate_dim", type=int, help="record this size, to which embeddings are then cut")
+    add("--onnx", action="store_true", help="add onnx/model.onnx and an int8 version, checked against the model")
     add("--results", help="results.json files for the card (default: those in RUN)", **RESULTS)
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
     add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: the base model's)")
-    add("--push_to_hub", metavar="USER/NAME", help="also upload it, with the token of HF_TOKEN or of `hf auth login`")
+    add("--push_to_hub", metavar="USER/NAME", help="also upload it, with the token from HF_TOKEN or `hf auth login`")
     add("--private", action="store_true", help="with --push_to_hub: make a new repository private")
 
     def prepare(options: argparse.Namespace) -> Work:
@@ -275,15 +275,15 @@ def export(parser: argparse.ArgumentParser) -> Prepare:
 def encode(parser: argparse.ArgumentParser) -> Prepare:
     """Encode texts into one file.
 
-    The suffix of --output chooses the format. `.jsonl` and `.parquet` hold each text with its line and its embedding.
-    `.npy` holds embeddings alone, one row for each line, so a line without text is an error. For a text that takes
-    hours use `diffcse embed`, which can resume.
+    The suffix of --output chooses the format. `.jsonl` and `.parquet` contain each text with its line and its
+    embedding. `.npy` contains only the embeddings, one row for each line, so an empty line is an error. If a text takes
+    hours, use `diffcse embed`, which can resume.
 
       echo 'A man plays the guitar.' | diffcse encode --model minilm
       diffcse encode --model runs/mine --input text.txt.gz --output embeddings.npy
     """
     _add_encoder_options(parser)
-    _add_text_options(parser, "inputs", "what training reads (default: standard input)", nargs="+", default=["-"])
+    _add_text_options(parser, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
     add = parser.add_argument
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--output", default="-", metavar="FILE", help=".npy, .parquet or .jsonl; `-`: JSONL to standard output")
@@ -300,16 +300,16 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     """Embed any amount of text into a folder of Parquet files, and resume after a crash.
 
     pyarrow, polars, datasets and `diffcse search` read the folder. Its state is in OUTPUT.state. Several processes can
-    share the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
+    divide the inputs: process i of n (JAX_PROCESS_ID and JAX_NUM_PROCESSES) takes every n-th one.
 
       diffcse embed --model runs/mine --input 'shards/*.txt.gz' --output embeddings
     """
     _add_encoder_options(parser)
-    _add_text_options(parser, "inputs", "what training reads; quote patterns", required=True, **SEVERAL)
+    _add_text_options(parser, "inputs", "text that training reads; put patterns in quotes", required=True, **SEVERAL)
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="of stored embeddings")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="type of the stored embeddings")
     add("--rows_per_file", type=int, help="texts in a Parquet file (default: as in the existing files, or 5,000)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
 
@@ -325,23 +325,23 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
 def search(parser: argparse.ArgumentParser) -> Prepare:
     """Find the texts that are most similar to queries.
 
-    --input is text, which is encoded now; embeddings of `diffcse embed` or `diffcse encode`; or an index. The last two
-    name their encoder, so --model may be left out. Similarities are cosines.
+    --input is text, the output of `diffcse embed` or `diffcse encode`, or an index. Embeddings and indexes record their
+    encoder, so --model may be left out. Similarities are cosines.
 
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
       diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl
       diffcse search --model runs/mine --input documents/ --output index 'first query'
     """
     add = parser.add_argument
-    add("queries", nargs="*", metavar="QUERY", help="text; without any, --queries or the lines of standard input")
-    add("--queries", dest="queries_file", default="-", metavar="FILE", help="text of queries (default: standard input)")
+    add("queries", nargs="*", metavar="QUERY", help="queries (default: --queries)")
+    add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
     add("--top_k", type=int, default=5, help="the largest number of hits for a query")
-    add("--threshold", type=float, help="the least cosine similarity of a hit (default: any)")
-    add("--json", dest="as_json", action="store_true", help="print an object for each query, one a line")
+    add("--threshold", type=float, help="the lowest cosine similarity of a hit (default: any)")
+    add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(parser, recorded="that of the embeddings")
-    _add_text_options(parser, "source", "what training reads, embeddings or an index", required=True)
-    add("--output", type=Path, metavar="DIR", help="keep the index in this folder, to search it again")
-    add("--faiss", default="", metavar="FACTORY", help="faiss's index: Flat is exact; IVF1024,Flat and HNSW32 are not")
+    _add_text_options(parser, "source", "text that training reads, embeddings or an index", required=True)
+    add("--output", type=Path, metavar="DIR", help="save the index to this folder, so that the next search is fast")
+    add("--faiss", default="", metavar="FACTORY", help="faiss index: Flat is exact; IVF1024,Flat and HNSW32 are not")
 
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.search import search
@@ -359,9 +359,10 @@ def search(parser: argparse.ArgumentParser) -> Prepare:
 
 
 def report(parser: argparse.ArgumentParser) -> Prepare:
-    """Write what was trained and what came of it as one HTML page.
+    """Write an HTML page about one or more runs.
 
-    A run in progress has a report, too. The page needs no network.
+    The page shows the result, the training curves, searches before and after training, and the configuration. It works
+    offline. A run in progress has a report, too.
 
       diffcse report --model runs/quickstart
       diffcse report --model runs/seed-1 runs/seed-2 --output seeds.html
@@ -370,7 +371,7 @@ def report(parser: argparse.ArgumentParser) -> Prepare:
     add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
     add("--results", help="results.json files of other models, to compare the runs with", **RESULTS)
-    add("--skip_models", action="store_true", help="load no model: no similarities, singular values and searches")
+    add("--skip_models", action="store_true", help="load no model, so the page has no similarities and searches")
 
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.report.page import write_report
@@ -391,9 +392,9 @@ def demo(parser: argparse.ArgumentParser) -> Prepare:
     add = parser.add_argument
     add("--model", required=True, help=MODEL)
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
-    _add_text_options(parser, "text", "what training reads", required=True)
-    add("--top_k", type=int, default=10, help="hits of a search")
-    add("--host", default="127.0.0.1", help="the address to listen at")
+    _add_text_options(parser, "text", "text that training reads", required=True)
+    add("--top_k", type=int, default=10, help="the number of hits")
+    add("--host", default="127.0.0.1", help="the address to listen on")
     add("--port", type=int, default=8000, help="the port; 0: any free one")
 
     def prepare(options: argparse.Namespace) -> Work:
@@ -420,12 +421,12 @@ def _add_run_options(parser: argparse.ArgumentParser, folder: str, files: Any) -
 
 
 def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple[str, Config]:
-    """Return the name of the configuration that the options name, and the configuration with its overrides."""
+    """Return the name of the chosen configuration, and the configuration with its overrides."""
     return configuration(options.config, read_overrides(rest, others=("config", "workdir", "quiet", "verbose")))
 
 
 def _own(options: argparse.Namespace, *without: str) -> dict[str, Any]:
-    """Return the command's own options by name, which are arguments of the function that it calls."""
+    """Return the command's own options by name, as arguments for the function that it calls."""
     without = (*without, "command", "quiet", "verbose", "overrides", "again")
     return {name: value for name, value in vars(options).items() if name not in without}
 
@@ -438,9 +439,9 @@ def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") ->
     add = parser.add_argument
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", choices=POOLERS, help=f"replaces the recorded pooler (default: {default})")
+    add("--pooler", choices=POOLERS, help=f"use this pooler instead of the recorded one (default: {default})")
     add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
-    precision = f"of the computation (default: {recorded or 'float32'})"
+    precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)
     add("--batch_size", type=int, default=64, help="texts per step on this host")
 
@@ -450,11 +451,11 @@ def _add_text_options(parser: argparse.ArgumentParser, dest: str, about: str, **
     add = parser.add_argument
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
     add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
-    add("--id_column", default="", metavar="NAME", help="a column whose values are kept as `id`")
+    add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
 
 
 def _load_encoder(options: argparse.Namespace, **recorded: Any) -> Any:
-    """Load the encoder that the options name; what they leave out is as recorded."""
+    """Load the encoder that the options name. Options that are left out have their recorded values."""
     from diffcse_jax.encoder import SentenceEncoder
     from diffcse_jax.hosts import keep_compiled
 

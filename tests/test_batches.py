@@ -396,7 +396,7 @@ def test_a_run_over_documents(tmp_path, minilm_dir, capfd):
     train(Config.from_dict(settings | {"data.synonyms_file": str(synonyms), "mesh.data": 1}), tmp_path / "run")
     errors = capfd.readouterr().err
     sentences, held_out = re.search(r"(\d+) rows \(sentence\).*7 documents, (\d) of them held out", errors).groups()
-    skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has no next one"
+    skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has none after it"
     assert skipped in errors
     assert "generator" not in errors
     rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())

@@ -1,8 +1,8 @@
 """Batches of tokens for the train step. Batch `i` is a function of the store, the seed and `i`.
 
-One Grain item is a whole batch, gathered by NumPy; single sentences would be a hundred times slower. The train step is
-compiled for each shape of a batch, so a run has few shapes. Lengths follow from the text alone, so that no result
-depends on devices or packing.
+NumPy gathers a whole batch at once, because Grain is slow with single sentences. The train step is compiled for each
+shape of a batch, so a run has few shapes. Lengths depend on the text alone, so that no result depends on devices or
+packing.
 """
 
 import collections
@@ -46,7 +46,7 @@ class BatchShape(NamedTuple):
         return self.sixteenths < STEPS_OF_SHARE
 
     def capacity(self, positions: int) -> int:
-        """Return the slots for the real tokens among these positions."""
+        """Return the number of slots for real tokens in a batch with this many positions."""
         return math.ceil(positions * self.sixteenths / STEPS_OF_SHARE)
 
     @classmethod
@@ -73,7 +73,7 @@ def smallest(lengths: Sequence[int], longest: int) -> int:
 
 
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most `MAX_SHAPES` shapes, which hold any batch, that compute the fewest positions of a sample."""
+    """Choose at most `MAX_SHAPES` shapes that fit all batches and compute the fewest positions for a sample."""
     counts = collections.Counter(needed)
     return _greedy(
         [BatchShape(length, STEPS_OF_SHARE) for length in lengths],
@@ -224,7 +224,7 @@ class BatchSource:
         return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
 
     def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
-        """Return the values of the views and, if there is one, of the next sentence, once per view."""
+        """Split values into those of the views and, if there is one, those of the next sentence, repeated per view."""
         if not self._next_sentence:
             return [values]
         views, following = values[:, :-1], values[:, -1:]
@@ -272,7 +272,7 @@ class Mixture:
     """Random access to batches of several tasks.
 
     Args:
-        sources: Batches by task, as many as `order` has of each.
+        sources: The batches of each task, as many as `order` asks for.
         order: The number of the source of each batch.
         without_tokens: Keep only the first token of each view, for networks that read stored embeddings. All batches of
             a task then have one shape.

@@ -1,4 +1,4 @@
-"""From documents to the rows that `data.pairs` names: sentences, leads and rests, or passages.
+"""Make the rows that `data.pairs` names from documents: sentences, leads and rests, or passages.
 
 Some documents are held out for evaluation. A hash of a document's words decides which, so that neither the order nor
 other documents matter, and equal documents stay together.
@@ -19,14 +19,14 @@ from diffcse_jax.data.readers import Corpus, Fault, Place, Row
 from diffcse_jax.errors import DataError
 from diffcse_jax.hosts import Progress
 
-FEWEST_CHARACTERS = 20  # of a rest, and of neighbours in an evaluation
-MOST_CHARACTERS_PER_TOKEN = 16  # more than text has on average; longer text is cut as tokens anyway
+FEWEST_CHARACTERS = 20  # the shortest rest, and the shortest neighbours in an evaluation
+MOST_CHARACTERS_PER_TOKEN = 16  # more than text has on average. Longer text would be cut as tokens anyway
 CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
-PASSAGE_LENGTH = 1024  # most tokens of a passage whose characters are tokens
-BOILERPLATE = (10, 0.01)  # a text in at least this many documents and this share of them is boilerplate
-RULES = "5"  # change it when this file, `documents.py` or `markup.py` make other rows: token stores are then rebuilt
+PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, in languages with one token per character
+BOILERPLATE = (10, 0.01)  # boilerplate is in at least this many documents, and in at least this share of them
+RULES = "5"  # change it when this file, `documents.py` or `markup.py` change the rows, so that stores are rebuilt
 
 DOCUMENTS = "document{s}"
 HELD_OUT = "of them held out"
@@ -40,7 +40,7 @@ Rows = Callable[[Document, Drops, Counts, int], Iterator[Record]]  # the last ar
 
 
 def stored_length(data: DataConfig) -> int:
-    """Return the most tokens of a row. Passages are longer than the spans that are drawn from them."""
+    """Return the largest number of tokens of a row. Passages are longer than the spans that are drawn from them."""
     return PASSAGE_LENGTH if data.pairs == "crops" else data.max_length
 
 
@@ -85,7 +85,7 @@ def digest(text: str) -> int:
 
 
 def is_in_share(text: str, share: float) -> bool:
-    """Tell by a hash of the text whether it belongs to this share of all texts."""
+    """Return whether a text belongs to this share of all texts. A hash of the text decides."""
     return digest(text) < share * 2**64
 
 
@@ -124,7 +124,7 @@ class Holdout:
         self._held = np.unique(np.array(held, np.uint64))
 
     def has(self, document: Document) -> bool:
-        """Tell whether a document is held out."""
+        """Return whether a document is held out."""
         return bool(self._share) and is_in_share(_text_of(document), self._share)
 
     def reason(self, text: str) -> str:
@@ -166,7 +166,7 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
-    """Yield sentences in their order. A text that is left out ends a document."""
+    """Yield the sentences in order. A text that is left out ends a document."""
     for section in document:
         for index, sentence in enumerate(section.sentences()):
             place = section.place
@@ -212,7 +212,7 @@ def _passages_in_order(document: Document, drops: Drops, counted: Counts, length
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
-    """Join whole sentences into texts of about equal length and at most `characters`; a sentence may be longer."""
+    """Join whole sentences into texts of about equal length and at most `characters`. One sentence may be longer."""
     total = sum(map(len, sentences))
     room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
     size = max(1, total / max(1, math.ceil(total / room)))
@@ -222,7 +222,7 @@ def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
 
 
 def _halved(sentences: Sequence[str], characters: int) -> list[str]:
-    """Join the sentences or, if the text is too long, halve them until it is not."""
+    """Join the sentences. If the text is too long, halve it until the parts are short enough."""
     text = " ".join(sentences)
     if len(text) <= characters or len(sentences) == 1:
         return [text]

@@ -1,4 +1,4 @@
-"""Examples made of the rows of a token store, partly drawn anew in each epoch: neighbours and crops."""
+"""Examples that are made of the rows of a token store and drawn again in each epoch: neighbours and crops."""
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
@@ -8,12 +8,12 @@ from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
-FEWEST_CROPPED = 8  # tokens
-DRAWS = 1 << 24  # of a crop's two spans
+FEWEST_CROPPED = 8  # the smallest number of tokens in a span
+DRAWS = 1 << 24  # the number of possible choices of two spans
 
 
 def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> Examples:
-    """Return the examples that `data.pairs` makes of a text. `next_sentence` asks for it as a further column.
+    """Return the examples that `data.pairs` makes of a text. `next_sentence` adds the next sentence as a column.
 
     Raises:
         ConfigError: The text has too many columns, or lacks documents.
@@ -33,7 +33,7 @@ def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> 
 
 
 class _Drawn(Examples):
-    """Examples made of some rows of a store. A row is example + number of examples * choice."""
+    """Examples made of some rows of a store. The row number is example + number of examples * choice."""
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
         self.token_ids, self.offsets, self.max_length = store.token_ids, store.offsets, store.max_length
@@ -47,7 +47,7 @@ class _Drawn(Examples):
 
 
 class Neighbours(_Drawn):
-    """Sentences (or passages) with a following one of their document, as examples with two columns.
+    """Pairs of a sentence (or passage) and one that follows it in its document.
 
     The last sentence of a document is not an example. Choice 0 is the next sentence.
 
@@ -56,7 +56,7 @@ class Neighbours(_Drawn):
         within: The following sentence is one of the next `within` sentences.
 
     Attributes:
-        left_out: The number of sentences without a following one.
+        left_out: The number of sentences that no sentence follows.
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
@@ -85,14 +85,14 @@ class Neighbours(_Drawn):
 
 
 class Crops(_Drawn):
-    """Pairs of random spans of a passage, as examples with two columns.
+    """Pairs of random spans of a passage.
 
     A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
     [CLS] and [SEP].
 
     Args:
         store: Single passages.
-        max_length: Most tokens of a span.
+        max_length: The largest number of tokens of a span.
     """
 
     def __init__(self, store: TokenStore, max_length: int):

@@ -1,7 +1,7 @@
 """Open the text that a user names: files, patterns, folders, `wiki1m`, `docstrings`, or text in memory.
 
 `open_corpus` and `open_documents` read what `data.train_file` names. `open_text` reads the text of any other command,
-so that whatever trains can also be encoded and searched.
+so that all training text can also be encoded and searched.
 """
 
 import bisect
@@ -33,13 +33,13 @@ KNOWN_DOCUMENTS = (
     "pdf files; a folder or pattern of any of these; or docstrings"
 )
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
-PASSAGE_TOKENS = 128  # approximate length of the passages that `open_text` makes of documents
+PASSAGE_TOKENS = 128  # approximate length of the passages into which `open_text` splits documents
 
 Text = str | Sequence[str] | Mapping[str, object]  # a sentence or document; a pair, triple, ...; columns by name
 
 
 class Source(NamedTuple):
-    """What a name stands for."""
+    """The text that a name stands for."""
 
     name: str  # as it was given
     root: Path  # the folder that contains the files
@@ -92,7 +92,7 @@ def open_text(
         option: The option that named it.
         columns: Columns to read. Empty: the only one, or those with known names.
         columns_option: The option that named the columns.
-        id_column: One of the columns, which may also contain whole numbers.
+        id_column: A column that may also contain whole numbers.
         on_bad_line: `skip` or `error`.
     """
     names = OptionNames(option, columns_option, "")
@@ -164,7 +164,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _advice(name: str, path: Path) -> str:
-    """Return advice for a name of which there is no file."""
+    """Return advice for a name that is not the name of a file."""
     readable = os.path.isdir(path.parent) and os.access(path.parent, os.R_OK)
     near = difflib.get_close_matches(path.name, os.listdir(path.parent) if readable else [], n=1)
     if not near and " " in name and not path.suffix:
@@ -353,7 +353,7 @@ def _row(entry: dict[str, Any] | Fault, columns: Sequence[str], id_column: str) 
 def _choose_columns(
     name: str, available: Sequence[str], wanted: Sequence[str], names: OptionNames
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return the wanted columns or, without any, the only one or those whose names tell their roles."""
+    """Return the wanted columns. If none are wanted, return the only one, or those whose names are known."""
     if not available:
         raise DataError(f"{name}: the first row does not name any column")
     if missing := [column for column in wanted if column not in available]:
@@ -394,7 +394,7 @@ def as_texts(given: Any) -> Iterable[Text]:
 
 
 def write_sentences(texts: Iterable[Text]) -> Path:
-    """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, named after its content."""
+    """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, whose name is a hash of them."""
     return _write((json.dumps(row, ensure_ascii=False, default=str) for row in _columns(texts)), ".jsonl")
 
 
@@ -405,7 +405,7 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
     a held-out row are left out. Unusable rows stay with the training rows, where they are skipped and counted.
 
     Returns:
-        A jsonl file as of `write_sentences`, and a tsv file of sentences and positives.
+        A jsonl file as from `write_sentences`, and a tsv file with sentences and positives.
     """
     rows = [tuple(map(str, row.values())) for row in _columns(texts)]
     held_out = [row for row in rows if is_in_share(row[0], share) and not isinstance(readers.checked(row), Fault)]

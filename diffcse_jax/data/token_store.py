@@ -1,4 +1,4 @@
-"""Tokenise a corpus once, into arrays on disk that training maps into memory; likewise embeddings of its sentences.
+"""Tokenise a corpus once, into arrays on disk that training maps into memory. Embeddings are stored in the same way.
 
 A token store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and,
 for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that
@@ -34,11 +34,11 @@ BLOCK_CHARACTERS = 1 << 25
 
 
 class Examples:
-    """Examples of one or more sentences. The number of an example (its row) may contain a choice that is drawn.
+    """Examples of one or more sentences. The number of an example, its row, may include a random choice.
 
     Attributes:
         columns: Names of the columns. An example has one sentence per column.
-        max_length: Most tokens of a sentence.
+        max_length: The largest number of tokens of a sentence.
         token_ids: All tokens of the text.
         offsets: Where each sentence of the text starts in `token_ids`; the last entry is its end.
     """
@@ -52,11 +52,11 @@ class Examples:
         return (len(self.offsets) - 1) // len(self.columns)
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
-        """Return a random order of the examples, each with a choice."""
+        """Return the examples in random order, each with a random choice."""
         return generator.permutation(len(self))
 
     def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
-        """Return the row of the text, from 0, of each example."""
+        """Return the row of each example in the text, counting from 0."""
         return rows
 
     def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
@@ -132,7 +132,7 @@ def build_or_open(
         tokenizer: A fast tokenizer. Its own truncation and padding are ignored.
         max_length: Tokens per sentence, including special tokens; longer sentences are cut.
         cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below $XDG_CACHE_HOME).
-        quiet: Do not report; one of several processes reports.
+        quiet: Do not report, because another process does.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
@@ -173,7 +173,7 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
     """Open the embeddings of a text, and copy them first if needed.
 
     An embedding is found by the text of its sentence, so the store (a `search.vector_store.VectorStore`) may contain
-    more text in another order. It must have all sentences of the text.
+    more text, in another order. It must contain all sentences of the text.
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     with io.disk_errors(folder, safe=f"{store.folder} is unchanged."):
@@ -187,7 +187,7 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
 
 
 def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> bool:
-    """Make a folder of arrays unless it is sound, and return whether it was made.
+    """Make a folder of arrays unless it is intact, and return whether it was made.
 
     `make` writes the arrays into a temporary folder and returns further entries of its record, `meta.json`.
     """

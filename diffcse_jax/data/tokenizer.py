@@ -1,4 +1,4 @@
-"""Load tokenizers from Hugging Face folders, and tokenise long texts at the cost of their beginnings."""
+"""Load tokenizers from Hugging Face folders, and tokenise only the beginnings of long texts."""
 
 import itertools
 import os
@@ -11,9 +11,9 @@ import transformers
 
 from diffcse_jax.errors import CheckpointError
 
-CHARACTERS_PER_TOKEN = 16  # of the beginning that is tokenised first; English words have 4 to 5
-LONGEST_WORD = 1 << 17  # characters of a text without spaces that are tokenised
-CHARACTERS_AT_ONCE = 1 << 22  # the library needs about 100 bytes per token of them
+CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
+LONGEST_WORD = 1 << 17  # characters that are tokenised of a text without spaces
+CHARACTERS_AT_ONCE = 1 << 22  # the library needs about 100 bytes per token
 UNKNOWN_WORD = "\u16a0"  # a rune
 
 
@@ -57,7 +57,7 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
 
 
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
-    """Tokenise texts for a backend with truncation, mostly without looking at what it would cut.
+    """Tokenise texts by a backend with truncation, mostly without reading the part that it would cut.
 
     The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is. So the
     tokens are those of the whole text, unless it is longer than `LONGEST_WORD` and has few spaces.

@@ -1,4 +1,4 @@
-"""The training loss: a weighted sum of losses. Each file holds one idea; `base.py` says what a loss is."""
+"""The training loss: a weighted sum of losses. Each file is about one idea, and `base.py` defines what a loss is."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from diffcse_jax.options import option
 
 UNIFORMITY_ANCHORS = 1024  # the metric `uniformity` compares all pairs of this many anchors
 
-Inputs = dict[str, Any]  # what losses have prepared, by the name of the loss
+Inputs = dict[str, Any]  # the inputs that losses have prepared, by the name of the loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def total_loss(
 
     Args:
         losses: The losses by name.
-        matryoshka: The shortened embeddings that losses compare as well.
+        matryoshka: The sizes of shortened embeddings, which losses also compare.
         forward: The batch and the trained networks.
         inputs: What `prepare` returned.
         key: A random key for dropout.

@@ -1,4 +1,4 @@
-"""What a loss is: its options, the networks that it adds, the inputs that it prepares, and its value.
+"""The base class of losses: options, the networks that a loss adds, the inputs that it prepares, and its value.
 
 Each loss is a frozen dataclass whose fields are its options. The same object is a group of keys in the configuration:
 `config.contrast.temperature` is the key `contrast.temperature`. `docs/extending.md` adds a loss.
@@ -66,7 +66,7 @@ class GeneratorOptions:
 
 
 class RunInfo(NamedTuple):
-    """All that a loss may know about the run."""
+    """What a loss may know about the run."""
 
     pooler: str  # of the encoder, before its projector
     has_dropout: bool  # False: every dropout rate of the encoder is 0
@@ -96,14 +96,14 @@ class Loss(abc.ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the loss needs from the step and its data.
+        """The names of what the loss needs from the step and the data.
 
         - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
         - `anchors`: a further pass over the anchors, with or without dropout;
         - `mask_token`: a tokenizer that has a mask token; `generator`: the frozen masked LM, the networks `generator`
           and `generator_head`;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
-        - `labels`: labels of the examples of one task, `batch.labels`, which `diffcse finetune` gives.
+        - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse finetune` provides.
         """
         return frozenset({"vectors"})
 
@@ -114,7 +114,7 @@ class Loss(abc.ABC):
 
     @property
     def panels(self) -> Mapping[str, tuple[str, ...]]:
-        """Panels that this loss adds to the picture of a run's curves: names of metrics by title."""
+        """Panels that this loss adds to a run's curves: names of metrics by title."""
         return {}
 
     @property
@@ -126,7 +126,7 @@ class Loss(abc.ABC):
     def named_teachers(self) -> Mapping[str, str]:
         """Frozen sentence encoders for `Checkpoints.teachers`: poolers (empty: the recorded one) by folder or hub id.
 
-        If the name is a folder of embeddings that `diffcse embed` wrote, these are in `batch.vectors` instead.
+        If `diffcse embed` wrote the folder, its embeddings are in `batch.vectors` instead.
         """
         return {}
 

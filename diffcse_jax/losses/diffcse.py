@@ -1,7 +1,7 @@
 """DiffCSE, difference-based contrastive learning (Chuang et al. 2022, Section 3): from a sentence to the loss.
 
-Contrastive learning makes sentence embeddings ignore small changes. DiffCSE adds a task that needs them: which tokens
-of an edited sentence differ from the original? All of it is in this file, in the order of the computation:
+Contrastive learning makes sentence embeddings insensitive to small changes. DiffCSE adds a task that depends on them:
+which tokens of an edited sentence differ from the original? This file contains all of it, in the order of computation:
 
     x     a sentence                          the cat  sat    on the mat
     x'    some tokens are masked              the cat [MASK]  on the [MASK]     mask_tokens
@@ -16,7 +16,7 @@ what its sentence says. D starts as a copy of the encoder. After training, D and
 
 The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
 rule is the default, because it produced the published numbers, and an option selects the paper's rule.
-`diffcse_variants.py` holds the ablations: other predictions (Table 3) and other edits (Table 4).
+`diffcse_variants.py` has the ablations: other predictions (Table 3) and other edits (Table 4).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from diffcse_jax.models.heads import linear
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 
-TOKENS_AT_ONCE = 1024  # the generator holds the vocabulary logits of this many tokens
+TOKENS_AT_ONCE = 1024  # tokens for which the generator computes logits at the same time
 
 
 class Masked(NamedTuple):

@@ -1,6 +1,6 @@
-"""Networks with their parameters, applied to a batch: in chunks, at few positions, and once for all losses.
+"""Apply networks to a batch: in chunks, at a few positions, and once for all losses.
 
-Chunks and devices do not change a result: what is random for a row depends on a key of that row alone.
+Results do not depend on chunks or devices, because random numbers of a row depend only on the key of that row.
 """
 
 import dataclasses
@@ -141,10 +141,10 @@ class SharedForward:
 
     computation: Computation  # the trained networks
     batch: Batch
-    key: PRNGKeyArray  # of dropout
+    key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
     pooler: str  # one of `pooling.POOLERS`
-    dropout_masks: str = "independent"  # for each view, or `shared` by the views of an example
+    dropout_masks: str = "independent"  # `independent` for each view, or `shared` by the views of an example
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
     _results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of the whole pass, by name

@@ -16,7 +16,7 @@ Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
 
 
 def definition(build: Build) -> nnx.GraphDef:
-    """Return the graph definition of the module that `build` makes, without allocating its arrays."""
+    """Return the graph definition of the module that `build` makes. No arrays are allocated."""
     return nnx.split(_abstract(build), nnx.Param)[0]
 
 

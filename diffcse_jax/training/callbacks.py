@@ -158,7 +158,7 @@ class TensorBoard(Rows):
             self._events.close()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return disk_errors(self._workdir, safe="The rows written before and the checkpoints are whole.")
+        return disk_errors(self._workdir, safe="The checkpoints and the rows written before are intact.")
 
 
 class WandB(Rows):

@@ -69,7 +69,7 @@ def own_generator(
         )
     log_line(f"generator: masked-LM head trained, {_summary(scores)}")
     if jax.process_index() == 0:
-        with disk_errors(folder, safe="The text and the encoder's weights are whole."):
+        with disk_errors(folder, safe="The text and the encoder's weights are intact."):
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(weights, head)
             write_json(record, scores | {"sha256": sha256([weights])})  # last: if it is there, the head is complete

@@ -41,15 +41,15 @@ from diffcse_jax.training.callbacks import (
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import learning_rate_schedule
 
-SHORT_RUN = 100  # runs of at most this many steps log each of them, whatever train.log_every
-RECENT_STEPS = 100  # metrics of this many steps are kept until a row shows whether one of them was bad
+SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
+RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
 
 Scores = Mapping[str, float]
 
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What training needs of a dev evaluation, such as `evaluation.dev.DevEvaluation`.
+    """The dev evaluation that training needs, such as `evaluation.dev.DevEvaluation`.
 
     Attributes:
         metric: The score that chooses the best checkpoint.
@@ -95,8 +95,8 @@ class Run:
         source: All batches.
         text: Identifies the text that the batches are made of.
         sentences: Returns the sentences of a step's batch, as JSON values.
-        model: Makes what is evaluated from the trained parameters; from the initial ones it makes the baseline. None:
-            the sentence encoder; the baseline is then the starting checkpoint as its users use it.
+        model: Builds the model to evaluate from parameters; from the initial ones it builds the baseline. None: the
+            sentence encoder is evaluated, and the baseline is the starting checkpoint with the pooler that it records.
     """
 
     config: Config
@@ -113,7 +113,7 @@ class Run:
     model: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
-        """Return the dev evaluation of what training has made of the parameters."""
+        """Evaluate the model with these parameters on the dev data."""
         if self.model:
             return self.evaluation.measure(self.model(params))
         encoder = SentenceEncoder(  # all encoders of the same sizes share one compiled function
@@ -278,8 +278,9 @@ class MetricLogger:
     """Write rows of metrics, and find steps that were skipped because their loss or gradient is NaN or infinite.
 
     A row is read from the device while the next step runs, so that the device never waits. Each row has the number of
-    skipped steps so far. Only if it grew are the metrics of the steps since the last row read. They name the step and
-    its loss or parameter; the sentences of its batch are written to `WORKDIR/report/bad_steps.jsonl`.
+    skipped steps so far. If this number has grown, the metrics of the steps since the last row are read, too. They show
+    which steps were skipped, and which loss or parameter was to blame. The sentences of these steps are written to
+    `WORKDIR/report/bad_steps.jsonl`.
     """
 
     def __init__(self, run: Run, observer: Callback, state: TrainState, checkpoints: Checkpoints):
@@ -291,7 +292,7 @@ class MetricLogger:
         self._read_step, self._read_time = int(state.step), time.perf_counter()
 
     def add(self, step: int, metrics: Metrics, *, logs: bool) -> None:
-        """Keep the metrics of a step, on the device. If it logs, start to copy them to the host."""
+        """Keep the metrics of a step on the device. If the step is logged, start to copy them to the host."""
         self._recent.append((step, metrics))
         if logs:
             for value in metrics.values():
@@ -301,11 +302,11 @@ class MetricLogger:
             self._observer.on_step(step, {})
 
     def leave_out(self, seconds: float) -> None:
-        """Leave time out of the rate of sentences per second."""
+        """Leave these seconds out of the rate of sentences per second."""
         self._read_time += seconds
 
     def flush(self) -> None:
-        """Write the row that was added last, if that is still to do."""
+        """Write the row that was added last, unless it is already written."""
         if self._unread is None:
             return
         step, metrics = self._unread
@@ -366,7 +367,7 @@ class MetricLogger:
     def _write_sentences(self, step: int, where: str) -> Path:
         path = self._run.workdir / "report" / "bad_steps.jsonl"
         record = {"step": step, "where": where, "sentences": list(self._run.sentences(step))}
-        with disk_errors(path, safe="The checkpoints are whole."):
+        with disk_errors(path, safe="The checkpoints are intact."):
             path.parent.mkdir(exist_ok=True)
             append_line(path, json.dumps(record, ensure_ascii=False))
         return path
@@ -377,7 +378,7 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 
 
 class CheckpointWriter:
-    """Start checkpoints, which are written in the background, and report them once they are complete."""
+    """Write checkpoints in the background, and report them once they are complete."""
 
     def __init__(self, folder: Path, checkpoints: Checkpoints, observer: Callback):
         self._folder, self._checkpoints, self._observer = folder, checkpoints, observer
@@ -386,13 +387,13 @@ class CheckpointWriter:
     def start(
         self, state: TrainState, batches: grain.DatasetIterator, measured: Measured, *, eligible: bool = True
     ) -> None:
-        """Start to write a checkpoint, with the position of the batches."""
+        """Start to write a checkpoint, including the position in the batches."""
         self._checkpoints.save(state, batches.get_state(), measured, eligible=eligible)
         self._unfinished.append(int(state.step))
         self.flush()
 
     def flush(self) -> None:
-        """Report checkpoints that were completed meanwhile. A folder gets its name only when it is complete."""
+        """Report checkpoints that have been completed. A folder gets its name only when it is complete."""
         for step in [step for step in self._unfinished if (self._folder / str(step)).is_dir()]:
             self._unfinished.remove(step)
             self._observer.on_save(step, self._folder / str(step))

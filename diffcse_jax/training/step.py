@@ -1,4 +1,4 @@
-"""The train step: inputs of the losses, weighted sum, gradients and update, compiled for each shape of batches."""
+"""The train step: the inputs of the losses, their weighted sum, gradients and the update."""
 
 import concurrent.futures
 from collections.abc import Callable, Hashable, Iterable
@@ -28,8 +28,8 @@ TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
     """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
-    # Compiled, so that the optimizer's state is made where it will live. Not donated: networks that start alike share
-    # their NumPy arrays.
+    # Compiled, so that the optimizer's state is created on its devices. The parameters are not donated, because
+    # networks with the same initial weights share their NumPy arrays.
     shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
     return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
 
@@ -59,9 +59,9 @@ def make_train_step(
 ) -> TrainStep:
     """Return the train step, which `jax.jit` compiles for each shape of batches. It reuses the old state's memory.
 
-    If the loss or the gradient's norm is NaN or infinite, the step is skipped: the whole state stays, except for the
-    numbers of steps and of skipped steps. The metric `bad_gradient` is then the position of the first parameter with
-    such a gradient, counting from 1 in the order of names (0: all gradients are finite).
+    If the loss or the gradient's norm is NaN or infinite, the step is skipped: only the numbers of steps and of skipped
+    steps change. The metric `bad_gradient` is then the position of the first parameter with such a gradient, counting
+    from 1 in the order of names. If all gradients are finite, it is 0.
     """
     chunks, devices = config.train.chunks, mesh.shape["data"]
 
@@ -78,8 +78,8 @@ def make_train_step(
             return loss_of_batch(config, trained, batch, inputs, dropout_key)
 
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
-        # Summed as whole arrays and then split: asked for parts of an embedding table's gradient, XLA would move the
-        # tokens and the gradients at them instead.
+        # Gradients are summed as whole arrays and then split. If only parts of an embedding table's gradient were
+        # needed, XLA would move the tokens and their gradients instead.
         grads = gathered(grads, mesh)
         grads = jax.lax.with_sharding_constraint(grads, of_gradients(grads, mesh))
         metrics["grad_norm"] = optax.tree.norm(grads)
@@ -107,7 +107,7 @@ def make_train_step(
 
 
 def with_second_views(config: Config, frozen: Computation, batch: Batch, key: PRNGKeyArray) -> Batch:
-    """Return the batch, with second views by the generator if `data.augmentation` is `mlm`."""
+    """Return the batch. If `data.augmentation` is `mlm`, the generator makes its second views."""
     if config.data.augmentation != "mlm":
         return batch
     return generated_second_views(frozen, batch, config.data.augmentation_ratio, config.generator, key)
@@ -136,13 +136,13 @@ def _first_bad(grads: Params) -> jax.Array:
 
 
 class Programs:
-    """Compiled train steps by the shape of a batch. They compile in a thread, the first one needed first.
+    """Compiled train steps by the shape of a batch. A thread compiles them in the order in which they are needed.
 
     Args:
         step: From `make_train_step`.
         state: A state of the run. Only its shapes and shardings are read.
         frozen: The frozen parameters.
-        batches: One batch of each expected shape, on the mesh. Other shapes are compiled when they come.
+        batches: One batch of each expected shape, on the mesh. Other shapes are compiled when they occur.
     """
 
     def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Batch]):
@@ -160,7 +160,7 @@ class Programs:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """Run a step. Wait for its program, with a message, if that is not compiled yet."""
+        """Run a step. If its program is not compiled yet, say so and wait."""
         shape = _shape_of(batch)
         if shape not in self._programs:
             self._start(batch)

@@ -48,7 +48,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     `eval.patience` and `eval.max_drop` may end training earlier.
 
     Returns:
-        How the selected model, which the run folder now holds, compares with the starting checkpoint, as text.
+        How the selected model compares with the starting checkpoint, as text.
 
     Raises:
         UserError: A configuration, checkpoint or text cannot be used, or too many losses are NaN or infinite.
@@ -105,7 +105,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
     open_run(workdir, requested, encoder, tokenizer, generator, digests)
 
-    # 4. Networks and optimizer. A generator of the run's own is trained first.
+    # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
@@ -120,7 +120,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
 
 
 def run_training(run: Run) -> str:
-    """Train networks on batches, from the start or from the last checkpoint, and select a model, as `train`."""
+    """Train networks on batches, from the start or from the last checkpoint, and select a model. Return the verdict."""
     config, mesh, evaluation, source = run.config, run.mesh, run.evaluation, run.source
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
@@ -171,7 +171,7 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
 
 
 def _check_files(config: Config) -> None:
-    """Check that the files of dev pairs and synonyms can be read, before any model is loaded."""
+    """Check that the files with dev pairs and synonyms can be read, before any model is loaded."""
     files = {}
     if config.data.augmentation == "synonyms":
         files["data.synonyms_file"] = config.data.synonyms_file
@@ -200,12 +200,12 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
 
 
 def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig) -> Examples:
-    """Return the examples that batches are made of. All losses and the augmentation can use their columns."""
+    """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
     examples = examples_of(store, config.data, next_sentence=with_next)
     if isinstance(examples, Neighbours):
         of = f"{len(store):,} {examples.columns[0]}s"
-        log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has no next one")
+        log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has none after it")
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():
         loss.check_columns(columns)
