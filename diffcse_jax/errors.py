@@ -45,17 +45,17 @@ class DiskError(CheckpointError):
 class Interrupted(KeyboardInterrupt):
     """Work that was asked to stop and has saved what it had done.
 
-    As `KeyboardInterrupt` it passes `except Exception`, so that a loop over several runs ends, too.
+    It is a `KeyboardInterrupt`: `except Exception` does not catch it, so that a loop over several runs ends, too.
     """
 
-    exit_code = 130  # as of a program ended by Ctrl-C
+    exit_code = 130  # as for programs that Ctrl-C ended
 
 
 @contextlib.contextmanager
 def reported_to_user() -> Iterator[None]:
     """Print a `UserError` or `Interrupted` from the block without a traceback, and exit with its code.
 
-    Warnings for the user are printed without a place in the code, each once.
+    Each warning for the user is printed once, without its place in the code.
     """
     usual, printed = warnings.formatwarning, set()
 
@@ -82,7 +82,7 @@ def reported_to_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_interruption_lost() -> Iterator[None]:
-    """Send an interruption again that Python has dropped in the block.
+    """If Python drops an interruption inside the block, send it again.
 
     Python prints and drops exceptions that are raised during garbage collection, where JAX has a callback.
     """

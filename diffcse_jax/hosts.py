@@ -24,7 +24,7 @@ from diffcse_jax.io import cache_folder
 
 INITIALIZATION_SECONDS = 100  # all processes must have started within this time
 HEARTBEAT_SECONDS = 60  # a process that is silent for this long ends the others
-SHUTDOWN_SECONDS = 30  # a process that is done waits this long for the others, which its exit would end
+SHUTDOWN_SECONDS = 30  # a finished process waits this long for the others, because its exit would end them
 DECISION_SECONDS = 7 * 24 * 3600  # how long processes wait for work that the first one does alone
 SECONDS_BETWEEN_LINES = 30.0  # between two lines of progress where there is no terminal
 
@@ -35,7 +35,7 @@ _verbosity: Verbosity = "normal"
 
 
 def set_verbosity(verbosity: Verbosity) -> None:
-    """Choose what is printed besides warnings and errors: notices and progress, with "verbose" also libraries' logs."""
+    """Choose what is printed besides warnings and errors: notices and progress; with "verbose" also libraries' logs."""
     global _verbosity
     _verbosity = verbosity
     logging.basicConfig(level=logging.INFO if verbosity == "verbose" else logging.WARNING, force=verbosity == "verbose")
@@ -56,9 +56,9 @@ def hides_progress() -> bool | None:
 
 
 class Progress:
-    """Show progress of work, such as "embedding", on standard error: a bar on a terminal, else a line every 30 seconds.
+    """Show progress, such as of "embedding", on standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
-    The unit is a plural.
+    The unit is in the plural.
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
@@ -74,7 +74,7 @@ class Progress:
         self._bar.close()
 
     def update(self, count: int) -> None:
-        """Count this many more."""
+        """Add this many to the count."""
         self._done += count
         self._bar.update(count)
         now = time.monotonic()
@@ -123,7 +123,7 @@ def join() -> None:
     if jax.distributed.is_initialized():
         return
     index, count = process_from_environment() or (None, None)
-    # JAX's call cannot be interrupted, and its own end of waiting prints a stack trace.
+    # JAX's call cannot be interrupted, and its own timeout prints a stack trace.
     timer = threading.Timer(INITIALIZATION_SECONDS, _end_alone, (index, count))
     timer.daemon = True
     timer.start()
@@ -151,7 +151,7 @@ def _end_alone(index: int | None, count: int | None) -> None:
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
     who = "this process" if index is None else f"process {index} of {count}"
     print(
-        f"error: after {INITIALIZATION_SECONDS} s {who} has not met the others at {address}. Check that all "
+        f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
         "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS.",
         file=sys.stderr,
         flush=True,
@@ -172,7 +172,7 @@ def _distributed_state() -> Any:
 
 
 def require_alone() -> None:
-    """Refuse to train alone where the environment describes several processes."""
+    """Raise an error if the environment describes several processes, but `distributed` is off."""
     _, count = process_from_environment() or (0, 1)
     if count > 1:
         raise ConfigError(
@@ -190,7 +190,7 @@ def process_from_environment() -> tuple[int, int] | None:
         raise ConfigError("set both JAX_PROCESS_ID and JAX_NUM_PROCESSES; only one of them is set")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         found = f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}"
-        raise ConfigError(f"{found}: expected a number from 0 below the other")
+        raise ConfigError(f"{found}: expected a number from 0, and a larger number of processes")
     return int(index), int(count)
 
 
@@ -203,7 +203,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
     All processes must call this. The others wait as long as the first process lives, however long the work takes.
 
     Args:
-        decide: Returns a value that JSON can hold.
+        decide: Returns a value that can be written as JSON.
 
     Raises:
         UserError: The error of `decide`, raised on every process, so that none waits for another one.
@@ -229,7 +229,7 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
 
 
 def wait_for_all() -> None:
-    """Wait until all processes have come here: the first process to exit would end the others."""
+    """Wait until all processes have reached this point, because the first one to exit would end the others."""
     decided_by_first(lambda: None)
 
 

@@ -77,7 +77,7 @@ def cache_folder(name: str) -> Path:
 
 
 def hub_file(name: str, advice: str) -> Path:
-    """Return a file of SimCSE's data set from the hub's cache, or download it; an error ends in `advice`."""
+    """Return a file of SimCSE's data set from the hub's cache, or download it. Errors end with `advice`."""
     download = functools.partial(huggingface_hub.hf_hub_download, HUB_REPOSITORY, name, repo_type="dataset")
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
@@ -186,8 +186,8 @@ def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> D
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a file atomically: if the process or machine stops, the earlier file stays whole."""
-    path = path.resolve()  # a symbolic link stays one
+    """Write or replace a file atomically: if the process or machine stops, the earlier file stays intact."""
+    path = path.resolve()  # a symbolic link stays a link
     if path.exists() and not path.is_file():
         raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
     partial = path.with_name(f"{path.name}.tmp")
@@ -204,7 +204,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a whole line or nothing, on a line of its own even after a truncated last line."""
+    """Append a whole line or nothing. If the last line is truncated, start a new one."""
     size = path.stat().st_size if path.is_file() else 0
     try:
         with path.open("a+b") as file:
@@ -275,7 +275,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def find_run(path: Path) -> Path | None:
-    """Return the folder of the training run that `path` is, or that holds it as `checkpoints/STEP`; otherwise None."""
+    """Return the run folder if `path` is one, or is `checkpoints/STEP` in one; otherwise None."""
     folders = [path]
     if path.parent.name == CHECKPOINTS and path.name.isdecimal():
         folders.append(path.parent.parent)
@@ -351,7 +351,7 @@ def partial_dir(path: Path) -> Iterator[Path]:
 def atomic_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that gets the name `path` if the block succeeds.
 
-    If another process has written the same folder meanwhile, that one stays.
+    If another process has written the same folder in the meantime, its folder stays.
     """
     with partial_dir(path) as new:
         yield new
@@ -371,7 +371,7 @@ def replace_dir(path: Path) -> Iterator[Path]:
     The old folder gives up its name once the new one is on disk, and gets it back if the new one cannot take it. A
     process killed between the two renames leaves the old folder as `NAME.*.old` until the next replacement.
     """
-    path = path.resolve()  # a symbolic link stays one
+    path = path.resolve()  # a symbolic link stays a link
     old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
     with partial_dir(path) as new:
         yield new
@@ -398,7 +398,7 @@ def _sync_content(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Tell whether a temporary folder's process has ended or, if that cannot be known, whether it is long idle."""
+    """Return whether the process of a temporary folder has ended. If unknown, return whether it has long been idle."""
     owner = _PARTIAL.fullmatch(folder.name)
     if not owner or not folder.is_dir():
         return False

@@ -132,7 +132,7 @@ def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, expo
     saved, verdict = chosen(step, hold=("halves_retrieval",), **options)
     assert weight_of(saved) == pytest.approx(weight)
     assert verdict.endswith(f" Exported {exported}.")
-    fell = " But other queries find less: halves 1.00 against 2.00 (eval.hold). Exported "
+    fell = " But other queries got worse: halves 1.00 against 2.00 (eval.hold). Exported "
     assert (fell in verdict) == verdict.startswith("warning: Better than") == (weight != 2)
 
 

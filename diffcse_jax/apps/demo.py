@@ -142,7 +142,7 @@ def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
 
 
 def names_this_machine(header: str, host: str) -> bool:
-    """Tell whether a Host header is an IP address or a name of this machine, with any port.
+    """Return whether a Host header is an IP address or a name of this machine, with any port.
 
     The name of another site is neither, so a page of that site cannot make a browser send such a header.
     """

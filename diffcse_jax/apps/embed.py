@@ -216,7 +216,7 @@ class _Input:
         return 0
 
     def is_done(self) -> bool:
-        """Tell whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
+        """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
         earlier = _read_state(self.state)
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", self.digest) != self.digest:

@@ -69,9 +69,9 @@ class DataConfig:
 
     train_file: str = option(
         "wiki1m",
-        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder or a pattern such "
-        "as `shards/*.txt.gz`, for all such files of one kind; a folder of ArrayRecord shards; for documents also "
-        "markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (English of the "
+        "training text: a txt, csv, tsv, jsonl, json (all also .gz, .xz) or Parquet file; a folder, or a pattern such "
+        "as `shards/*.txt.gz`, of files of one kind; a folder of ArrayRecord shards; for documents also "
+        "markdown, html, rst and pdf; `wiki1m` (10^6 Wikipedia sentences of the hub) or `docstrings` (of the "
         "installed Python packages)",
     )
     columns: tuple[str, ...] = option(
@@ -104,13 +104,15 @@ class DataConfig:
         high=0.5,
     )
     next_within: int = option(
-        1, "the next sentence or passage is one of this many that follow, anew in each epoch (SimCSE Table 2)", low=1
+        1,
+        "the next sentence or passage is one of this many that follow, new in each epoch (SimCSE Table 2)",
+        low=1,
     )
     augmentation: str = option(
         "none",
         "change of the second view of single sentences (SimCSE Table 1): `crop`, `word_deletion` and `mlm` (the "
-        "generator fills masked tokens), by data.augmentation_ratio; `delete_one_word`; `synonyms`, one word by "
-        "data.synonyms_file; `none`: dropout alone",
+        "generator fills masked tokens), by data.augmentation_ratio; `delete_one_word`; `synonyms` replaces one "
+        "word, by data.synonyms_file; `none`: only dropout",
         choices=("none", "crop", "word_deletion", "delete_one_word", "synonyms", "mlm"),
     )
     augmentation_ratio: float = option(
@@ -122,7 +124,7 @@ class DataConfig:
     max_length: int = option(32, "tokens per sentence, including [CLS] and [SEP]; longer sentences are cut", low=3)
     on_bad_line: str = option(
         "skip",
-        "lines that are empty, not UTF-8, with NUL or of a wrong width: `skip` and count, or `error`",
+        "lines that are empty, not UTF-8, contain NUL or have a wrong number of fields: `skip` them or `error`",
         choices=("skip", "error"),
     )
     cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
@@ -256,7 +258,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices."""
+    """How batches and weights are split over devices."""
 
     data: int = option(0, "devices over which batches are split; 0: all devices", low=0, changes="nothing")
     model: int = option(1, "devices over which weights are split (tensor parallelism)", low=1, changes="nothing")

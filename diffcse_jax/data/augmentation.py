@@ -1,4 +1,4 @@
-"""Augment sentences to second views (SimCSE Table 1): crops, deletions and synonyms, drawn anew in each epoch.
+"""Augment sentences to second views (SimCSE Table 1): crops, deletions and synonyms, drawn again in each epoch.
 
 All augmentations act on whole words. WordPiece marks tokens that continue a word (`##`), so that punctuation is a word.
 Byte-level BPE and SentencePiece mark tokens that begin a word, so that punctuation belongs to the word before it. With
@@ -72,7 +72,7 @@ class Augmentation:
         begins: Bool[np.ndarray, "B T"],
         generator: np.random.Generator,
     ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
-        """Replace a random word of each sentence. One that grows beyond T loses its end, but keeps its last token."""
+        """Replace a random word of each sentence. A sentence that grows beyond T is cut, but keeps its last token."""
         changed, new_lengths = input_ids.copy(), lengths.copy()
         for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):
             bounds = [*np.flatnonzero(begins[row]).tolist(), length - 1]
@@ -99,7 +99,7 @@ def open_augmentation(data: DataConfig, tokenizer: transformers.PreTrainedTokeni
 
 
 def begins_word(backend: tokenizers.Tokenizer) -> Bool[np.ndarray, " vocabulary"]:
-    """Tell for each token whether it begins a word."""
+    """Return whether each token begins a word."""
     vocabulary = backend.get_vocab()
     model = json.loads(backend.to_str())["model"]
     begins = np.ones(max(vocabulary.values()) + 1, bool)

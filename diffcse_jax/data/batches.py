@@ -42,7 +42,7 @@ class BatchShape(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Tell whether padding is left out."""
+        """Return whether padding is left out."""
         return self.sixteenths < STEPS_OF_SHARE
 
     def capacity(self, positions: int) -> int:

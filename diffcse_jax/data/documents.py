@@ -1,4 +1,4 @@
-"""Documents: text that belongs together. A document has sections, and a section has a title or none, and sentences.
+"""Documents: text that belongs together. A document has sections. A section has sentences and may have a title.
 
 A document is a block between blank lines (or a line) of a txt file, a row of a table, a file of a folder, or a
 docstring. Memory holds one document at a time.
@@ -20,7 +20,7 @@ FORMATS = (".txt", *markup.READERS)  # a file of a folder is a document
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 TITLE_AND_TEXT = ("title", "text")
 WIDTHS = range(40, 121)  # characters of the longest line of wrapped text
-FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, joins what follows
+FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, is joined to what follows
 SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
 END = re.compile(SENTENCE_END.pattern + r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\u201d\uff09]?\s*")
 ABBREVIATION = re.compile(
@@ -82,7 +82,7 @@ def of_text_file(path: Path, *, sentence_a_line: bool) -> Documents:
 
 
 def has_blank_lines(path: Path) -> bool:
-    """Tell whether, among the first lines, blank ones separate text."""
+    """Return whether blank lines separate text, by the first lines."""
     first = itertools.islice(lines(path), LOOKED_AT)
     return sum(is_text for is_text, _ in itertools.groupby(first, lambda line: bool(line.strip()))) > 1
 

@@ -126,7 +126,7 @@ def html_sections(content: bytes) -> Sections:
 
 
 def rst_sections(content: bytes) -> Sections:
-    """Read reStructuredText. Directives that only Sphinx knows are left out; no file is included and no raw text."""
+    """Read reStructuredText. Sphinx's own directives, included files and raw text are left out."""
     core, nodes = require_extra("docutils.core", EXTRA), require_extra("docutils.nodes", EXTRA)
     text = ROLE.sub(r"\1", content.decode("utf-8-sig", errors="replace"))
     settings = {
@@ -154,7 +154,7 @@ def rst_sections(content: bytes) -> Sections:
 
 
 def pdf_sections(content: bytes) -> Sections:
-    """Read the text of a pdf as one section without a title; a page does not end a paragraph."""
+    """Read the text of a pdf as one section without a title; a paragraph may continue on the next page."""
     pypdf = require_extra("pypdf", EXTRA)
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]

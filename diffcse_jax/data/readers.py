@@ -42,7 +42,7 @@ Place = int | str  # a line number from 1, or the file of a folder
 
 
 class Fault(enum.StrEnum):
-    """Why a line gives no row."""
+    """The reason why a line is not a row."""
 
     EMPTY = "empty"
     NOT_UTF8 = "not UTF-8"
@@ -57,7 +57,7 @@ class Fault(enum.StrEnum):
 
 
 class OptionNames(NamedTuple):
-    """Say in errors which options named the source."""
+    """The names of the options that chose the source, for errors."""
 
     file: str = "data.train_file"
     columns: str = "data.columns"
@@ -79,7 +79,7 @@ class Corpus:
     # How documents became rows. Empty if a row is a line. Otherwise a fault ends a document, and an empty place is not
     # counted.
     reading: tuple[str, ...] = ()
-    unit: str = "line"  # what places count
+    unit: str = "line"  # what a place is the number of
     where: Callable[[int], str] | None = None  # turns a place into the words of an error
     note: str = ""  # what was left out before reading, for example files of other kinds
     names: OptionNames = TRAINING_OPTIONS
@@ -91,7 +91,7 @@ class Corpus:
         return (row for _, _, row in self._usable())
 
     def numbered(self) -> Iterator[tuple[Place, Row]]:
-        """Yield places and usable rows, without surrounding white space; without any, raise `NoSentencesError`."""
+        """Yield places and usable rows, without surrounding white space, or raise `NoSentencesError`."""
         return ((place, row) for place, _, row in self._usable())
 
     def in_documents(self) -> Iterator[tuple[int, Row]]:

@@ -196,7 +196,7 @@ def _why_no_documents(source: Source, data: DataConfig) -> str:
 
 
 def _reads_as_documents(source: Source) -> bool:
-    """Tell whether `open_text` reads passages: a document format, or a table with a text and other columns."""
+    """Return whether `open_text` reads passages: a document format, or a table with a text and other columns."""
     if source.form in ("docstrings", "records") or source.name == "wiki1m":
         return False
     if any(extension(file) not in readers.EXTENSIONS for file in source.files):

@@ -79,7 +79,7 @@ def missing_files(task: Task, folder: Path, mode: str) -> list[Path]:
 
 
 def is_local(data_dir: str) -> bool:
-    """Tell whether SentEval's data is looked for on this machine, not on the hub."""
+    """Return whether SentEval's data is looked for on this machine, not on the hub."""
     return bool(data_dir) or "DIFFCSE_DATA_DIR" in os.environ
 
 

@@ -26,7 +26,7 @@ class MatryoshkaOptions:
 
     sizes: tuple[int, ...] = option(
         (),
-        "losses that compare embeddings also compare their first dimensions, this many (Kusupati et al. 2022)",
+        "losses that compare embeddings also compare this many of their first dimensions (Kusupati et al. 2022)",
         low=1,
     )
     weights: tuple[float, ...] = option((), "weight of each size, next to whole embeddings; empty: all 1", low=0.0)

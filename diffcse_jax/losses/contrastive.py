@@ -50,8 +50,8 @@ def info_nce(
         similarity: `cosine` or `dot`.
         hard_negatives: Embeddings n_k. Each array holds one per anchor, which is a negative of all anchors.
         hard_negative_weight: alpha, the weight of an anchor's own hard negatives.
-        left_out: Pairs that leave the denominator: columns for the positives, then for each array of hard negatives. An
-            anchor's own positive must not be among them.
+        left_out: Pairs that are not in the denominator: columns for the positives, then for each array of hard
+            negatives. An anchor's own positive must not be among them.
     """
     similarities = jnp.concatenate([SIMILARITIES[similarity](anchors, z) for z in (positives, *hard_negatives)], axis=1)
     # Subtracting a row's positive changes no softmax. Before the division it keeps digits: otherwise similarities that
@@ -76,7 +76,7 @@ def separate_info_nce(
     similarity: str = "cosine",
     left_out: Bool[Array, "batch batch"] | None = None,
 ) -> Float[Array, " batch"]:
-    """Compute a contrast whose negatives have other embeddings than its positives (SimCSE++ Eq. 3).
+    """Compute a contrast in which negatives are compared by other embeddings than positives (SimCSE++ Eq. 3).
 
     Paper: l_i = -log exp(s+) / (exp(s+) + m sum_{j != i} exp(s(n1_i, n2_j))), s+ = s(z1_i, z2_i). The authors' code has
     no factor on the sum: m multiplies s+ in numerator and denominator. The published numbers come from the code.
@@ -103,11 +103,11 @@ def separate_info_nce(
 
 
 # Duplicates: texts that say the same should not be negatives of one another. A mask has a row for each anchor and, as
-# the logits of InfoNCE, a column for each positive and then for each hard negative. It never holds own positives.
+# the logits of InfoNCE, a column for each positive and then for each hard negative. It never masks an own positive.
 
 
 class Duplicates(NamedTuple):
-    """The negatives that leave the denominator."""
+    """The negatives that are left out of the denominator."""
 
     of_anchors: Bool[Array, "batch negatives"]
     of_positives: Bool[Array, "batch batch"] | None  # of the direction from view 2 to view 1, if it is trained
@@ -339,7 +339,7 @@ class EditedContrast(EditOptions, Loss):
     """A contrast with edited sentences, as further positives or negatives of their originals (DiffCSE Table 15).
 
     DiffCSE learns to notice an edit. This loss treats an edited sentence as the same sentence, or as another one. Each
-    step edits the anchors anew. The paper does not say how it combined its terms; this is our reading:
+    step edits the anchors again. The paper does not say how it combined its terms; this is our reading:
 
     - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in place of it.
     - `negative`: InfoNCE between the views, with all edits of the batch as hard negatives (SimCSE Eq. 8, alpha 1), in

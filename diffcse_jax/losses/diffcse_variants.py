@@ -182,14 +182,14 @@ class Difference(EditOptions, DiffCSE):
         return frozenset({"vectors"} | next_sentence) | self.edit_needs
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
-        """Edit the same sentences or the next ones. Both: a dict of the two."""
+        """Edit the same sentences, the next ones, or both. For both, return a dict."""
         batches: dict[str, Any] = {"same": batch, "next": batch.next}
         if self.sentence != "both":
             return self.edited(frozen, batches[self.sentence].rows, key, run)
         return {name: self.edited(frozen, each.rows, fold_in_name(key, name), run) for name, each in batches.items()}
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the loss of the prediction. Both sentences: the mean of the two losses."""
+        """Compute the loss of the prediction. For both sentences, it is the mean of the two losses."""
         if self.sentence != "both":
             return self.predict(forward, inputs, key)
         results = [self.predict(forward, edited, fold_in_name(key, name)) for name, edited in inputs.items()]
@@ -254,7 +254,7 @@ class CorrectiveLM(_RecoversTokens):
     """The discriminator recovers the original of every token, or copies the token of its input.
 
     The task and its copy mechanism are those of COCO-LM (Meng et al. 2021, "corrective language modeling"). A head
-    gives the probability p_copy that a token is the original one. The language model is asked for the rest:
+    gives the probability p_copy that a token is the original one. The language model predicts the rest:
 
         p(x) = p_copy [x = input token] + (1 - p_copy) p_LM(x)
 
@@ -272,7 +272,7 @@ class CorrectiveLM(_RecoversTokens):
         return (*super().papers, "coco_lm")
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return also the head that gives the logit of p_copy for each token."""
+        """Also return the head that gives the logit of p_copy for each token."""
         copy_head = Network(partial(Dense, checkpoints.encoder.config.hidden_size, 1))
         return super().networks(checkpoints, run) | {"copy_head": copy_head}
 

@@ -81,7 +81,7 @@ class Finetune(Loss):
 
     weight: float = option(0.0, "weight of the labelled tasks, which `diffcse finetune` trains", low=0.0)
     tasks: Table = table(Task, "the tasks by name")  # noqa: RUF009
-    data_dir: str = option("", "folder that file names are relative to; empty: the working one", changes="nothing")
+    data_dir: str = option("", "folder that file names are relative to; empty: the current one", changes="nothing")
     stages: str = option(
         "together", "train all `together`, or first the heads on stored embeddings", choices=("together", "heads_first")
     )

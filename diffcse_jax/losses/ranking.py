@@ -20,7 +20,7 @@ from diffcse_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class RankingConsistency(Loss):
-    """Both views of a sentence rank the batch alike. Hard negatives are not ranked."""
+    """Both views of a sentence should rank the batch alike. Hard negatives are not ranked."""
 
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
     temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
@@ -53,7 +53,7 @@ def jensen_shannon(p: Float[Array, "rows columns"], q: Float[Array, "rows column
 
 @dataclasses.dataclass(frozen=True)
 class RankingDistillation(Loss):
-    """The encoder ranks the other views of a batch as its teachers do, which read the text without dropout."""
+    """The encoder should rank the other views of a batch as its frozen teachers do."""
 
     weight: float = option(0.0, "weight of ranking distillation (gamma of RankCSE)", low=0.0)
     teachers: tuple[str, ...] = option(
@@ -157,7 +157,7 @@ def list_mle(
 
 @dataclasses.dataclass(frozen=True)
 class Anchor(Loss):
-    """Keep each embedding's neighbours those that the frozen starting checkpoint gives it, without dropout."""
+    """Each embedding should keep the neighbours that it has with the frozen starting checkpoint."""
 
     weight: float = option(0.0, "weight of the divergence from the starting checkpoint's neighbourhoods", low=0.0)
     temperature: float = option(0.05, "temperature of the similarities that make a neighbourhood", low=1e-6)

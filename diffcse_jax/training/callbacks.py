@@ -1,4 +1,4 @@
-"""What follows a run: metrics.jsonl, TensorBoard, Weights & Biases, progress, and the user's own callbacks.
+"""What observes a run: metrics.jsonl, TensorBoard, Weights & Biases, progress, and the user's own callbacks.
 
 All callbacks are called on the first process only, in the thread that trains.
 """
@@ -162,7 +162,7 @@ class TensorBoard(Rows):
 
 
 class WandB(Rows):
-    """Send rows and the configuration to Weights & Biases. A resumed run resumes there too.
+    """Send rows and the configuration to Weights & Biases. A resumed run also resumes there.
 
     Args:
         project: The name of the project.

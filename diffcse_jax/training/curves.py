@@ -99,7 +99,7 @@ class Chart:
 
     @property
     def is_log(self) -> bool:
-        """Tell whether the vertical axis is logarithmic."""
+        """Return whether the vertical axis is logarithmic."""
         if self.log is not None:
             return self.log
         ys = [y for line in self.lines for _, y in line.points]

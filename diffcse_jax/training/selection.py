@@ -65,7 +65,7 @@ def select(run: Run, baseline: Record) -> Selection:
         limit = f"eval.max_drop={options.max_drop:g} of {baseline.dev[drift]:.2f}"
         objections.append(f"No model keeps {drift} within {limit}.")
     if lost := regressions.get(weight):
-        objections.append(f"But other queries find less: {', '.join(lost)} (eval.hold).")
+        objections.append(f"But other queries got worse: {', '.join(lost)} (eval.hold).")
     if higher and evaluation.caveat:
         objections.append(f"But {evaluation.caveat}.")
     low, high = evaluation.interval(baseline.outcomes, chosen.outcomes)
@@ -131,7 +131,7 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
 
 
 def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: Evaluation) -> Measured:
-    """Return the dev evaluation of an interpolated model. A checkpoint has its own."""
+    """Return the dev evaluation of an interpolated model, or the recorded one of a checkpoint."""
     if weight == 1 and best.outcomes:
         return Measured(best.dev, best.outcomes)
     measured = evaluation.measure(SentenceEncoder.from_saved(interpolate(base, best, weight)))

@@ -140,17 +140,17 @@ class Run:
 
     @property
     def is_trained(self) -> bool:
-        """Tell whether the run's encoder is there. Training ends with the export."""
+        """Return whether the run's encoder is there. Training ends with the export."""
         return self.seed is None or (self.workdir / "export").is_dir()
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether the last attempt failed."""
+        """Return whether the last attempt failed."""
         return self.results() is None and (self.folder / FAILURE).is_file()
 
     @property
     def holds_work(self) -> bool:
-        """Tell whether the folder has checkpoints or results."""
+        """Return whether the folder has checkpoints or results."""
         stages = (self.folder, self.folder / HEADS)
         return (self.folder / RESULTS).is_file() or any(any((each / CHECKPOINTS).glob("[0-9]*")) for each in stages)
 
