@@ -322,7 +322,7 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         with contextlib.suppress(OSError):  # closing tries once more to write
             if file:
                 file.close()
-        safe, instead = "What is complete there stays as it is.", "give another folder"
+        safe, instead = "Complete files there are unchanged.", "give another folder"
         raise disk_error(path.parent, error, safe=safe, instead=instead) from error
     return file
 

@@ -422,7 +422,7 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
 
     def with_a_second_process(self, sentences, **options):
         monkeypatch.setattr(HashEncoder, "encode", encode)
-        with pytest.raises(InUseError, match=r"is in use by process .* share the inputs: give each process JAX_PROC"):
+        with pytest.raises(InUseError, match=r"is in use by process .* divide the inputs: give each process JAX_PROC"):
             app.embed(inputs, out, HashEncoder, rows_per_file=10)
         refused.append(True)
         return encode(self, sentences, **options)

@@ -204,7 +204,7 @@ def test_a_full_disk_is_one_paragraph_and_the_run_begins_again(tmp_path, monkeyp
         with pytest.raises(DiskError) as stopped:
             start(tmp_path)
     assert str(stopped.value) == (
-        f"cannot write {tmp_path}: No space left on device. What is complete there stays as it is. Please make room on "
+        f"cannot write {tmp_path}: No space left on device. Complete files there are unchanged. Please make room on "
         "that disk, or give another --workdir; then run the same command again to resume"
     )
     start(tmp_path)
@@ -215,7 +215,7 @@ def test_a_lock_without_room_is_reported(tmp_path):
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
     try:
-        with pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. What is complete"):
+        with pytest.raises(DiskError, match=r"^cannot write .*/run: File too large\. Complete files"):
             held(tmp_path / "run").__enter__()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)

@@ -77,8 +77,8 @@ def serve(
         against: A second model, or an empty string.
         columns: The columns of a table to read.
         top_k: Number of hits of a search.
-        host: Address or name to listen at.
-        port: Port to listen at; 0 takes any free one.
+        host: Address or name to listen on.
+        port: Port to listen on; 0 takes any free one.
 
     Raises:
         UserError: The text, a model or the address cannot be used.
@@ -137,7 +137,7 @@ def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {reason}. Choose another --port, or 0 for any"
+            f"cannot listen on {host}, port {port}: {reason}. Choose another --port, or 0 for any"
         ) from error
 
 

@@ -133,7 +133,7 @@ def embed(
     distributed: bool = False,
     command: str = "the same command",
 ) -> None:
-    """Embed the texts of the inputs that the folder does not hold yet.
+    """Embed the texts of the inputs that are not in the folder yet.
 
     Arguments are the options of `diffcse embed`; `load` loads the encoder, once the inputs are open, and `command`
     resumes the work, for messages.
@@ -221,7 +221,7 @@ class _Input:
         parts = earlier.get("parts")
         if parts != [] and earlier.get("sha256", self.digest) != self.digest:
             raise DataError(
-                f"{self.name} is not the text that {self.output} holds embeddings of under this name: its SHA-256 has "
+                f"{self.name} is not the text that was embedded into {self.output} under this name: its SHA-256 has "
                 f"changed. Give another --output, or remove {self.state} and the Parquet files of this name"
             )
         written = isinstance(parts, list) and all((self.output / str(part)).is_file() for part in parts)
@@ -283,7 +283,7 @@ class _Job:
                     held = lock(each.state.with_suffix(".lock"))
                 except InUseError as error:
                     raise InUseError(
-                        f"{error}. Wait for its end, or share the inputs: give each process JAX_PROCESS_ID and "
+                        f"{error}. Wait until it ends, or divide the inputs: give each process JAX_PROCESS_ID and "
                         "JAX_NUM_PROCESSES"
                     ) from error
                 with held:

@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
     Attributes:
         optimizer: The update rule.
         batch_size: Rows per update. The last batch of a pass may be smaller.
-        tenacity: Blocks without improvement that are forgiven. The next one ends training.
+        tenacity: The number of blocks without improvement that are allowed. The next one ends training.
         passes_per_block: Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
         folds: Folds of cross-validation.
     """

@@ -1,7 +1,7 @@
 """Dev metrics of a training run. One of them chooses the best checkpoint.
 
-All processes of a run must call the encoder alike, or they wait for one another forever. The first process therefore
-decides on the metrics and reads their text; the other processes get both from it and need no files.
+All processes of a run must call the encoder in the same way, because otherwise they wait for one another forever.
+Therefore the first process decides on the metrics and reads their text. The others get both from it and need no files.
 """
 
 import dataclasses

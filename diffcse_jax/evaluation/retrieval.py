@@ -129,7 +129,7 @@ class PairsRetrieval(OwnTask):
 
 
 class Duplicates(OwnTask):
-    """Tell pairs that mean the same from other pairs by their cosine similarity."""
+    """Distinguish pairs that mean the same from other pairs, by cosine similarity."""
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         pairs = read_labelled_pairs(self.file)

@@ -1,4 +1,4 @@
-"""A trained model as a folder of Hugging Face and sentence-transformers, checked, with a model card."""
+"""Write a trained model as a Hugging Face and sentence-transformers folder, check it, and add a model card."""
 
 from diffcse_jax.export.card import About
 from diffcse_jax.export.folder import SAMPLES, TOLERANCE, export, write_folder

@@ -76,7 +76,7 @@ def model_card(
         about: What the user adds.
         name: Name of the model if it has no id on the hub.
         truncate_dim: The size that embeddings are cut to.
-        results: Test results of the model and of the starting checkpoint, as of `recorded_results`.
+        results: Test results of the model and of the starting checkpoint, as from `recorded_results`.
         checks: Sentences on how readers of the folder agree with the trained model.
         onnx: Whether it has ONNX files.
     """

@@ -1,6 +1,6 @@
 """Upload an export to the Hugging Face hub with the hub's own client.
 
-The token is the one in `HF_TOKEN` or the one that `hf auth login` keeps. `HF_ENDPOINT` names another hub.
+The token is the one in `HF_TOKEN` or the one that `hf auth login` has stored. `HF_ENDPOINT` names another hub.
 """
 
 from pathlib import Path
@@ -79,5 +79,5 @@ def _explain(error: Exception, repository: str) -> CheckpointError:
     return CheckpointError(
         f"--push_to_hub {repository}: {HfApi().endpoint} cannot be reached or refuses this ({type(error).__name__}: "
         f"{reason}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and that the token may write there: it is the "
-        "one of HF_TOKEN or of `hf auth login`"
+        "one in HF_TOKEN or from `hf auth login`"
     )

@@ -13,5 +13,5 @@
     damaged/               damaged files, moved out of the way
 
 `folder.py` has the first four, `checkpoints.py` the fifth and `records.py` the others. `saved_encoder.py` reads
-the encoder that the run gives. A missing or damaged file raises a `CheckpointError` that names it.
+the encoder of a run or checkpoint. A missing or damaged file raises a `CheckpointError` that names it.
 """

@@ -142,7 +142,7 @@ class Checkpoints:
             )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Read the newest intact checkpoint. Name damaged newer ones and move them to `WORKDIR/damaged`.
+        """Read the newest intact checkpoint. Report damaged newer ones and move them to `WORKDIR/damaged`.
 
         Args:
             like: A state with the shapes, types and shardings that the arrays get.
@@ -208,7 +208,7 @@ class Checkpoints:
         )
 
     def _check_same_run(self, record: Record) -> None:
-        """Refuse other data than that of the checkpoint, and warn if earlier rows of `metrics.jsonl` have changed."""
+        """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
         changed = {
             "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != self._text,
             f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric}; see "

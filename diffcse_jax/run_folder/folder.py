@@ -59,10 +59,10 @@ def held(workdir: Path) -> Iterator[None]:
     """Keep every other run out of the folder during the block. The folder is created if it is missing.
 
     The first process locks `WORKDIR/lock`. The system frees the lock when that process ends, however it ends. On a file
-    system without locks, nobody is kept out.
+    system without locks, no run is kept out.
 
     Raises:
-        InUseError: Another run is at work in the folder. Raised on every process, like all errors of this module.
+        InUseError: Another run uses the folder. Raised on every process, like all errors of this module.
         DiskError: The folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
@@ -104,7 +104,7 @@ def open_run(
         DiskError: The folder cannot be written.
     """
 
-    @disk_errors(workdir, safe="What is complete there stays as it is.", instead="give another --workdir")
+    @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
     def begin_or_check() -> None:
         digests = {"model.name_or_path": encoder.digest(), **others}
         if generator is not None:

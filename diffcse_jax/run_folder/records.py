@@ -252,7 +252,7 @@ def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
 
 def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
-    """Append a line to `starts.jsonl`, and report versions and devices that differ from those of the start before."""
+    """Append a line to `starts.jsonl`, and report versions and devices that differ from those of the previous start."""
     before: dict[str, Any] = next(reversed(read_starts(workdir)), {})
     now: dict[str, Any] = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""The encoder that a run gives: what evaluation, encoding and export read."""
+"""The encoder of a run or checkpoint, which evaluation, encoding and export read."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Reads a run's records, whether it is finished or in progress, and says in words what came of it."""
+"""Reads a run's records, whether it is finished or in progress, and describes the result in words."""
 
 import dataclasses
 import itertools

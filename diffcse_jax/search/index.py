@@ -148,7 +148,7 @@ class SentenceIndex:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
-        with disk_errors(folder, safe="An earlier index there stays whole."), replace_dir(folder) as new:
+        with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
             write_npy(new / _VECTORS, self.store.unit_blocks(), self.encoder.dimension)
             tables = map(_large_texts, self.store.texts())
             first = next(tables)

@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves in its folder: predictions, confusion matrices, and heads that transformers can read."""
+"""The files that a fine-tuning writes: predictions, confusion matrices, and heads that transformers can read."""
 
 import csv
 import dataclasses

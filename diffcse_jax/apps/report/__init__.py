@@ -1,1 +1,1 @@
-"""The report: what was trained and what came of it, as one HTML page that needs no network."""
+"""The report: an HTML page about one or more runs, which works offline."""
