@@ -1,14 +1,14 @@
-"""Adaptation to one's own text: this package's preset beside sentence-transformers' own recipes.
+"""Compare the preset `adapt` with the recipes of sentence-transformers, on the same documents.
 
     python -m benchmarks.adaptation_recipes --text docstrings --tasks pairs_retrieval:docstrings,STSBenchmark \
         --output benchmarks/results/NAME.json
 
-All start from one model and take as many steps of as many examples, cut to as many tokens, of the same documents. The
-library's recipes have the learning rates and schedules of its examples; what they end with is scored, for they choose
-nothing. They keep the start's pooling (the TSDAE example takes position 0), and words are deleted between blanks. The
-preset is `configs/adapt.py`, whose settings were chosen on docstrings and manual pages: compare on other text. What it
-selects is scored. Each is trained in a process of its own, on the CPU. Its time is that from the text to the trained
-model, dev evaluations left out. Needs the extra `recipes`.
+All recipes start from the same model, with the same number of steps, batch size and sentence length. The library's
+recipes have the learning rates and schedules of its examples. They select no checkpoint, so the last one is scored.
+They keep the pooling of the starting checkpoint (the TSDAE example takes position 0), and words are deleted between
+blanks. The preset is `configs/adapt.py`, and the checkpoint that it selects is scored. Its settings were chosen on
+docstrings and manual pages, so compare on other text. Each recipe trains in its own process, on the CPU. Its time is
+that from the text to the trained model, without dev evaluations. Needs the extra `recipes`.
 """
 
 import argparse
@@ -33,13 +33,13 @@ KEPT = 0.4  # share of the words that TSDAE keeps (Wang et al. 2021, Section 3.1
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One of the library's.
+    """A recipe of the library.
 
     Attributes:
-        pairs: the kind of text that it reads, as `data.pairs` has it.
-        learning_rate: of the library's example, as the following.
-        schedule: of the learning rate, by its name in transformers.
-        warmup: a share of the steps.
+        pairs: The kind of text that it reads, a value of `data.pairs`.
+        learning_rate: The learning rate of the library's example. The other attributes are from there, too.
+        schedule: The learning-rate schedule, by its name in transformers.
+        warmup: The share of steps with warm-up.
     """
 
     pairs: str
@@ -50,21 +50,21 @@ class Recipe:
 
 RECIPES = {
     "pairs": Recipe("lead", 2e-5),  # MultipleNegativesRankingLoss
-    "simcse": Recipe("dropout", 5e-5),  # the same, of a sentence twice
+    "simcse": Recipe("dropout", 5e-5),  # the same, with each sentence twice
     "tsdae": Recipe("dropout", 3e-5, "constant", 0.0),  # DenoisingAutoEncoderLoss
 }
 OURS = "ours"
 
 
 class Stopwatch:
-    """Time, and time of processors, in seconds, since it was made, pauses left out."""
+    """A stopwatch: seconds and processor seconds since it was created, without pauses."""
 
     def __init__(self) -> None:
         self._start = self._now()
         self._paused = [0.0, 0.0]
 
     def without(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, during whose calls the watch stands still."""
+        """Return the function with the watch paused during its calls."""
 
         def call(*arguments: Any) -> Any:
             before = self._now()
@@ -89,7 +89,7 @@ class Stopwatch:
 
 
 def train_ours(config: Config, folder: Path) -> dict[str, Any]:
-    """Trains by the configuration."""
+    """Train as the configuration says."""
     from diffcse_jax.evaluation.dev import build_dev_evaluation
     from diffcse_jax.training import train
 
@@ -109,7 +109,7 @@ def train_ours(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
-    """Trains a recipe of the library, with its trainer, on the text of a configuration."""
+    """Train a recipe of the library, with its trainer, on the text of a configuration."""
     import sentence_transformers as library
     import transformers
     from datasets import Dataset
@@ -152,12 +152,12 @@ def train_theirs(name: str, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def columns(name: str, texts: Iterable[tuple[str, ...]], seed: int) -> dict[str, list[str]]:
-    """The examples of a recipe of the library.
+    """Return the examples of a recipe of the library.
 
     Args:
-        name: the recipe.
-        texts: pairs, or sentences alone.
-        seed: of the words that TSDAE deletes.
+        name: The recipe.
+        texts: Pairs or single sentences.
+        seed: Decides which words TSDAE deletes.
     """
     if name == "pairs":
         leads, rests = zip(*texts, strict=True)
@@ -170,7 +170,7 @@ def columns(name: str, texts: Iterable[tuple[str, ...]], seed: int) -> dict[str,
 
 
 def _damaged(sentence: str, generator: random.Random) -> str:
-    """The sentence with words deleted, at least one kept."""
+    """Delete words of a sentence, and keep at least one."""
     words = sentence.split()
     return " ".join([word for word in words if generator.random() < KEPT] or [generator.choice(words)])
 
@@ -184,7 +184,7 @@ def _loss(name: str, model: Any) -> Any:
 
 
 def scores(model: str, tasks: list[str]) -> dict[str, float]:
-    """The scores of a folder on test splits, by this package's evaluation."""
+    """Score a model folder on test splits, by this package's evaluation."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.results import scores_by_column
     from diffcse_jax.evaluation.retrieval import own_task
@@ -197,7 +197,7 @@ def scores(model: str, tasks: list[str]) -> dict[str, float]:
 
 
 def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Path) -> dict[str, Any]:
-    """Trains by each recipe, and scores what comes of it, the start first."""
+    """Score the starting checkpoint, then train and score each recipe."""
     sides = {"start": {"scores": _alone(scores, config.model.name_or_path, tasks)}}
     for name in recipes:
         place = folder / name
@@ -208,42 +208,42 @@ def compare(recipes: Iterable[str], config: Config, tasks: list[str], folder: Pa
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call in a new process."""
+    """Return the result of a call in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """The command line; returns the record."""
+    """Run the command line and return the record."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--text", default="docstrings", help="documents, as data.train_file has them (default: docstrings)")
-    add("--model", default="minilm", help="the start: a folder or `minilm` (default: minilm)")
+    add("--text", default="docstrings", help="documents, a value of data.train_file (default: docstrings)")
+    add("--model", default="minilm", help="the starting checkpoint: a folder or `minilm` (default: minilm)")
     add("--recipes", nargs="+", choices=(OURS, *RECIPES), default=[OURS, *RECIPES], help="default: all")
-    add("--tasks", default="pairs_retrieval:docstrings", help="as `diffcse evaluate` has them, separated by commas")
+    add("--tasks", default="pairs_retrieval:docstrings", help="tasks of `diffcse evaluate`, separated by commas")
     add("--steps", type=int, help="default, as of the following: the preset's")
     add("--batch_size", type=int)
     add("--max_length", type=int, help="tokens of a text")
-    add("--held_out", type=float, help="share of the documents that no recipe reads; by them the preset chooses")
+    add("--held_out", type=float, help="share of the documents that is not trained on; the preset selects by them")
     add("--seed", type=int, default=1)
-    add("--cores", type=int, default=0, help="use so many (default: all)")
-    add("--output", type=Path, help="the record (default: the screen)")
+    add("--cores", type=int, default=0, help="number of documents (default: all)")
+    add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:
         measure.use_cores(options.cores)
-        os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes, which import JAX: it reads this but once
+        os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that import JAX, which reads this only once
         config = _config(options, Path(folder))
         values = config.to_dict()
         record = {
-            "config": values | {"data": values["data"] | {"cache_dir": ""}},  # which lives as long as this
+            "config": values | {"data": values["data"] | {"cache_dir": ""}},  # a temporary folder
             "sides": compare(options.recipes, config, options.tasks.split(","), Path(folder)),
         }
         return measure.write_record(options.output, "benchmarks.adaptation_recipes", argv, record)
 
 
 def _config(options: argparse.Namespace, folder: Path) -> Config:
-    """The preset, with what the command line changes."""
+    """Return the preset with the changes of the command line."""
     values = shipped_config("adapt")
     values.data.train_file, values.model.name_or_path, values.train.seed = options.text, options.model, options.seed
     values.eval.guard = False

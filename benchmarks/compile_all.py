@@ -1,10 +1,10 @@
-"""Compile everything that is worth compiling for TPUs, as one record: the source of docs/records/planning.md.
+"""Compile all configurations for TPUs and write one record, the source of docs/records/planning.md.
 
     python -m benchmarks.compile_all --output benchmarks/results/compiled_tpu.json
 
-Each program is compiled in a process of its own. Started again with the same file it goes on where it stopped: each
-program has the revision that it was compiled of, and the version of the compiler. One that fails is recorded with its
-error. `--again PATTERN` compiles anew what matches. `--table` prints the record as Markdown.
+Each program is compiled in a process of its own. Run again with the same file, the command continues where it stopped:
+the record contains the revision of each program and the version of the compiler. If a program fails, its error is
+recorded. `--again PATTERN` compiles the programs again that match. `--table` prints the record as Markdown.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SUPERVISED = "supervised_simcse_base"
 
 
 def programs() -> Iterator[list[str]]:
-    """The arguments of `benchmarks.compile_for` for every program."""
+    """Return the arguments of `benchmarks.compile_for` for every program."""
     yield ["v5e:2x2", "simcse_base", "--batch", "512"]
     for share in ("0.875", "0.75", "0.5"):
         yield ["v5e:2x2", "simcse_base", "--batch", "512", "--config.train.packing=on", "--real_tokens", share]
@@ -60,10 +60,10 @@ def _configurations(target: str) -> Iterator[list[str]]:
 
 
 def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
-    """Compiles what the file does not hold yet, and writes it after each program."""
+    """Compile the programs that are not in the file yet, and write the file after each one."""
     records = json.loads(path.read_text())["programs"] if path.is_file() else []
     known = {record["arguments"]: record for record in records}
-    old = {arguments for arguments in known if again and re.search(again, arguments)}  # kept until there is a new one
+    old = {arguments for arguments in known if again and re.search(again, arguments)}  # kept until the new one is there
     wanted = list(programs())
     for number, (target, config, *others) in enumerate(wanted, start=1):
         arguments = " ".join(["--target", target, "--config", config, *others])
@@ -77,7 +77,7 @@ def compile_all(path: Path, again: str | None) -> list[dict[str, Any]]:
 
 
 def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
-    """The record of one program, without what is the same for all; of one that fails, its `error`."""
+    """Return the record of one program, or its `error` if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "record.json"
         command = [sys.executable, "-m", "benchmarks.compile_for", *arguments, "--output", str(output)]
@@ -89,7 +89,7 @@ def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: what was compiled for what, fits where, moves what."""
+    """Return a table in Markdown: the programs, their memory, and what they move between chips."""
     lines = ["| program | for | memory a chip | fits | moved a step |", "|---|---|---:|---|---|"]
     for record in records:
         if "error" in record:
@@ -104,7 +104,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _moved(collectives: Sequence[Mapping[str, Any]]) -> str:
-    """The collectives of a tenth of a megabyte and more."""
+    """Describe the collectives of at least a tenth of a megabyte."""
     moved: dict[str, int] = {}
     for entry in collectives:
         moved[entry["carries"]] = moved.get(entry["carries"], 0) + entry["bytes"]
@@ -113,11 +113,11 @@ def _moved(collectives: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Compiles all, or prints the table."""
+    """Compile all programs, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="JSON file, which is read and completed")
-    parser.add_argument("--again", metavar="PATTERN", help="compile programs anew whose arguments match")
-    parser.add_argument("--table", action="store_true", help="only print what the file holds")
+    parser.add_argument("--again", metavar="PATTERN", help="compile the programs again whose arguments match")
+    parser.add_argument("--table", action="store_true", help="only print the record")
     options = parser.parse_args(argv)
     if options.table and not options.output.is_file():
         parser.error(f"--output {options.output}: there is no such file")

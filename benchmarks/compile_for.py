@@ -1,10 +1,10 @@
-"""The project's own programs, compiled for machines that are not here, from shapes alone.
+"""Compile the programs of the package for other machines, from shapes alone.
 
     python -m benchmarks.compile_for --target v5e:4x4 --config configs/diffcse_base.py --output FILE
 
 Needs the TPU's compiler (`pip install -e '.[compile]'`), or JAX's CUDA plugin for `--target h100`. Memory and
-collectives are what the compiled program takes and moves. **Cycles are the compiler's estimate**: they rank variants of
-a program, and are no time.
+collectives are those of the compiled program. **Cycles are the compiler's estimate**: they rank variants of a program.
+They are not times.
 """
 
 import argparse
@@ -49,13 +49,13 @@ from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resol
 from diffcse_jax.training.step import abstract_state, make_train_step  # noqa: E402
 
 WHAT = ("step", "chunked", "encode", "generator_head")
-CHUNK = 64  # sentences, for --what chunked where the configuration has no chunk size
-# The compiler's refusal: what is required, and what there is.
+CHUNK = 64  # sentences, for --what chunked if the configuration has no chunk size
+# The compiler's error if memory is too small: what is required, and what is available.
 OUT_OF_MEMORY = r"([\d.]+)([KMG])\)? (?:of|exceeds available HBM) \(?([\d.]+)([KMG])"
 
 
 class Lowered(NamedTuple):
-    """A program to compile, and what the arrays that it moves are told by."""
+    """A program to compile, and what identifies the arrays that it moves."""
 
     lower: Callable[[], jax.stages.Lowered]
     params: Params  # trained, or those of the encoder
@@ -66,15 +66,15 @@ class Lowered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A program to compile: the configuration, which of its programs, and the shape of its batches."""
+    """A request: the configuration, which of its programs to compile, and the shape of its batches."""
 
     config: Config
     what: str
     views: int
-    real_tokens: float  # share of all positions, where padding is left out
+    real_tokens: float  # share of all positions, if padding is left out
 
     def with_batch(self, size: int) -> "Request":
-        """The same with another batch size."""
+        """Return the same request with another batch size."""
         train = dataclasses.replace(self.config.train, batch_size=size)
         generator = dataclasses.replace(self.config.generator, head_batch_size=size)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, train=train, generator=generator))
@@ -88,7 +88,7 @@ class Request:
 
 
 def lowered(request: Request, mesh: Mesh) -> Lowered:
-    """The program of a request for the devices of a mesh."""
+    """Return the program of a request for the devices of a mesh."""
     config = _with_classes(with_own_pooler(resolved(request.config, mesh), None))
     encoder = _checkpoint(config.model.name_or_path, mesh)
     build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
@@ -143,7 +143,7 @@ def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
 
 def _encoding(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     config = request.config
-    # Only its head differs from what another pooler computes, and that is small.
+    # Another pooler differs only in its head, which is small.
     pooler = "cls_before_pooler" if config.encoding_pooler == "cls" else config.encoding_pooler
     forward = compiled_forward(encoder.config, pooler, jnp.dtype(config.precision), mesh)
     params = parameters.prefixed(encoder.transformer, "transformer")
@@ -170,12 +170,12 @@ def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
 
 
 def _vocabulary(encoder: Pretrained) -> Vocabulary:
-    """Of the right size; which ids are special changes no program."""
+    """Return a vocabulary of the right size. The ids of special tokens do not change a program."""
     return Vocabulary(encoder.config.vocab_size, workload.MASK, (workload.PAD, workload.CLS, workload.SEP))
 
 
 def _views(request: Request, mesh: Mesh, views: int) -> Batch:
-    """A batch of full length; where padding is left out, with layouts of the share of real tokens."""
+    """Return a batch of full length. If padding is left out, its layouts have the share of real tokens."""
     config, length = request.config, request.config.data.max_length
     sharding = NamedSharding(mesh, PartitionSpec("data"))
 
@@ -196,7 +196,7 @@ def _views(request: Request, mesh: Mesh, views: int) -> Batch:
 
 
 def _with_classes(config: Config) -> Config:
-    """With two classes where a task of fine-tuning names none: of a program they are the last layer of its head."""
+    """Give tasks without named classes two of them, because the last layer of the head depends on their number."""
     tasks = config.finetune.tasks
     nameless = [name for name, task in tasks.items() if task.kind == "classification" and not task.labels]
     settings = config.to_dict()
@@ -206,14 +206,14 @@ def _with_classes(config: Config) -> Config:
 
 
 def _labels(request: Request, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
-    """Those of a batch of fine-tuning: of the first task whose examples have so many sentences as there are views."""
+    """Return the labels of a batch of fine-tuning, from the first task with this many sentences per example."""
     config = request.config
     if "finetune" not in config.losses:
         return None
     tasks = config.finetune.tasks
     name = next((name for name, task in tasks.items() if len(task.texts) == request.views), None)
     if name is None:
-        raise ConfigError(f"--views {request.views}: no task in finetune.tasks has examples of so many sentences")
+        raise ConfigError(f"--views {request.views}: no task in finetune.tasks has examples of this many sentences")
     dtype = jnp.float32 if tasks[name].kind == "regression" else jnp.int32
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     return {name: jax.ShapeDtypeStruct((request.batch_size,), dtype, sharding=sharding)}
@@ -224,12 +224,12 @@ def _abstract(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
 
 
 def compiled(request: Request, target: topologies.Target, *, text: Path | None = None) -> dict[str, Any]:
-    """Compiles a program and reads what it says.
+    """Compile a program and return its record.
 
     Args:
-        request: the program.
-        target: the machine.
-        text: a file for the compiled program.
+        request: The program.
+        target: The machine.
+        text: A file for the compiled program.
     """
     mesh = make_mesh(request.config, target.devices)
     program = lowered(request, mesh)
@@ -255,7 +255,7 @@ def compiled(request: Request, target: topologies.Target, *, text: Path | None =
         "memory_per_chip": memory,
         "fits": memory["total"] <= memory["available"],
         "collectives": summed(read.collectives(), program, mesh),
-        "flops": (executable.cost_analysis() or {}).get("flops"),  # of a GPU that is not there: none
+        "flops": (executable.cost_analysis() or {}).get("flops"),  # not known without the GPU
         "estimated_cycles": {"total": sum(by_category.values()), "by_category": by_category},
         "dearest": read.dearest(5),
     }
@@ -274,7 +274,7 @@ def _memory(executable: jax.stages.Compiled, target: topologies.Target) -> dict[
 
 
 def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> list[dict[str, Any]]:
-    """The collectives by kind and by what they carry: how many there are, and bytes of the whole arrays."""
+    """Count the collectives by kind and content, with the bytes of whole arrays."""
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     moved: collections.Counter[tuple[str, str]] = collections.Counter()
     for collective in collectives:
@@ -290,7 +290,7 @@ def summed(collectives: Iterable[Collective], program: Lowered, mesh: Mesh) -> l
 
 
 def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) -> str:
-    """The role of an array in a collective (gradients, tokens, ...), by its type, its size and its pass."""
+    """Return the content of a collective (gradients, tokens, ...), by the type, size and pass of its array."""
     size = math.prod(array.sizes)
     rows, hidden = program.rows, program.hidden
     if array.dtype.startswith(("s", "u", "pred")):
@@ -305,14 +305,14 @@ def carries(array: Array, collective: Collective, program: Lowered, mesh: Mesh) 
 
 
 def _sizes(params: Params, mesh: Mesh) -> set[int]:
-    """Numbers of elements of parameters and of their parts on the mesh."""
+    """Return the numbers of elements of parameters and of their parts on the mesh."""
     sizes = {math.prod(array.shape) for array in params.values()}
     parts = {1, mesh.size, *mesh.shape.values()}
     return {size // part for size in sizes for part in parts}
 
 
 def largest_batch(request: Request, target: topologies.Target, *, report: Callable[[str], None]) -> dict[str, Any]:
-    """The largest batch size that fits among the request's own, doubled again and again."""
+    """Double the batch size until it does not fit, and return the largest that does."""
     size, fitting = request.batch_size, None
     while True:
         record = compiled(request.with_batch(size), target)
@@ -325,7 +325,7 @@ def largest_batch(request: Request, target: topologies.Target, *, report: Callab
 
 
 def described(record: dict[str, Any]) -> str:
-    """A record for people."""
+    """Describe a record as text."""
     memory = record["memory_per_chip"]
     lines = [
         f"{record['what']} of {record['config']}, batch {record['batch_size']:,}, for {record['target']} "
@@ -344,7 +344,7 @@ def described(record: dict[str, Any]) -> str:
             for entry in record["collectives"]
         ]
         if record["flops"]:
-            lines.append(f"FLOPs a chip: {record['flops']:.3g} (of a conditional, the compiler counts one branch)")
+            lines.append(f"FLOPs a chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)")
         lines += _cycles(record)
     return "\n".join(lines)
 
@@ -369,24 +369,24 @@ def _gigabytes(count: float) -> str:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command line: its own options, and overrides of the configuration."""
+    """Read the command line: options, and overrides of the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="v5e:2x2, v5e:4x4, v5p:2x2x1, v6e:1x1, ... or h100")
     parser.add_argument("--config", required=True, help="a file such as those in configs/, or its name")
     parser.add_argument("--what", choices=WHAT, default="step", help="the program (default: %(default)s)")
     parser.add_argument("--batch", type=int, help="train.batch_size, in place of the configuration's")
     parser.add_argument(
-        "--views", type=int, default=2, help="per example: 3 with hard negatives, 1 or 2 of fine-tuning (default: 2)"
+        "--views", type=int, default=2, help="per example: 3 with hard negatives, 1 or 2 for fine-tuning (default: 2)"
     )
     parser.add_argument(
         "--real_tokens",
         type=float,
         default=1.0,
-        help="share of positions, read where train.packing is on (default: all, as in the fullest batches)",
+        help="share of real positions, if train.packing is on (default: all, as in the fullest batches)",
     )
-    parser.add_argument("--largest", action="store_true", help="search the largest batch that fits, too")
+    parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
     parser.add_argument("--text", type=Path, help="a file for the compiled program")
-    parser.add_argument("--output", type=Path, help="JSON file; without it only the description is printed")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: only print a description)")
     options, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--config."):
@@ -399,7 +399,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
-    """The configuration of the command line."""
+    """Return the configuration of the command line."""
     _, config = configuration(options.config, read_overrides(overrides))
     settings = config.to_dict()
     if options.what == "generator_head":
@@ -413,7 +413,7 @@ def read_config(options: argparse.Namespace, overrides: list[str]) -> Config:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Compiles what the command line says, prints it and writes the record, which is also returned."""
+    """Compile as the command line says, print and write the record, and return it."""
     options, overrides = parse(argv)
     target = topologies.find(options.target)
     request = Request(read_config(options, overrides), options.what, options.views, options.real_tokens)

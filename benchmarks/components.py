@@ -1,9 +1,9 @@
-"""Parts of a network, each as it is and as it might be: why they are built as they are.
+"""Time parts of a network and their alternatives: the reasons why the parts are built as they are.
 
     python -m benchmarks.components --output benchmarks/results/NAME.json
 
-All variants of a part compute the same (dropout: draw from the same distribution), live in this process and take turns.
-A ratio above 1 means that the variant takes longer than the part as it is.
+All variants of a part compute the same result (dropout draws from the same distribution). They run in this process and
+take turns. A ratio above 1 means that the alternative takes longer than the part.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import transformer_config
 
 AS_IS = "as it is"
-Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it is done
+Variants = Mapping[str, Callable[[], Any]]  # each computes once, and may return before it has finished
 
 
 class LibraryAttention(transformer.SelfAttention):
-    """Attention by `jax.nn.dot_product_attention`, which knows no dropout."""
+    """Attention by `jax.nn.dot_product_attention`, which has no dropout."""
 
     def __call__(self, hidden_states: jax.Array, rows: TokenRows, bias: jax.Array, **_: Any) -> jax.Array:
         del bias
@@ -45,7 +45,7 @@ class LibraryAttention(transformer.SelfAttention):
 
 
 def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
-    """A block's attention without dropout, its dense layers included."""
+    """Compare attention without dropout, including its dense layers."""
     config = transformer_config(workload.ENCODERS[size], source=size)
     states, sentences = _normal(rows * length, config.hidden_size), _sentences(rows, length)
     real = sentences.attention_mask.reshape(-1, 1) > 0
@@ -65,7 +65,7 @@ def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
 
 
 def block(size: str, rows: int, length: int) -> Variants:
-    """The gradients of a block without dropout."""
+    """Compare the gradients of a block without dropout."""
     config = transformer_config(workload.ENCODERS[size], source=size)
     states, sentences = _normal(rows * length, config.hidden_size), _sentences(rows, length)
 
@@ -83,7 +83,7 @@ def block(size: str, rows: int, length: int) -> Variants:
 
 
 def dropout(size: str, tokens: int) -> Variants:
-    """Dropout of hidden states with a key for each token."""
+    """Compare ways to compute dropout of hidden states, with a key for each token."""
     states = _normal(tokens, workload.ENCODERS[size]["hidden_size"])
 
     def keys(impl: str) -> jax.Array:
@@ -108,7 +108,7 @@ def dropout(size: str, tokens: int) -> Variants:
 
 
 def dense(size: str, rows: int, length: int) -> Variants:
-    """Gradients of a dense layer over rows of tokens."""
+    """Compare ways to compute the gradients of a dense layer."""
     hidden, inner = (workload.ENCODERS[size][name] for name in ("hidden_size", "intermediate_size"))
     states, kernel = _normal(rows, length, hidden), _normal(hidden, inner)
 
@@ -120,7 +120,7 @@ def dense(size: str, rows: int, length: int) -> Variants:
 
 
 def gelu(size: str, tokens: int) -> Variants:
-    """The activation of the feed-forward network."""
+    """Compare ways to compute the activation of the feed-forward network."""
     states = _normal(tokens, workload.ENCODERS[size]["intermediate_size"])
     exact = partial(jax.nn.gelu, approximate=False)
     return {
@@ -130,7 +130,7 @@ def gelu(size: str, tokens: int) -> Variants:
 
 
 def vocabulary(size: str, tokens: int) -> Variants:
-    """The generator's choice of tokens."""
+    """Compare ways to choose the generator's tokens."""
     config = transformer_config(workload.GENERATORS[size], source=size)
     head = MaskedLMHead(config, rngs=nnx.Rngs(0))
     states, words = _normal(tokens, config.hidden_size), _normal(config.vocab_size, config.hidden_size)
@@ -147,7 +147,7 @@ def vocabulary(size: str, tokens: int) -> Variants:
 
 
 def _sentences(rows: int, length: int) -> TokenRows:
-    """Rows of rising lengths, from half of `length` on, whose tokens do not matter."""
+    """Return rows of increasing lengths, from half of `length`. Their tokens do not matter."""
     lengths = jnp.linspace(length // 2, length, rows).astype(jnp.int32)
     mask = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
     return TokenRows(jnp.ones_like(mask), mask)
@@ -158,7 +158,7 @@ def _normal(*shape: int) -> jax.Array:
 
 
 def measured(variants: Variants, rounds: int) -> dict[str, Any]:
-    """Median seconds of each variant, taking turns, and their ratios to the part as it is."""
+    """Return the median seconds of each variant, and the ratios of the alternatives to the part."""
     for compute in variants.values():
         jax.block_until_ready(compute())
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -173,13 +173,13 @@ def measured(variants: Variants, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measures all parts and writes the record, which is also returned."""
+    """Measure all parts, write the record and return it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=workload.ENCODERS, default="minilm")
     parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
-    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     options = parser.parse_args(argv)
     if options.sentences < 1 or options.rounds < 1:
         parser.error("--sentences and --rounds must be at least 1")

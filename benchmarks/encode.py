@@ -1,9 +1,9 @@
-"""Encoding, tokenisation included, against sentence-transformers on the same folder and the same sentences.
+"""Compare encoding, including tokenisation, with sentence-transformers, on the same model and sentences.
 
     python -m benchmarks.encode --text FILE --sentences 2000 --output benchmarks/results/NAME.json
 
-The model is the packaged MiniLM unless `--model` names another folder. Without `--text` the sentences are random words
-of its vocabulary, of the lengths that `benchmarks.workload` states.
+The model is the packaged MiniLM, unless `--model` names another folder. Without `--text`, the sentences are random
+words of its vocabulary, with lengths from `benchmarks.workload`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def ours(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
 
 
 def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
-    """`SentenceTransformer.encode`, without the Normalize module that the folder may end with."""
+    """Encode by `SentenceTransformer.encode`, without a Normalize module at the end of the folder."""
     import sentence_transformers as library
 
     transformer, pooling, *_ = library.SentenceTransformer(str(folder), trust_remote_code=False)
@@ -45,7 +45,7 @@ def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -
 
 
 def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
-    """`AutoModel` as its model card shows it: batches in the given order, mean over real tokens."""
+    """Encode by `AutoModel` as its model card shows: batches in the given order, mean over real tokens."""
     import torch
     import transformers
 
@@ -80,7 +80,7 @@ def _implementation(encode: Callable[[], np.ndarray], facts: dict[str, Any]) -> 
 
 
 def synthetic_sentences(folder: Path, count: int, seed: int = 0) -> list[str]:
-    """Sentences of random whole words of the folder's vocabulary."""
+    """Return sentences of random whole words of the vocabulary."""
     words = sorted(word for word in load_tokenizer(folder).get_vocab() if word.isascii() and word.isalpha())
     rng = np.random.default_rng(seed)
     lengths = workload.synthetic_lengths(rng, count, longest=32)
@@ -88,7 +88,7 @@ def synthetic_sentences(folder: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def measured(folder: Path, sentences: list[str], against: list[str], *, batch_size: int, rounds: int) -> dict[str, Any]:
-    """The record of a comparison: every turn encodes all sentences once."""
+    """Return the record of a comparison. Each turn encodes all sentences once."""
     with contextlib.ExitStack() as stack:
         workers = {"ours": stack.enter_context(measure.worker(ours, folder, sentences, batch_size))}
         for name in against:
@@ -112,18 +112,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="minilm", help="a sentence-transformers folder that pools by the mean")
-    parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
-    parser.add_argument("--sentences", type=int, default=2000, help="how many (default: %(default)s)")
+    parser.add_argument("--text", type=Path, help="a file of real sentences, one per line")
+    parser.add_argument("--sentences", type=int, default=2000, help="number of sentences (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5, help="timed passes of each side (default: %(default)s)")
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=["sentence-transformers"])
-    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
-    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measures what the command line says and writes the record, which is also returned."""
+    """Measure as the command line says, write the record and return it."""
     args = parse(argv)
     measure.use_cores(args.threads)
     folder = hf.find_folder(args.model)

@@ -1,10 +1,10 @@
-r"""SentEval's tasks by eval.py's code against the same procedure in PyTorch: wall time and scores.
+r"""Compare SentEval's tasks with the same procedure in PyTorch: wall time and scores.
 
     python -m benchmarks.evaluation --tasks STS12,STS14,STSBenchmark,TREC,MR --mode test --data_dir DIR \
         --output benchmarks/results/NAME.json
 
-PyTorch's side does what SentEval does: it encodes every split of a task and every occurrence of a sentence, in batches
-of 128, and fits one classifier after the other (`benchmarks.torch_senteval`). Ours runs before and after it.
+The PyTorch side does what SentEval does: it encodes each split of a task, and each occurrence of a sentence, in batches
+of 128. It trains one classifier after the other (`benchmarks.torch_senteval`). Our side runs before and after it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3
 
 
 class Stopwatch:
-    """Seconds by part of the work."""
+    """Seconds for each part of the work."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -41,7 +41,7 @@ class Stopwatch:
 
 
 def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Scores and seconds of our evaluation."""
+    """Return scores and seconds of our evaluation."""
     watch = Stopwatch()
     if not isinstance(task, senteval.TransferTask):
         scores = watch("encoding", task.run, encoder, folder, mode)
@@ -55,7 +55,7 @@ def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[
 def theirs(
     task: Any, folder: Path, encoder: torch_senteval.Encoder, mode: str
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Scores and seconds of the procedure in PyTorch."""
+    """Return scores and seconds of the procedure in PyTorch."""
     watch = Stopwatch()
     if isinstance(task, senteval.TransferTask):
         features = watch("encoding", torch_features, task, folder, encoder)
@@ -72,7 +72,7 @@ def theirs(
 
 
 def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
-    """All pairs that SentEval encodes for a task."""
+    """Return all pairs that SentEval encodes for a task."""
     if isinstance(task, sts.StsYear):
         return {subset: task.load(folder, subset) for subset in task.splits}
     regression = senteval.REGRESSION_TASKS[task.name == "SICKRelatedness"]
@@ -80,7 +80,7 @@ def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
 
 
 def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_senteval.Encoder) -> dict[str, tuple]:
-    """Vectors and labels by split."""
+    """Return embeddings and labels by split."""
     features = {}
     for split in task.splits:
         examples = task.load(folder, split)
@@ -93,7 +93,7 @@ def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_sen
 
 
 def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mode: str) -> dict[str, float]:
-    """`acc` and `devacc`, with `f1` for MRPC."""
+    """Return `acc` and `devacc`, with `f1` for MRPC."""
     *recipe, folds = TORCH_SETTINGS[mode]
     dimension = features["train"][0].shape[1]
 
@@ -112,7 +112,7 @@ def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mo
 
 
 def compare(task: Any, folder: Path, mode: str, model: str, theirs_encoder: torch_senteval.Encoder) -> dict[str, Any]:
-    """Both sides' scores and seconds for one task; ours compiles anew each time, as a fresh command would."""
+    """Return both sides' scores and seconds for one task. Ours compiles again each time, as a new command would."""
     runs = []
     import jax
 
@@ -137,9 +137,9 @@ def compare(task: Any, folder: Path, mode: str, model: str, theirs_encoder: torc
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """The command; returns what it writes."""
+    """Run the command and return the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minilm", help="folder with a recorded pooler (default: minilm)")
+    parser.add_argument("--model", default="minilm", help="a folder that records its pooler (default: minilm)")
     parser.add_argument("--tasks", default="STSBenchmark,TREC", help="separated by commas")
     parser.add_argument("--mode", choices=("test", "fasttest"), default="test")
     parser.add_argument("--data_dir", default="", help="as of eval.py")

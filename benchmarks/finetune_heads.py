@@ -1,10 +1,10 @@
-"""The heads of labelled tasks on the vectors of a frozen encoder: ours against the same ones in PyTorch.
+"""Compare the training of task heads on embeddings of a frozen encoder with the same heads in PyTorch.
 
 python -m benchmarks.finetune_heads --run runs/tasks --seeds 0 1 2 --output heads.json
 
-Reads the configuration of a fine-tuning with finetune.stages='heads_first' and the vectors that it has kept. Both sides
-begin with the same weights and take the same batches in the same order, with AdamW; masks of dropout differ, and so
-does AdamW's epsilon. The score is the best average on dev, looked at every eval.every steps.
+The command reads the configuration of a fine-tuning with finetune.stages='heads_first', and the embeddings that it has
+stored. Both sides have the same initial weights, batches and order, and use AdamW. Dropout masks and the epsilon of
+AdamW differ. The score is the best dev average, computed every eval.every steps.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def compare(run: Path, seed: int) -> dict:
-    """Dev scores and seconds of both sides."""
+    """Return dev scores and seconds of both sides."""
     config = read_config(run)
     tuning = Tuning(dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed)))
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def compare(run: Path, seed: int) -> dict:
 
 
 def summary(results: list[dict]) -> dict:
-    """Means and standard deviations over seeds."""
+    """Return means and standard deviations over seeds."""
     columns = {name: np.array([each[name] for each in results]) for name in results[0] if name != "seed"}
     return {
         name: {"mean": column.mean(), "std": column.std(ddof=min(1, len(column) - 1))}
@@ -68,7 +68,7 @@ def summary(results: list[dict]) -> dict:
 
 
 def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
-    """The dev averages of heads trained in PyTorch, and the seconds of their steps and evaluations."""
+    """Train heads in PyTorch. Return their dev averages and the seconds of steps and evaluations."""
     config = tuning.config_of_heads()
     stored, encoder = tuning.frozen_vectors(folder)
     batches, first = tuning.mixture(config, stored), tuning.built(config).params
@@ -86,7 +86,7 @@ def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
 
 
 def head(task: Task, params: Params) -> torch.nn.Sequential:
-    """A task's head with our first weights."""
+    """Return a task's head with our initial weights."""
     modules: list[torch.nn.Module] = []
     for number in range(task.depth):
         kernel, bias = (torch.tensor(np.asarray(params[f"layers.{number}.{part}"])) for part in ("kernel", "bias"))
@@ -97,7 +97,7 @@ def head(task: Task, params: Params) -> torch.nn.Sequential:
 
 
 def groups(heads: dict[str, torch.nn.Sequential], weight_decay: float) -> list[dict]:
-    """All parameters; matrices decay."""
+    """Return all parameters. Weight decay applies to matrices."""
     every = [parameter for each in heads.values() for parameter in each.parameters()]
     matrices, biases = ([each for each in every if (each.ndim > 1) == wanted] for wanted in (True, False))
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": biases, "weight_decay": 0.0}]
@@ -110,7 +110,7 @@ def train_step(
     views: Batch,
     clip_norm: float,
 ) -> None:
-    """A step on one batch, which is of one task."""
+    """Train on one batch, which belongs to one task."""
     ((name, labels),) = views.labels.items()
     task, sides = tasks[name], torch.tensor(views.vectors[ENCODER]).unbind(dim=1)
     outputs = heads[name](features(task, sides))
@@ -130,7 +130,7 @@ def train_step(
 
 
 def features(task: Task, sides: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The input of a head."""
+    """Return the input of a head."""
     if not task.is_pair:
         return sides[0]
     u, v = sides
@@ -140,7 +140,7 @@ def features(task: Task, sides: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def weights(modules: torch.nn.Sequential) -> Params:
-    """Our names of a head's parameters."""
+    """Return our names for the parameters of a head."""
     layers = [module for module in modules if isinstance(module, torch.nn.Linear)]
     named = {f"layers.{number}.kernel": layer.weight.detach().numpy().T for number, layer in enumerate(layers)}
     return named | {f"layers.{number}.bias": layer.bias.detach().numpy() for number, layer in enumerate(layers)}

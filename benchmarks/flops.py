@@ -1,8 +1,8 @@
 """Count the matrix products of a train step: a product of (m, k) with (k, n) is 2 m k n.
 
-Transformers count at all positions of the padded batch, also for a side that leaves padding out. The vocabulary
-projection counts where its output is used. Trained networks count three times: the forward pass, and the gradients of
-inputs and weights. Norms, softmax, dropout, look-ups and the optimizer do not count, as is customary.
+Transformers count at all positions of the padded batch, even if a side leaves padding out. The vocabulary projection
+counts only at positions where its output is used. Trained networks count three times: the forward pass, and the
+gradients of inputs and weights. As usual, norms, softmax, dropout, look-ups and the optimizer do not count.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""Reads compiled programs: the instructions that are scheduled, their estimated cycles, the collectives.
+"""Read compiled programs from XLA's text: the scheduled instructions, their estimated cycles, the collectives.
 
-Read from XLA's text, whose cost model writes `estimated_cycles` beside the instructions of a TPU program.
+The compiler for TPUs writes `estimated_cycles` next to each instruction.
 """
 
 import collections
@@ -13,8 +13,8 @@ from typing import NamedTuple
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 
-# Categories of what is no matrix product: the first whose pattern is found in an instruction's name counts. The words
-# are those of the scopes in the package, and of JAX's own primitives.
+# Categories of instructions that are not matrix products. The first pattern that is found in an instruction's name
+# counts. The words are those of the package's scopes and of JAX's primitives.
 CATEGORIES = (
     ("gradient norm", r"optimizer.*reduce_sum"),
     ("optimizer", r"optimizer"),
@@ -29,7 +29,7 @@ RANDOM_BITS, MATRIX_PRODUCTS, COPIES, OTHER = "random bits", "matrix products", 
 
 
 class Array(NamedTuple):
-    """An array of a result: its type and sizes."""
+    """An array of a result: type and shape."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -46,8 +46,8 @@ class Instruction(NamedTuple):
     name: str
     opcode: str
     result: tuple[Array, ...]
-    op_name: str  # of the source: scopes and the primitive
-    cycles: int  # estimated; 0 where the compiler says nothing
+    op_name: str  # from the source: the scopes and the primitive
+    cycles: int  # estimated; 0 if the compiler gives none
     called: tuple[str, ...]  # computations: of a fusion, a call, the branches of a conditional, the body of a loop
     trips: int  # of a loop
     channel: str  # of a collective
@@ -55,17 +55,17 @@ class Instruction(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective, as often as it runs in a step."""
+    """A collective, and how often it runs in a step."""
 
     kind: str
     arrays: tuple[Array, ...]
     op_name: str
     times: int
-    source: tuple[Array, ...] = ()  # what they are rows of, where that is the result of another collective
+    source: tuple[Array, ...] = ()  # the arrays that they are rows of, if these are the result of another collective
 
     @property
     def bytes(self) -> int:
-        """Of the whole arrays that are summed or gathered (of a reduce-scatter instruction, of a device's part)."""
+        """The bytes of the whole arrays that are summed or gathered; for a reduce-scatter, of a device's part."""
         return self.times * sum(array.bytes for array in self.arrays)
 
 
@@ -88,14 +88,14 @@ class Program:
                 instructions.append(instruction)
 
     def cycles(self) -> dict[str, int]:
-        """Estimated cycles of a step by category, the dearest first; of a conditional, those of its dearest branch."""
+        """Return estimated cycles by category, largest first. A conditional counts its most expensive branch."""
         total: collections.Counter[str] = collections.Counter()
         for instruction, times in self._scheduled(self._entry, 1):
             total[self.category(instruction)] += times * instruction.cycles
         return {category: cycles for category, cycles in total.most_common() if cycles}
 
     def dearest(self, count: int) -> list[dict[str, object]]:
-        """The operations with most cycles, if they are estimated: alike ones, such as those of all blocks, are one."""
+        """Return the operations with most cycles, if they are estimated. Similar ones, as in all blocks, are joined."""
         total: collections.Counter[tuple[str, str]] = collections.Counter()
         times_of: collections.Counter[tuple[str, str]] = collections.Counter()
         for instruction, times in self._scheduled(self._entry, 1):
@@ -109,19 +109,19 @@ class Program:
         ]
 
     def collectives(self) -> list[Collective]:
-        """The collectives, those with most bytes first. Copies of one in several computations are one."""
+        """Return the collectives, those with most bytes first. Copies in several computations are joined."""
         found: dict[tuple[str, str], Collective] = {}
         for computation, times in self._times().items():
-            scatters = computation.startswith("all-reduce-scatter")  # how a TPU program writes it
+            scatters = computation.startswith("all-reduce-scatter")  # the form in TPU programs
             for instruction in self._computations[computation]:
                 kind = instruction.opcode.removesuffix("-start")
                 if kind not in COLLECTIVES:
                     continue
                 kind = "reduce-scatter" if scatters else kind
                 collective = Collective(kind, instruction.result, instruction.op_name, times)
-                if scatters:  # it sums what it is given, to which it may add rows of zeros first
+                if scatters:  # it sums its input, to which it may first add rows of zeros
                     collective = collective._replace(arrays=self._given_to(computation))
-                elif kind == "collective-permute":  # a started one has flags beside what it sends and receives
+                elif kind == "collective-permute":  # its start also has flags, besides what it sends and receives
                     source = self._summed_source(computation, instruction.operand)
                     collective = collective._replace(arrays=instruction.result[:1], source=source)
                 # The parts of an asynchronous one share a channel; combined ones have no channel of their own.
@@ -132,12 +132,12 @@ class Program:
         return sorted(found.values(), key=lambda collective: -collective.bytes)
 
     def _given_to(self, computation: str) -> tuple[Array, ...]:
-        """The arrays that a computation takes."""
+        """Return the arrays that a computation takes."""
         instructions = self._computations[computation]
         return tuple(array for each in instructions if each.opcode == "parameter" for array in each.result)
 
     def _summed_source(self, computation: str, name: str) -> tuple[Array, ...]:
-        """The operands of the reduce-scatter whose result an array has rows of; none where there is no such."""
+        """Return the operands of the reduce-scatter that gives the array its rows, if there is one."""
         by_name = {instruction.name: instruction for instruction in self._computations[computation]}
         while name in by_name and by_name[name].opcode in ("slice", "copy", "bitcast", "get-tuple-element"):
             name = by_name[name].operand
@@ -145,7 +145,7 @@ class Program:
         return next((self._given_to(each) for each in called if each.startswith("all-reduce-scatter")), ())
 
     def category(self, instruction: Instruction) -> str:
-        """The kind of work that an instruction is."""
+        """Return the category of an instruction."""
         opcodes = self._opcodes(instruction)
         if not opcodes.isdisjoint({"convolution", "dot"}):
             return MATRIX_PRODUCTS
@@ -158,7 +158,7 @@ class Program:
         return COPIES if moves or instruction.opcode == "copy" else OTHER
 
     def _opcodes(self, instruction: Instruction) -> set[str]:
-        """Of an instruction and of what is fused into it."""
+        """Return the names of an instruction and of those fused into it."""
         found = {instruction.opcode}
         if instruction.opcode == "fusion":
             for called in instruction.called:
@@ -167,7 +167,7 @@ class Program:
         return found
 
     def _scheduled(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
-        """The instructions that the scheduler sees, with how often each runs."""
+        """Yield the scheduled instructions, and how often each runs."""
         for instruction in self._computations[computation]:
             if instruction.opcode == "conditional":
                 yield from self._scheduled(max(instruction.called, key=self._cycles_of), times)
@@ -182,7 +182,7 @@ class Program:
         return sum(times * instruction.cycles for instruction, times in self._scheduled(computation, 1))
 
     def _times(self) -> Mapping[str, int]:
-        """Executions of each computation in a step."""
+        """Return how often each computation runs in a step."""
         times: collections.Counter[str] = collections.Counter()
 
         def visit(computation: str, count: int) -> None:
@@ -222,7 +222,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def arrays_of(result: str) -> tuple[Array, ...]:
-    """The arrays of a result type such as `(f32[12,64]{1,0}, bf16[768]{0})`."""
+    """Return the arrays of a result type such as `(f32[12,64]{1,0}, bf16[768]{0})`."""
     without_layouts = re.sub(r"\{[^}]*\}", "", result)
     return tuple(
         Array(dtype, tuple(int(size) for size in sizes.split(",") if size))

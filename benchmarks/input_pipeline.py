@@ -1,9 +1,9 @@
-"""The way in: tokenising text once, and batches from the token store, on one core.
+"""Measure tokenising of text, and reading batches from the token store on one core.
 
     python -m benchmarks.input_pipeline --sentences 100000 1000000 10000000 --output benchmarks/results/NAME.json
 
-Needs grain, which the pipeline is made of. The token stores of the batch measurements are written directly, with random
-tokens of the lengths that `benchmarks.workload` states; what is tokenised is text of MiniLM's words, in files.
+Needs grain. For batches, token stores are written directly, with random tokens and lengths from `benchmarks.workload`.
+For tokenising, files with random words of MiniLM's vocabulary are written.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LENGTH = 32
 
 
 def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: float) -> dict[str, Any]:
-    """Batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
+    """Draw batches from a store of `sentences` for about `seconds`, by the iterator that training uses."""
     start = time.perf_counter()
     store = workload.synthetic_store("minilm", folder, sentences, LENGTH)
     built = time.perf_counter()
@@ -54,7 +54,7 @@ def measure_batches(folder: Path, sentences: int, batch_size: int, seconds: floa
 
 
 def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
-    """Text to token store, reading and writing included, on all cores of this process."""
+    """Tokenise text into a store, including reading and writing, on all cores of this process."""
     tokenizer = load_tokenizer(hf.find_folder("minilm"))
     words = np.array(sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha()))
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def measure_tokenizing(folder: Path, sentences: int) -> dict[str, Any]:
 
 
 def _anonymous_bytes() -> int:
-    """Resident memory of this process but for mapped files, whose pages the system takes back when it needs them."""
+    """Return the resident memory of this process, without mapped files, whose pages the system can take back."""
     status = Path("/proc/self/status")
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     return int(lines["RssAnon"].split()[0]) * 1024
@@ -88,12 +88,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokenize", type=int, nargs="*", default=[100_000], help="sizes of the texts to tokenise")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="time to draw batches for, per store")
-    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measures what the command line says and writes the record, which is also returned."""
+    """Measure as the command line says, write the record and return it."""
     args = parse(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -1,8 +1,8 @@
-"""Timing side by side: workers that take turns, the machine they ran on, the record they leave.
+"""Time implementations side by side: workers that take turns, the machine, and the record.
 
-Implementations are compared by turns: a block of steps of one, a block of the other, again and again, so that whatever
-else the machine does falls on all of them. Each lives in a process of its own, with its own threads and memory; while
-one works the others wait on a pipe and use no processor.
+Implementations take turns: a block of steps of one, a block of the other, and so on. Other work on the machine then
+slows all of them. Each has a process of its own, with its own threads and memory. While one works, the others wait on a
+pipe and use no processor.
 """
 
 import contextlib
@@ -36,29 +36,29 @@ PEAK_FLOPS = {
 
 
 class Implementation(NamedTuple):
-    """One of the sides of a comparison, inside its worker."""
+    """One side of a comparison, inside its worker."""
 
-    step: Callable[[], object]  # starts one step; may return before it is done
-    wait: Callable[[], object]  # returns when all started steps are done
-    facts: Callable[[], dict[str, Any]]  # what else to record, asked at the end
+    step: Callable[[], object]  # starts one step; may return before it has finished
+    wait: Callable[[], object]  # returns when all started steps have finished
+    facts: Callable[[], dict[str, Any]]  # other values to record, asked at the end
 
 
 class Worker(NamedTuple):
-    """A running implementation, seen from the process that measures."""
+    """A running implementation, as the measuring process sees it."""
 
-    first_call: float  # seconds of the first step, compilation included
-    run: Callable[[int], float]  # runs so many steps and returns the seconds per step
+    first_call: float  # seconds of the first step, including compilation
+    run: Callable[[int], float]  # runs this many steps and returns the seconds per step
     finish: Callable[[], dict[str, Any]]  # ends the worker and returns its facts
 
 
 @contextlib.contextmanager
 def worker(build: Callable[..., Implementation], *arguments: object) -> Iterator[Worker]:
-    """Starts `build(*arguments)` in a process of its own and runs its first step.
+    """Start `build(*arguments)` in a process of its own and run its first step.
 
     Raises:
-        RuntimeError: the process ended; its own error is on stderr.
+        RuntimeError: The process ended. Its own error is on stderr.
     """
-    # JAX would take three quarters of a GPU's memory at once, and the other side needs some.
+    # By default JAX takes three quarters of a GPU's memory at once, and the other side needs some.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.45")
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -107,7 +107,7 @@ def _seconds_per_step(implementation: Implementation, steps: int) -> float:
 
 
 def _reset_peak_rss() -> None:
-    """Forgets the peak of resident memory so far, which is the compiler's (Linux only)."""
+    """Reset the peak of resident memory, which is the compiler's so far (Linux only)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -122,11 +122,11 @@ def _peak_rss() -> int:
 
 
 def alternate(workers: Mapping[str, Worker], *, steps: int, block: int) -> dict[str, list[float]]:
-    """Seconds per step of every block, the implementations taking turns.
+    """Return the seconds per step of every block. The implementations take turns.
 
     Args:
-        steps: steps of each implementation, rounded up to whole blocks.
-        block: steps per turn. The step before each turn, which may find cold caches, is not counted.
+        steps: Steps of each implementation, rounded up to whole blocks.
+        block: Steps per turn. The step before each turn, which may find cold caches, is not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(-(-steps // block)):
@@ -137,12 +137,12 @@ def alternate(workers: Mapping[str, Worker], *, steps: int, block: int) -> dict[
 
 
 def summary(seconds: list[float], first_call: float, items: int) -> dict[str, Any]:
-    """What a record says of one implementation's times.
+    """Return the entries of a record for the times of one implementation.
 
     Args:
-        seconds: seconds per step, one for each block.
-        first_call: seconds of the first step.
-        items: sentences per step.
+        seconds: Seconds per step, one for each block.
+        first_call: Seconds of the first step.
+        items: Sentences per step.
     """
     median = statistics.median(seconds)
     return {
@@ -153,25 +153,25 @@ def summary(seconds: list[float], first_call: float, items: int) -> dict[str, An
 
 
 def ratios(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """How many times longer each other side takes than ours, by medians."""
+    """Return how many times as long as ours each other side takes, by medians."""
     medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
     return {name: median / medians["ours"] for name, median in medians.items() if name != "ours"}
 
 
 def share_of_peak(flops_per_second: float, device: str, precision: str) -> float | None:
-    """The share of what the device could do; None where its peak is not known."""
+    """Return the share of the device's peak, or None if the peak is unknown."""
     peaks = [peak.get(precision) for name, peak in PEAK_FLOPS.items() if name in device]
     return flops_per_second / peaks[0] if peaks and peaks[0] else None
 
 
 def use_cores(count: int) -> None:
-    """Ties this process and the workers it starts to `count` cores (0: all); both thread pools follow it (Linux)."""
+    """Limit this process and its workers to `count` cores (0: all). Both thread pools follow (Linux only)."""
     if count:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its usable cores, the memory, and what in the environment changes speed."""
+    """Return the processor, usable cores, memory, and environment variables that change speed."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -185,7 +185,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Python's version and those of the packages that matter; None where one is not installed."""
+    """Return the versions of Python and important packages; None for those that are not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -196,10 +196,10 @@ def versions() -> dict[str, str | None]:
 
 
 def write_record(path: Path | None, module: str, argv: list[str], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Completes a record with command, machine and versions, and writes it as JSON, or prints it where path is None.
+    """Add command, machine and versions to a record, and write it as JSON. If the path is None, print it.
 
     Raises:
-        ConfigError: the file cannot be written; the record is printed.
+        ConfigError: The file cannot be written. The record is printed.
     """
     command = shlex.join(["python", "-m", module, *argv])
     complete = {"command": command, "machine": machine(), "versions": versions(), **record}
@@ -211,6 +211,6 @@ def write_record(path: Path | None, module: str, argv: list[str], record: Mappin
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text + "\n")
         except OSError as error:
-            print(text)  # what took long is not lost
+            print(text)  # so that the measurement is not lost
             raise ConfigError(f"--output {path}: {error}; the record is printed above") from error
     return complete

@@ -1,12 +1,13 @@
-"""Documents and labelled pairs of texts that are public as repositories: other text than docstrings and manual pages.
+"""Make documents and labelled pairs from public repositories, to test on text other than docstrings and manual pages.
 
     git clone https://github.com/MicrosoftDocs/cpp-docs && git -C cpp-docs checkout a2e592a
     python -m benchmarks.other_texts --text cpp --checkout cpp-docs --output cpp
     python -m benchmarks.adaptation_recipes --text cpp/pages --tasks pairs_retrieval:cpp/test.tsv,STSBenchmark
 
-A hash of its path leaves every tenth page out of the documents (of PowerShell and EIPs, which are few, every third).
-`test.tsv` has labelled pairs of those, `all.tsv` of all pages, for a difference that so few cannot tell: its texts are
-trained on, the pairs are not. Texts to be found are cut to 64 words, and of pairs that share a text the first is taken.
+A tenth of the pages is left out of the documents (a third for PowerShell and EIPs, which are small). A hash of the path
+chooses them. `test.tsv` has the labelled pairs of these pages. `all.tsv` has those of all pages, for differences that
+need more pairs: its texts are trained on, but not as pairs. Texts to be found are cut to 64 words. If several pairs
+share a text, the first is taken.
 
 --text      repository, commit                      query, and text to be found
 cpp         MicrosoftDocs/cpp-docs, a2e592a         a compiler's message, and the remarks that explain it
@@ -38,9 +39,9 @@ class Page(NamedTuple):
     """A page.
 
     Attributes:
-        path: in the repository.
-        text: markdown.
-        pairs: labelled ones, queries and texts to be found.
+        path: Its path in the repository.
+        text: Its text, as markdown.
+        pairs: Labelled pairs: queries and texts to be found.
     """
 
     path: str
@@ -49,11 +50,11 @@ class Page(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A repository's text.
+    """The text of a repository.
 
     Attributes:
-        pages: of a checkout.
-        left_out: the share of the pages that is no training text, 1 of so many.
+        pages: Returns the pages of a checkout.
+        left_out: One of this many pages is not training text.
     """
 
     pages: Callable[[Path], Iterator[Page]]
@@ -61,7 +62,7 @@ class Text(NamedTuple):
 
 
 def cpp(checkout: Path) -> Iterator[Page]:
-    """Microsoft's C++ documentation; tables of contents and what pages include are no pages."""
+    """Return Microsoft's C++ documentation, without tables of contents and included files."""
     for path, text in _markdown(checkout, "docs"):
         if not path.endswith("/TOC.md") and "/includes/" not in path:
             (_, message), (title, remarks), *_ = [*markdown_sections(text.encode()), ("", []), ("", [])]
@@ -70,7 +71,7 @@ def cpp(checkout: Path) -> Iterator[Page]:
 
 
 def powershell(checkout: Path) -> Iterator[Page]:
-    """PowerShell's reference and concepts."""
+    """Return PowerShell's reference and concepts."""
     for path, text in _markdown(checkout, "reference/7.5", "reference/docs-conceptual"):
         told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
         command = {"SYNOPSIS", "DESCRIPTION"} <= told.keys()
@@ -78,7 +79,7 @@ def powershell(checkout: Path) -> Iterator[Page]:
 
 
 def medquad(checkout: Path) -> Iterator[Page]:
-    """Answers on a disease, below its name; questions are in the labelled pairs alone."""
+    """Return the answers about each disease, below its name. Questions are only in the labelled pairs."""
     for file in sorted(checkout.glob("*/*.xml")):
         page = ElementTree.parse(file).getroot()
         asked = [(_line([_of(pair, "Question")]), _of(pair, "Answer")) for pair in page.iter("QAPair")]
@@ -89,7 +90,7 @@ def medquad(checkout: Path) -> Iterator[Page]:
 
 
 def eips(checkout: Path) -> Iterator[Page]:
-    """Ethereum's proposals; newer ones have their line in the front matter, which is no training text."""
+    """Return Ethereum's proposals. The line of newer ones is in the front matter, which is not training text."""
     for path, text in _markdown(checkout, "EIPS"):
         told = {title.rpartition(": ")[2]: _line(lines) for title, lines in markdown_sections(text.encode())}
         line = DESCRIPTION.search(text)
@@ -106,12 +107,12 @@ TEXTS = {
 
 
 def is_left_out(path: str, one_of: int) -> bool:
-    """True of one of so many pages, by the SHA-1 of its path in the repository."""
+    """Return True for one of this many pages, by the SHA-1 of the path in the repository."""
     return int(hashlib.sha1(path.encode()).hexdigest(), 16) % one_of == 0
 
 
 def labelled(pages: Iterable[Page]) -> list[Pair]:
-    """Their pairs, texts to be found cut, short ones left out, and of pairs that share a text all but the first."""
+    """Return the pairs of pages: texts to be found are cut, and short ones and repeated texts are left out."""
     rows: list[Pair] = []
     seen: set[str] = set()
     for query, found in (pair for page in pages for pair in page.pairs):

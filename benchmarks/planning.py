@@ -1,10 +1,10 @@
-"""What a run costs before it is started: model FLOPs and bytes by number of sentences, time and money at the peak.
+"""Estimate what a run costs before it starts: FLOPs, bytes, time and money by number of sentences.
 
     python -m benchmarks.planning --size base --share 0.4 --prices 2.5 1.2
 
-Times are arithmetic, not measurements: FLOPs over the vendor's dense bfloat16 peak, times `--share` of it. Take the
-share from `benchmarks.train_step` on the device in question, which counts FLOPs as this does: all positions of padded
-sentences in training.
+Times are calculated, not measured: FLOPs divided by `--share` of the vendor's dense bfloat16 peak. To find the share,
+run `benchmarks.train_step` on your device. It counts FLOPs in the same way: all positions of padded sentences in
+training.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MACHINES = {"1 H100": ("H100", 1), "8 H100": ("H100", 8), "TPU v5e-16": ("TPU v5
 
 
 def training_flops(size: str, objective: str) -> float:
-    """Model FLOPs per sentence and epoch."""
+    """Return model FLOPs per sentence and epoch."""
     encoder, generator = (
         transformer_config(sizes[size], source=size) for sizes in (workload.ENCODERS, workload.GENERATORS)
     )
@@ -42,12 +42,12 @@ def training_flops(size: str, objective: str) -> float:
 
 
 def encoding_flops(size: str) -> float:
-    """Model FLOPs of a sentence's vector, at its own length."""
+    """Return model FLOPs of the embedding of a sentence, at its own length."""
     return transformer_flops(transformer_config(workload.ENCODERS[size], source=size), 1, round(TOKENS))
 
 
 def state_bytes(size: str, objective: str) -> int:
-    """Parameters and Adam's two moments, float32, of what is trained (the projector left out)."""
+    """Return the bytes of trained parameters and Adam's two moments in float32, without the projector."""
     encoder = _without_weights(workload.ENCODERS[size], size)
     checkpoints = Checkpoints(encoder, _without_weights(workload.GENERATORS[size], size))
     networks = {"encoder": Network(partial(Transformer, encoder.config))}
@@ -64,12 +64,12 @@ def _without_weights(hf_config: Mapping[str, Any], size: str) -> Pretrained:
 
 
 def table(size: str, share: float, prices: Sequence[float]) -> str:
-    """Markdown: a row for each kind of work and number of sentences.
+    """Return a table in Markdown, with a row for each kind of work and number of sentences.
 
     Args:
-        size: one of `workload.ENCODERS`.
-        share: of the peak that is reached.
-        prices: dollars for an hour of each of `DEVICES`; more devices take less time for the same money.
+        size: One of `workload.ENCODERS`.
+        share: The share of the peak that is reached.
+        prices: Dollars for an hour of each of `DEVICES`. More devices take less time for the same money.
     """
     work = {f"train, {objective}": training_flops(size, objective) for objective in OBJECTIVES}
     work["embed"] = encoding_flops(size)
@@ -79,7 +79,7 @@ def table(size: str, share: float, prices: Sequence[float]) -> str:
     lines = [_row(headings), "|---|" + "---:|" * (len(headings) - 1)]
     for name, flops in work.items():
         for sentences in SENTENCES:
-            # Token ids of 16 bits and where each sentence ends; or float32 vectors.
+            # Token ids of 16 bits and the end of each sentence; or float32 embeddings.
             data = sentences * (4 * hidden if name == "embed" else 2 * TOKENS + 8)
             total = sentences * flops
             times = (_duration(total * seconds_per_flop[device] / count) for device, count in MACHINES.values())
@@ -110,10 +110,10 @@ def _bytes(count: float) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Prints the table and the size of the train state."""
+    """Print the table and the size of the train state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=workload.ENCODERS, default="base")
-    parser.add_argument("--share", type=float, default=1.0, help="of the peak, as measured (default: 1, the peak)")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the peak that is reached (default: 1)")
     parser.add_argument(
         "--prices",
         type=float,

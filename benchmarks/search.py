@@ -1,11 +1,11 @@
-"""Search of a large corpus: the index's exact search beside a NumPy loop and faiss's flat index.
+"""Compare the exact search of an index with a NumPy loop and faiss's flat index, on a large corpus.
 
     python -m benchmarks.search --rows 1000000 --dimension 384 --queries 100 --output FILE
 
-Random vectors of length 1 are written to a temporary file. Each side reads them from there in a process of its own, one
-after the other, with one thread; what it takes is processor time, which other work on the machine changes little.
-`memory_bytes` is the peak of resident memory without the file's own pages, which are the system's to take back
-(Linux), `max_rss_bytes` that of `getrusage`, with them. For faiss adding the vectors is not counted.
+Random embeddings of length 1 are written to a temporary file. Each side reads them in a process of its own, one after
+the other, with one thread. Processor time is measured, because other work on the machine changes it little.
+`memory_bytes` is the peak of resident memory without the pages of the file, which the system can take back (Linux).
+`max_rss_bytes` is the peak of `getrusage`, with them. For faiss, adding the embeddings is not counted.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Search = Callable[[np.ndarray, int], Found]
 
 
 def ours(path: Path) -> Search:
-    """The index's search, compiled before."""
+    """Search as the index does, already compiled."""
     from diffcse_jax.search.index import nearest
 
     vectors = np.load(path, mmap_mode="r")
@@ -44,7 +44,7 @@ def ours(path: Path) -> Search:
 
 
 def numpy_loop(path: Path) -> Search:
-    """The same blocks by NumPy: products, the best of each block, the best of these."""
+    """Search in the same blocks by NumPy: products, the best of each block, and the best of these."""
     vectors = np.load(path, mmap_mode="r")
 
     def search(queries: np.ndarray, top_k: int) -> Found:
@@ -62,7 +62,7 @@ def numpy_loop(path: Path) -> Search:
 
 
 def faiss_flat(path: Path) -> Search:
-    """`IndexFlatIP`, which holds all vectors in memory."""
+    """Search by `IndexFlatIP`, which keeps all embeddings in memory."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -77,13 +77,13 @@ SIDES = {"ours": ours, "numpy": numpy_loop, "faiss": faiss_flat}
 
 
 def blocks_of(vectors: np.ndarray) -> Iterator[np.ndarray]:
-    """The vectors in blocks."""
+    """Yield the embeddings in blocks."""
     for start in range(0, len(vectors), BLOCK_ROWS):
         yield np.asarray(vectors[start : start + BLOCK_ROWS])
 
 
 def run_side(name: str, path: Path, top_k: int, results: Any) -> None:
-    """Searches once and sends what it took and found."""
+    """Search once, and send the cost and the hits."""
     search, queries = SIDES[name](path), np.load(path.with_name("queries.npy"))
     peak, done = [0], threading.Event()
 
@@ -105,14 +105,14 @@ def run_side(name: str, path: Path, top_k: int, results: Any) -> None:
 
 
 def anonymous_memory() -> int:
-    """Bytes of resident memory that no file holds; 0 where the system does not tell."""
+    """Return the bytes of resident memory that are not pages of files, or 0 if unknown."""
     status = Path("/proc/self/status")
     found = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")] if status.is_file() else []
     return int(found[0].split()[1]) * 1024 if found else 0
 
 
 def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
-    """Writes random vectors of length 1, and such queries beside them."""
+    """Write random embeddings of length 1, and return such queries."""
     from diffcse_jax.models.pooling import normalize
 
     rng = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
 
 
 def main() -> None:
-    """Measures every side and writes the record."""
+    """Measure every side and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=384)

@@ -1,4 +1,4 @@
-"""Machines that a program can be compiled for without being one: TPU slices, and one GPU.
+"""Devices for which programs can be compiled without having them: TPU slices, and one GPU.
 
 The TPU's compiler comes with the package `libtpu` (the extra `compile`; Google Cloud Platform Terms of Service), and
 runs on any Linux machine. A GPU needs JAX's CUDA plugin (`jax[cuda13]`) and a description of the device.
@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     """A kind of chip."""
 
     kind: str  # JAX's name
-    memory_bytes: int  # that the compiler lets a program have
+    memory_bytes: int  # that the compiler allows a program
     dimensions: int  # of the torus that connects the chips of a slice
 
 
@@ -34,7 +34,7 @@ H100_DESCRIPTION = Path(__file__).with_name("h100.txtpb")
 
 
 class Target(NamedTuple):
-    """Devices of one kind, which need not be there."""
+    """Devices of one kind, which need not exist here."""
 
     name: str
     chip: Chip
@@ -42,10 +42,10 @@ class Target(NamedTuple):
 
 
 def prepare_environment() -> None:
-    """Settings under which JAX compiles for TPUs and GPUs on a machine without any; call it before JAX is used."""
-    os.environ["JAX_PLATFORMS"] = "cpu"  # of arrays; the topology's devices hold none
+    """Make JAX compile for TPUs and GPUs on a machine without any. Call this before JAX is used."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # for arrays, which the devices of a topology cannot hold
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask for the machine's TPUs
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which asks a driver that is not there
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # which would need a driver
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nobody owns a TPU, so several processes may compile
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -53,20 +53,20 @@ def prepare_environment() -> None:
 
 
 def find(name: str) -> Target:
-    """The devices of a target.
+    """Return the devices of a target.
 
     Args:
         name: `v5e:4x4`, `v5p:2x2x1`, `v6e:1x1`, ... or `h100`.
 
     Raises:
-        ConfigError: an unknown name, or its compiler is not installed.
+        ConfigError: The name is unknown, or its compiler is not installed.
     """
     if name == "h100":
         return Target(name, H100, _gpu())
     kind, _, shape = name.partition(":")
     chip = TPUS.get(kind)
     if chip is None or not re.fullmatch(r"\d+" + r"x\d+" * (chip.dimensions - 1), shape):
-        raise ConfigError(f"--target {name}: known are v5e:AxB, v6e:AxB, v5p:AxBxC with numbers of chips, and h100")
+        raise ConfigError(f"--target {name}: unknown. Use v5e:AxB, v6e:AxB or v5p:AxBxC (chips), or h100")
     sizes = [int(size) for size in shape.split("x")] + [1] * (3 - chip.dimensions)
     host = [min(size, most) for size, most in zip(sizes, CHIPS_OF_A_HOST, strict=True)]
     return Target(name, chip, _tpus(name, host))
@@ -86,7 +86,7 @@ def _tpus(name: str, chips_of_a_host: list[int]) -> Sequence[jax.Device]:
             platform="tpu", topology_name=name, chips_per_host_bounds=tuple(chips_of_a_host), num_slices=1
         )
     except Exception as error:
-        raise ConfigError(f"--target {name}: libtpu knows no such slice ({str(error).splitlines()[0]})") from error
+        raise ConfigError(f"--target {name}: libtpu does not know this slice ({str(error).splitlines()[0]})") from error
     return topology.devices
 
 

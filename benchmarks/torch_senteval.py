@@ -1,4 +1,4 @@
-"""SentEval's evaluation as it runs in PyTorch and scikit-learn, one fit after the other: what ours is held against."""
+"""SentEval's evaluation in PyTorch and scikit-learn, one classifier after the other, to compare ours with."""
 
 import contextlib
 import copy
@@ -16,7 +16,7 @@ REGULARIZATIONS = [10**exponent for exponent in range(-5, -1)]
 
 @contextlib.contextmanager
 def one_thread():
-    """PyTorch computes products as small as these faster on one thread than on several."""
+    """Use one thread, because PyTorch computes such small products faster on one than on several."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,7 +24,7 @@ def one_thread():
 
 
 class Encoder:
-    """Mean over real tokens of the last layer: batches in the given order, each padded to its longest sentence."""
+    """Encode by the mean over real tokens. Batches are in the given order and padded to their longest sentence."""
 
     def __init__(self, folder: Path):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,7 +35,7 @@ class Encoder:
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        """One vector per sentence."""
+        """Return one embedding per sentence."""
         vectors = []
         for start in range(0, len(sentences), ENCODING_BATCH_SIZE):
             chunk = list(sentences[start : start + ENCODING_BATCH_SIZE])
@@ -47,7 +47,7 @@ class Encoder:
 
 
 class Classifier:
-    """Logistic regression with early stopping, all seeds set before it is built."""
+    """Logistic regression with early stopping. All seeds are set before it is built."""
 
     def __init__(self, dimension, classes, regularization, optimizer, batch_size, tenacity, passes):
         np.random.seed(1111)
@@ -97,12 +97,12 @@ class Classifier:
 
 
 def folds(x, y, k):
-    """Rows of the training and of the held-out part, fold by fold."""
+    """Return the rows of the training and the held-out part of each fold."""
     return StratifiedKFold(n_splits=k, shuffle=True, random_state=1111).split(x, y)
 
 
 def best_regularization(x, y, k, build):
-    """The score of the best regularization under k-fold cross-validation, and that regularization."""
+    """Return the best regularization by k-fold cross-validation, and its score."""
     scores = []
     for regularization in REGULARIZATIONS:
         accuracies = []
@@ -115,7 +115,7 @@ def best_regularization(x, y, k, build):
 
 
 def nested_cross_validation(x, y, k, build):
-    """`devacc`, `acc`, and the dev and test accuracies of each outer fold."""
+    """Return `devacc`, `acc`, and the dev and test accuracies of each outer fold."""
     dev, test = [], []
     for train, held_out in folds(x, y, k):
         score, regularization = best_regularization(x[train], y[train], k, build)
@@ -127,7 +127,7 @@ def nested_cross_validation(x, y, k, build):
 
 
 def cross_validation(x, y, test_x, test_y, k, build):
-    """`devacc`, `acc` and the predictions for the test examples."""
+    """Return `devacc`, `acc` and the predictions for the test examples."""
     score, regularization = best_regularization(x, y, k, build)
     classifier = build(regularization)
     classifier.fit(x, y)

@@ -1,8 +1,8 @@
-"""The same train step in PyTorch, on the modules of transformers: what the JAX step is measured against.
+"""The same train step in PyTorch, with the modules of transformers, to compare the JAX step with.
 
-It follows the authors' code in what is computed, not in how: attention is PyTorch's fused one, similarities are one
-matrix product, AdamW is fused. It reads the same `Config` as the JAX step, for single sentences and the defaults of the
-published code.
+It computes the same as the authors' code, but faster: attention and AdamW are PyTorch's fused versions, and
+similarities are one matrix product. It reads the same `Config` as the JAX step, for single sentences and the defaults
+of the published code.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Twin(nn.Module):
             self.register_buffer("special_ids", torch.tensor(vocabulary.special_ids))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The loss of a batch of sentences, (batch, length); each is its own second view."""
+        """Compute the loss of a batch of sentences, (batch, length). Each is its own second view."""
         input_ids, attention_mask = (rows.repeat_interleave(2, dim=0) for rows in (input_ids, attention_mask))
         projected = self.embed(input_ids, attention_mask)
         loss = self.contrast(projected, input_ids, attention_mask)
@@ -51,12 +51,12 @@ class Twin(nn.Module):
         return loss
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Projected vectors of position 0, float32."""
+        """Return the projected embeddings of position 0 in float32."""
         states = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
         return self.projector(states[:, 0]).float()
 
     def contrast(self, projected: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """InfoNCE, with negatives of a pass without dropout where configured, and dimension-wise contrast."""
+        """Compute InfoNCE, with off-dropout negatives if configured, and dimension-wise contrast."""
         options, dcl = self.config.contrast, self.config.dcl
         off_dropout = None
         if options.negatives == "off_dropout":
@@ -76,13 +76,13 @@ class Twin(nn.Module):
 
     @torch.no_grad()
     def edit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Sentences by the generator, its dropout on, and where they differ."""
+        """Return sentences by the generator, with its dropout, and where they differ."""
         masked = self.mask_tokens(input_ids)
         filled = self.generator(masked, attention_mask=attention_mask).logits.argmax(-1)
         return restore(filled, input_ids, attention_mask)
 
     def mask_tokens(self, input_ids: Tensor) -> Tensor:
-        """Of the selected tokens 80 % become [MASK], 10 % a random one, 10 % stay."""
+        """Mask the selected tokens: 80 % become [MASK], 10 % become random tokens, 10 % stay."""
         ordinary = ~torch.isin(input_ids, self.special_ids)
         selected = ordinary & (torch.rand(input_ids.shape, device=input_ids.device) < self.config.difference.mask_ratio)
         draw = torch.rand(input_ids.shape, device=input_ids.device)
@@ -93,7 +93,7 @@ class Twin(nn.Module):
     def replaced_token_detection(
         self, edited: Tensor, replaced: Tensor, attention_mask: Tensor, condition: Tensor
     ) -> Tensor:
-        """Mean cross-entropy over all positions, with the sentence vector in place of position 0's embedding."""
+        """Compute the mean cross-entropy over all positions, with the sentence embedding at position 0."""
         embedded = self.discriminator.embeddings(edited)
         states = torch.cat([condition.to(embedded.dtype)[:, None], embedded[:, 1:]], dim=1)
         length = attention_mask.shape[1]
@@ -104,14 +104,14 @@ class Twin(nn.Module):
 
 
 def restore(filled: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The generator's tokens with position 0 as it was and padding 0, and where they differ from the sentence."""
+    """Return the generator's tokens, with position 0 unchanged and padding 0, and where they differ."""
     filled[:, 0] = input_ids[:, 0]
     filled = filled * attention_mask
     return filled, (filled != input_ids) & (attention_mask > 0)
 
 
 def off_dropout_info_nce(z1: Tensor, z2: Tensor, z: Tensor, temperature: float, ratio: float) -> Tensor:
-    """Negatives among vectors without dropout; the ratio multiplies the positive logit (SimCSE++'s code)."""
+    """Compute off-dropout contrast. The ratio multiplies the positive logit (SimCSE++'s code)."""
     positive = ratio * F.cosine_similarity(z1, z2) / temperature
     unit = F.normalize(z)
     others = (unit @ unit.T / temperature).fill_diagonal_(-torch.inf)
@@ -119,23 +119,23 @@ def off_dropout_info_nce(z1: Tensor, z2: Tensor, z: Tensor, temperature: float, 
 
 
 def dimension_contrast(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
-    """DCL: each dimension of one view finds itself in the other's."""
+    """Compute DCL: each dimension of one view should find itself in the other."""
     z1, z2 = (F.batch_norm(z, None, None, training=True) for z in (z1, z2))
     correlation = z1.T @ z2 / len(z1) / temperature
     return F.cross_entropy(correlation, torch.arange(len(correlation), device=z1.device))
 
 
 def make_step(twin: Twin, config: Config, total_steps: int, *, compiled: bool) -> Step:
-    """`(input_ids, attention_mask) -> loss`, with clipping, fused AdamW and linear decay; bfloat16 by autocast.
+    """Return `(input_ids, attention_mask) -> loss`, with clipping, fused AdamW and linear decay; bfloat16 by autocast.
 
     Args:
-        compiled: forward and backward through `torch.compile`.
+        compiled: Compile forward and backward passes by `torch.compile`.
     """
     trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     options = config.optim
     optimizer = torch.optim.AdamW(trained, options.learning_rate, weight_decay=options.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total_steps, 0.0))
-    forward = torch.compile(twin, dynamic=False) if compiled else twin  # one program for each length, as ours
+    forward = torch.compile(twin, dynamic=False) if compiled else twin  # one program for each length, like ours
     device_type = trained[0].device.type
     twin.train()
 

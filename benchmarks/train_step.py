@@ -1,9 +1,9 @@
-"""The train step against its PyTorch twin.
+"""Compare the train step with the same step in PyTorch.
 
     python -m benchmarks.train_step --objective simcse --torch eager compile --output benchmarks/results/NAME.json
 
-Random weights, synthetic sentences: nothing is read but this repository. `--text FILE` takes real sentences, in
-MiniLM's tokens.
+Weights are random and sentences synthetic, so no other files are needed. `--text FILE` takes real sentences, with
+MiniLM's tokenizer.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, replicated, resolved, shard_batch
 from diffcse_jax.training.step import initial_state, make_train_step
 
-SCHEDULE_STEPS = 10_000  # of the learning rate; any number does
+SCHEDULE_STEPS = 10_000  # of the learning rate; any number works
 
 SIMCSE = {"model": {"projector": "mlp"}, "difference": {"weight": 0.0}}
 OBJECTIVES: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,7 +48,7 @@ OBJECTIVES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is measured; all that a worker needs to build its side."""
+    """The settings of a measurement, from which a worker builds its side."""
 
     size: str
     objective: str
@@ -62,14 +62,14 @@ class Settings:
     distinct_batches: int = 8
 
     def config(self) -> Config:
-        """The configuration that both sides read."""
+        """Return the configuration that both sides read."""
         train = {name: getattr(self, name) for name in ("batch_size", "chunk_size", "packing", "recompute")}
         return Config.from_dict(
             {**OBJECTIVES[self.objective], "train": train, "mesh": {"data": 1}, "precision": self.precision}
         )
 
     def batches(self, packing: Packing | None = None) -> list[Batch]:
-        """The batches that both sides step through, again and again, as training makes them."""
+        """Return the batches that both sides repeat, as training makes them."""
         sentences = self.distinct_batches * self.batch_size
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "store"
@@ -89,7 +89,7 @@ class Settings:
 
 
 class OurStep:
-    """The JAX step. Moving the batch to the device is part of it, as in training."""
+    """The JAX step. It includes moving the batch to the device, as in training."""
 
     def __init__(self, settings: Settings):
         self.mesh = make_mesh(settings.config())
@@ -108,13 +108,13 @@ class OurStep:
         self.metrics = None
 
     def compile(self, batches: list[Batch]) -> None:
-        """Compiles the step for the shapes of these batches."""
+        """Compile the step for the shapes of these batches."""
         for shape, views in {_shapes(views): views for views in batches}.items():
             lowered = self.train_step.lower(self.state, self.frozen, shard_batch(views, self.mesh))
             self.compiled[shape] = lowered.compile()
 
     def step(self) -> None:
-        """Starts a step; the first one compiles."""
+        """Start a step. The first one compiles."""
         if not self.compiled:
             self.compile(self.batches)
         views = next(self.turns)
@@ -122,11 +122,11 @@ class OurStep:
         self.state, self.metrics = program(self.state, self.frozen, shard_batch(views, self.mesh))
 
     def wait(self) -> None:
-        """Returns when all steps are done."""
+        """Wait until all steps have finished."""
         jax.block_until_ready((self.state, self.metrics))
 
     def plan(self) -> dict[str, Any]:
-        """Device and planned memory of the step of the largest batch, which is not run."""
+        """Return the device, and the planned memory of the step of the largest batch, which is not run."""
         largest = max(self.batches, key=_computed_tokens)
         if _shapes(largest) not in self.compiled:
             self.compile([largest])
@@ -139,35 +139,35 @@ class OurStep:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What else to record."""
+        """Return other values to record."""
         peak = (self.mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
         return {"loss": float(self.metrics["loss"]), "peak_memory_bytes": peak} | self.plan()
 
 
 def _shapes(views: Batch) -> Batch:
-    """The shapes of a batch's arrays, for each of which the step is compiled."""
+    """Return the shapes of a batch's arrays. The step is compiled for each."""
     return jax.tree.map(np.shape, views)
 
 
 def _computed_tokens(views: Batch) -> int:
-    """Tokens of all views that the networks compute, padding among them where there is no layout."""
+    """Return the number of tokens that the networks compute. Without a layout, it includes padding."""
     return views.layout.positions.size if views.layout else views.input_ids.size
 
 
 def ours(settings: Settings) -> Implementation:
-    """The JAX step for a worker."""
+    """Build the JAX step in a worker."""
     side = OurStep(settings)
     return Implementation(side.step, side.wait, side.facts)
 
 
 def planned(settings: Settings) -> dict[str, Any]:
-    """The record of a step that is compiled and not run: what it would take."""
+    """Return the record of a step that is compiled but not run."""
     plan = OurStep(settings).plan()
     return {"device": plan.pop("device"), "settings": _recorded(settings), "implementations": {"ours": plan}}
 
 
 def twin(settings: Settings, compiled: bool) -> Implementation:
-    """The PyTorch step, under the same conditions."""
+    """Build the PyTorch step under the same conditions."""
     import torch
 
     from benchmarks import torch_twin
@@ -188,7 +188,7 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
     def step() -> None:
         nonlocal loss
         anchors = next(batches).anchors
-        # Padded to the longest sentence, as the authors' batches; compiled, as ours: each length is compiled anew.
+        # Eager batches are padded to the longest sentence, as the authors' are; compiled ones are padded like ours.
         longest = None if compiled else anchors.attention_mask.sum(axis=-1).max()
         rows = (values[:, :longest] for values in (anchors.input_ids, anchors.attention_mask))
         loss = train_step(*(torch.tensor(values, dtype=torch.long, device=device) for values in rows))
@@ -206,13 +206,13 @@ def twin(settings: Settings, compiled: bool) -> Implementation:
 
 
 def measured(settings: Settings, against: list[str], *, steps: int, block: int) -> dict[str, Any]:
-    """The record of a comparison.
+    """Return the record of a comparison.
 
     Args:
-        settings: what is measured.
+        settings: The settings of the measurement.
         against: PyTorch variants, `eager` or `compile`.
-        steps: timed steps of each side.
-        block: steps per turn.
+        steps: Timed steps of each side.
+        block: Steps per turn.
     """
     batches = settings.batches()
     flops = statistics.mean(_flops(settings, views) for views in batches)
@@ -269,7 +269,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--{name}", choices=("auto", "on", "off"), default="auto", help=f"train.{name} of our side"
         )
-    parser.add_argument("--text", type=Path, help="a file of real sentences, one a line")
+    parser.add_argument("--text", type=Path, help="a file of real sentences, one per line")
     parser.add_argument(
         "--steps", type=int, default=20, help="timed steps of each side; 0: only compile ours (default: %(default)s)"
     )
@@ -277,8 +277,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--torch", nargs="+", choices=("eager", "compile", "none"), default=["eager"], help="what to compare with"
     )
-    parser.add_argument("--threads", type=int, default=0, help="cores to use; 0: all")
-    parser.add_argument("--output", type=Path, help="JSON file; without it the record is printed")
+    parser.add_argument("--threads", type=int, default=0, help="number of cores; 0: all")
+    parser.add_argument("--output", type=Path, help="JSON file for the record (default: print it)")
     args = parser.parse_args(argv)
     if args.text and args.size == "tiny":
         parser.error("--text gives tokens of BERT's vocabulary, which --size tiny does not have")
@@ -287,12 +287,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if args.length > workload.MAX_LENGTH:
         parser.error(f"--length: the models have {workload.MAX_LENGTH} positions")
     if "none" in args.torch and len(args.torch) > 1:
-        parser.error("--torch: none stands alone")
+        parser.error("--torch none cannot be combined with others")
     return args
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    """Measures what the command line says and writes the record, which is also returned."""
+    """Measure as the command line says, write the record and return it."""
     args = parse(argv)
     measure.use_cores(args.threads)
     settings = Settings(

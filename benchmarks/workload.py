@@ -47,7 +47,7 @@ ENCODERS = {
     "base": _bert(768, 12, 12),
     "large": _bert(1024, 24, 16),
 }
-# Those that the configurations name, of the hub's config.json.
+# The checkpoints that the configurations name, with the sizes of the hub's config.json.
 _ROBERTA = _bert(768, 12, 12, vocabulary=50265) | {
     "model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     "pad_token_id": 1,
@@ -64,17 +64,17 @@ BY_NAME = {
     | {"intermediate_size": 4096},
     "distilroberta-base": _ROBERTA | {"num_hidden_layers": 6},
 }  # fmt: skip
-# The frozen masked LM. There is none of MiniLM's size with its own weights, so its own encoder takes the part.
+# The frozen masked LM. For MiniLM, there is none with its own weights, so its encoder is used.
 GENERATORS = {"tiny": ENCODERS["tiny"], "minilm": ENCODERS["minilm"], "base": _DISTIL, "large": _DISTIL}
 
 
 def vocabulary(size: str) -> Vocabulary:
-    """What masking must know of the tokenizer."""
+    """Return the vocabulary, as masking needs it."""
     return Vocabulary(ENCODERS[size]["vocab_size"], mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
 
 
 def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
-    """An encoder with a masked-LM head, with the weights that training from scratch starts from."""
+    """Return an encoder with a masked-LM head and random initial weights."""
     sizes = hf.transformer_config(hf_config, source="benchmark")
     transformer_key, head_key = jax.random.split(jax.random.key(seed))
     transformer = parameters.initial(partial(Transformer, sizes), transformer_key)
@@ -83,17 +83,17 @@ def random_checkpoint(hf_config: dict[str, Any], seed: int) -> hf.Pretrained:
 
 
 def abstract_checkpoint(hf_config: dict[str, Any], source: str) -> hf.Pretrained:
-    """The shapes of an encoder with a masked-LM head, without weights."""
+    """Return the shapes of an encoder with a masked-LM head, without weights."""
     sizes = hf.transformer_config(hf_config, source=source)
     transformer, head = (parameters.shapes(partial(module, sizes)) for module in (Transformer, MaskedLMHead))
     return hf.Pretrained(Path(source), hf_config, sizes, transformer, pooler=None, mlm_head=head)
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    """Hugging Face's config.json of a checkpoint: of a local folder, or of one that `BY_NAME` knows.
+    """Return the config.json of a checkpoint: a local folder, or a name in `BY_NAME`.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: The name is neither.
     """
     if name in BY_NAME:
         return BY_NAME[name]
@@ -103,18 +103,18 @@ def sizes_of(name: str) -> dict[str, Any]:
 
 
 def synthetic_lengths(rng: np.random.Generator, count: int, longest: int) -> Int[np.ndarray, " count"]:
-    """Tokens per sentence, [CLS] and [SEP] included.
+    """Return the numbers of tokens of sentences, including [CLS] and [SEP].
 
-    Log-normal with median 25.3 and sigma 0.5, cut at 32: on average 24.2 tokens, a third of the sentences cut, as
-    Wikipedia sentences in word pieces. For another longest length the same shape, scaled, so that the share of padding
-    stays: at 64 on average 48.4, at 128 96.8.
+    They are log-normal with median 25.3 and sigma 0.5, cut at 32, like Wikipedia sentences in word pieces: on average
+    24.2 tokens, with a third of the sentences cut. For another longest length they are scaled, so that the share of
+    padding stays the same: on average 48.4 tokens at 64, and 96.8 at 128.
     """
     lengths = rng.lognormal(3.23, 0.5, count) * (longest / 32)
     return np.clip(np.rint(lengths), 3, longest).astype(np.int64)
 
 
 def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: int = 0) -> TokenStore:
-    """A token store of random words with `synthetic_lengths`, written block by block."""
+    """Write a token store of random words with `synthetic_lengths`, block by block."""
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(synthetic_lengths(rng, sentences, length))])
     folder.mkdir(parents=True)
@@ -131,10 +131,10 @@ def synthetic_store(size: str, folder: Path, sentences: int, length: int, seed: 
 
 
 def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenStore:
-    """A token store of the first sentences of a file, in MiniLM's tokens (those of BERT).
+    """Write a token store of the first sentences of a file, with MiniLM's tokenizer (BERT's).
 
     Raises:
-        DataError: the file has too few lines.
+        DataError: The file has too few lines.
     """
     from diffcse_jax.data.tokenizer import load_tokenizer
 
@@ -146,10 +146,10 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
 
 
 def read_sentences(path: Path, count: int) -> list[str]:
-    """The first `count` lines of a text file.
+    """Return the first `count` lines of a text file.
 
     Raises:
-        DataError: it cannot be read, or has fewer.
+        DataError: It cannot be read, or has fewer lines.
     """
     try:
         with path.open(encoding="utf-8") as lines:
@@ -157,5 +157,5 @@ def read_sentences(path: Path, count: int) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--text {path}: {error}") from error
     if len(sentences) < count:
-        raise DataError(f"--text {path} has {len(sentences)} lines, {count} are needed")
+        raise DataError(f"--text {path} has {len(sentences)} lines, but {count} are needed")
     return sentences

@@ -1,7 +1,7 @@
-"""Sphinx: the pages of this folder, and those that they link to, as HTML (`make docs`).
+"""The configuration of Sphinx, which builds these pages as HTML (`make docs`).
 
-The source folder is the repository's root, so that a link means the same here and on a Git host's page. Nothing is read
-from the network, neither when pages are built nor when they are read.
+The source folder is the repository's root, so that links work both here and on a Git host. Pages need no network,
+neither to be built nor to be read.
 """
 
 import dataclasses
@@ -23,27 +23,27 @@ project_copyright = "MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
-exclude_patterns = [".*", "build", "dist", "docs/_build", "runs"]  # not looked into
+exclude_patterns = [".*", "build", "dist", "docs/_build", "runs"]  # not searched for pages
 
-highlight_language = "none"  # of blocks that name none
+highlight_language = "none"  # for blocks without a language
 
 html_theme = "furo"
 html_title = "diffcse_jax"
 html_math_renderer = "mathml"
 html_show_sphinx = False
-html_additional_pages = {"index": "redirect.html"}  # for who opens the folder
+html_additional_pages = {"index": "redirect.html"}  # for readers who open the folder
 templates_path = ["."]
 
 myst_enable_extensions = ["dollarmath"]
-myst_heading_anchors = 3  # as Git's web pages give them to headings
+myst_heading_anchors = 3  # the same anchors of headings as on Git hosts
 
-default_role = "code"  # what docstrings have in single backquotes
+default_role = "code"  # for text in single backquotes in docstrings
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True  # as they are written
 toc_object_entries_show_parents = "hide"
 # The types of other packages, and the shapes of arrays, which look like names to Sphinx.
 nitpick_ignore_regex = [("py:.*", ".*")]
-# Folders of the repository, which a Git host shows and which are no pages here.
+# Folders of the repository, which a Git host shows, but which are not pages here.
 FOLDERS = [path.relative_to(HERE.parent) for pattern in ("[a-z]*/", "[a-z]*/*/") for path in HERE.parent.glob(pattern)]
 nitpick_ignore = [("myst", f"{start}{folder}{end}") for start in ("", "../") for folder in FOLDERS for end in ("", "/")]
 
@@ -52,15 +52,15 @@ PAGE, MARKER = "docs/reference", "<!-- names -->"
 
 
 def setup(app: Sphinx) -> None:
-    """Connect what is generated."""
+    """Connect the functions below."""
     app.connect("source-read", fill)
-    app.connect("env-get-outdated", lambda *_: [PAGE])  # made from the package, not only from its file
+    app.connect("env-get-outdated", lambda *_: [PAGE])  # it depends on the package, not only on its file
     app.connect("autodoc-process-signature", short_signature)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace the marker of the page of reference."""
+    """Replace the marker on the reference page."""
     if docname == PAGE:
         source[0] = source[0].replace(MARKER, reference.python_directives())
 
@@ -68,18 +68,18 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
 def short_signature(
     app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """That of a dataclass with many fields, which are listed below it anyway, without them."""
+    """Shorten the signature of a dataclass with many fields, which are listed below it anyway."""
     long = dataclasses.is_dataclass(obj) and len(signature or "") > 300
     return ("(...)" if long else signature), returns
 
 
 def visit_math(translator: nodes.NodeVisitor, node: nodes.math) -> None:
-    """A formula within a line, as MathML, which browsers draw without scripts."""
+    """Write a formula within a line as MathML, which browsers draw without scripts."""
     translator.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def visit_math_block(translator: nodes.NodeVisitor, node: nodes.math_block) -> None:
-    """A formula of its own lines."""
+    """Write a formula on lines of its own."""
     translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode

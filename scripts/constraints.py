@@ -1,10 +1,10 @@
-"""Writes `constraints.txt`: the versions of what the requirements need in turn, for each supported Python.
+"""Write `constraints.txt`: the versions of all packages that the requirements depend on, for each supported Python.
 
 python scripts/constraints.py      (or: make constraints; python3.11 and python3.12 must be on the PATH)
 
-The requirements files pin what the project itself uses, and `constraints.txt` all the rest. Nothing is installed: pip
-resolves for an empty environment and reports. Run it where pip finds torch's default build for one Python at least: the
-CPU build needs none of the CUDA packages that are pinned, too.
+The requirements files pin the packages that the project uses, and `constraints.txt` pins all others. Nothing is
+installed: pip only resolves for an empty environment. For at least one Python, pip must find torch's default build,
+because the CPU build does not need the CUDA packages that are also pinned.
 """
 
 import json
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def resolved(python: str) -> dict[str, str]:
-    """Versions by package, as pip resolves the development requirements for an empty environment of this Python."""
+    """Return versions by package, as pip resolves the development requirements for an empty environment."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         report = Path(folder) / "report.json"
@@ -50,13 +50,13 @@ def resolved(python: str) -> dict[str, str]:
 
 
 def directly_required() -> set[str]:
-    """The packages that the requirements files name."""
+    """Return the packages that the requirements files name."""
     lines = [line for file in ROOT.glob("requirements*.txt") for line in file.read_text(encoding="utf-8").splitlines()]
     return {normalised(line.partition("==")[0]) for line in lines if re.match(r"\w", line)}
 
 
 def normalised(name: str) -> str:
-    """A package's name as PEP 503 compares it."""
+    """Return a package's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
