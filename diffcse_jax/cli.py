@@ -174,7 +174,7 @@ def study(parser: argparse.ArgumentParser) -> Prepare:
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.study.runs import run_study
 
-        return partial(run_study, **_own(options), overrides=options.overrides)
+        return partial(run_study, **_own_options(options), overrides=options.overrides)
 
     return prepare
 
@@ -222,7 +222,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
         from diffcse_jax.hosts import keep_compiled
 
         keep_compiled()
-        own, names = _own(options), {field.name for field in dataclasses.fields(runner.Settings)}
+        own, names = _own_options(options), {field.name for field in dataclasses.fields(runner.Settings)}
         settings = runner.Settings(**{name: own.pop(name) for name in names})
         return partial(runner.run, settings=settings, **own)
 
@@ -291,7 +291,7 @@ def encode(parser: argparse.ArgumentParser) -> Prepare:
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.embed import encode
 
-        return partial(encode, load=partial(_load_encoder, options), **_own(options, *ENCODER_OPTIONS))
+        return partial(encode, load=partial(_load_encoder, options), **_own_options(options, *ENCODER_OPTIONS))
 
     return prepare
 
@@ -316,7 +316,7 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.embed import embed
 
-        own = _own(options, *ENCODER_OPTIONS)
+        own = _own_options(options, *ENCODER_OPTIONS)
         return partial(embed, load=partial(_load_encoder, options), command=options.again, **own)
 
     return prepare
@@ -350,7 +350,7 @@ def search(parser: argparse.ArgumentParser) -> Prepare:
             recorded = dataclasses.asdict(record) if record else {}
             return _load_encoder(options, **recorded, truncate_dim=recorded.get("dimension"))
 
-        return partial(search, load=load, model=options.model, **_own(options, *ENCODER_OPTIONS))
+        return partial(search, load=load, model=options.model, **_own_options(options, *ENCODER_OPTIONS))
 
     return prepare
 
@@ -376,7 +376,7 @@ def report(parser: argparse.ArgumentParser) -> Prepare:
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.report.page import write_report
 
-        return lambda: print(write_report(**_own(options)))
+        return lambda: print(write_report(**_own_options(options)))
 
     return prepare
 
@@ -400,7 +400,7 @@ def demo(parser: argparse.ArgumentParser) -> Prepare:
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.demo import serve
 
-        return partial(serve, **_own(options, "id_column"))
+        return partial(serve, **_own_options(options, "id_column"))
 
     return prepare
 
@@ -425,7 +425,7 @@ def run_configuration(options: argparse.Namespace, rest: Sequence[str]) -> tuple
     return configuration(options.config, read_overrides(rest, others=("config", "workdir", "quiet", "verbose")))
 
 
-def _own(options: argparse.Namespace, *without: str) -> dict[str, Any]:
+def _own_options(options: argparse.Namespace, *without: str) -> dict[str, Any]:
     """Return the command's own options by name, as arguments for the function that it calls."""
     without = (*without, "command", "quiet", "verbose", "overrides", "again")
     return {name: value for name, value in vars(options).items() if name not in without}

@@ -46,7 +46,7 @@ CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a 
 Sentences = str | Iterable[str]
 
 # Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
-_all_devices = threading.RLock()
+_devices_lock = threading.RLock()
 
 
 class SentenceEncoder:
@@ -215,7 +215,7 @@ class SentenceEncoder:
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         vectors = np.empty((len(distinct), self.dimension), np.float32)
-        alone = _all_devices if self._mesh.size > 1 else contextlib.nullcontext()
+        alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         shown = Progress("encoding", "sentences", len(distinct)) if show_progress else contextlib.nullcontext()
         with alone, shown as progress:
             for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):

@@ -78,7 +78,7 @@ def start(monkeypatch, tmp_path):
             text="text",
             evaluation=mock.Mock(metric="score", drift_metric="guard", measure=measure),
             sentences=lambda step: [f"sentence of {step}"],
-            model=lambda params: int(params["step"]),
+            model_of=lambda params: int(params["step"]),
         )
         state = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
         with jax.debug_nans(False):

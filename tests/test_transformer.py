@@ -18,7 +18,7 @@ from diffcse_jax.errors import ConfigError
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
-from diffcse_jax.training.networks import describe_equal_views, for_run
+from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
 
 # The families that compute something of their own; others differ from these in names alone.
 FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
@@ -130,7 +130,7 @@ def rates(config: TransformerConfig) -> tuple:
 
 def scheduled(blocks: int = 3, **model) -> tuple:
     config = dataclasses.replace(sizes(), num_blocks=blocks, embedding_dropout=0.15)
-    return rates(for_run(config, Config.from_dict({"model": model})))
+    return rates(sizes_for_run(config, Config.from_dict({"model": model})))
 
 
 def test_one_rate_applies_to_every_layer_and_a_list_to_the_blocks():
@@ -194,7 +194,7 @@ NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}
 )
 def test_equal_views_cause_a_warning(values, message):
     config = Config.from_dict({"difference.weight": 0.0, **values})
-    about = describe_equal_views(for_run(sizes(), config), config)
+    about = describe_equal_views(sizes_for_run(sizes(), config), config)
     assert message in about if message else not about
 
 

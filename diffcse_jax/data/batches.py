@@ -178,20 +178,20 @@ class BatchSource:
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)  # read for lengths first, then tokens
         sample = [self._lengths(index) for index in range(SAMPLE)]
         self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], store.max_length)
-        self.shapes = choose_shapes(map(self._needed, sample), self._lengths_of_batches)
+        self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)
 
     def __len__(self) -> int:
         return self._steps
 
     def __getitem__(self, index: int) -> Batch:
         lengths = self._lengths(index)
-        shape = smallest_shape(self.shapes, self._needed(lengths))
+        shape = smallest_shape(self.shapes, self._needed_shape(lengths))
         local = self._shards.of(self._batch_size)
         rows = self._rows(index)[local]
         input_ids = self._store.gather(rows, shape.length, self._pad_token_id)[0][:, self._columns]
         if self._augmentation:
             input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
-        parts = zip(self._parts(input_ids), self._parts(lengths[local]), strict=True)
+        parts = zip(self._views_and_next(input_ids), self._views_and_next(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
         if self._vectors:
             sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
@@ -208,22 +208,22 @@ class BatchSource:
         """Return the shapes of these batches, each with the first batch that has it, in this order."""
         first: dict[BatchShape, int] = {}
         for index in indices:
-            first.setdefault(smallest_shape(self.shapes, self._needed(self._lengths(index))), index)
+            first.setdefault(smallest_shape(self.shapes, self._needed_shape(self._lengths(index))), index)
         return first
 
-    def _needed(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
+    def _needed_shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
         length = smallest(self._lengths_of_batches, int(lengths.max()))
         if self._packing is None:
             return BatchShape.of(length, 1.0)
-        parts = [part.reshape(-1) for part in self._parts(lengths)]
+        parts = [part.reshape(-1) for part in self._views_and_next(lengths)]
         if self._packing.anchors:
             parts.append(lengths[:, 0])
         fullest = max(in_blocks(part, self._shards.total, self._packing.chunks).mean(axis=1).max() for part in parts)
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
 
-    def _parts(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
+    def _views_and_next(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
         """Split values into those of the views and, if there is one, those of the next sentence, repeated per view."""
         if not self._next_sentence:
             return [values]

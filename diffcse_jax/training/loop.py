@@ -95,7 +95,7 @@ class Run:
         source: All batches.
         text: Identifies the text that the batches are made of.
         sentences: Returns the sentences of a step's batch, as JSON values.
-        model: Builds the model to evaluate from parameters; from the initial ones it builds the baseline. None: the
+        model_of: Builds the model to evaluate from parameters; from the initial ones it builds the baseline. None: the
             sentence encoder is evaluated, and the baseline is the starting checkpoint with the pooler that it records.
     """
 
@@ -110,12 +110,12 @@ class Run:
     evaluation: Evaluation
     sentences: Callable[[int], Sequence[Any]]
     callbacks: Sequence[Callback] = ()
-    model: Callable[[Params], Any] | None = None
+    model_of: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
         """Evaluate the model with these parameters on the dev data."""
-        if self.model:
-            return self.evaluation.measure(self.model(params))
+        if self.model_of:
+            return self.evaluation.measure(self.model_of(params))
         encoder = SentenceEncoder(  # all encoders of the same sizes share one compiled function
             self.base.checkpoint.config,
             parameters.subset(params, "encoder"),
@@ -218,7 +218,7 @@ def show_baseline(run: Run, baseline: Record, state: TrainState, observer: Callb
     """Log the dev scores of the starting checkpoint and, if it differs, of the embedding that will be trained."""
     scores = baseline.dev
     log_line(f"{run.base.name} before training, with the pooler {baseline.pooler}: {format_scores(scores)}")
-    if run.model is None and not run.base.is_trained_embedding(run.config):
+    if run.model_of is None and not run.base.is_trained_embedding(run.config):
         observer.on_evaluation_start(0)
         scores = run.measure(state.params).scores
         log_line(f"step 0, with the pooler that is trained, {run.config.encoding_pooler}: {format_scores(scores)}")

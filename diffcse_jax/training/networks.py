@@ -150,7 +150,7 @@ def build(
         teachers: The sentence encoders that losses name.
         projector: The weights that a kept projector starts from; None: random ones.
     """
-    sizes = for_run(encoder.config, config)
+    sizes = sizes_for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
     if config.model.projector != "none":
         build = partial(PROJECTORS[config.model.projector], sizes)
@@ -177,7 +177,7 @@ def build(
     return Built(Networks(vocabulary, definitions), params, frozen)
 
 
-def for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
+def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     """Return the encoder's sizes with the run's dropout rates and recomputation.
 
     Raises:

@@ -72,7 +72,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if description := base.describe_pooler(asked, config):
         log_line(description)
     check_interpolation(config, base)
-    sizes = networks.for_run(encoder.config, config)
+    sizes = networks.sizes_for_run(encoder.config, config)
     vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
     named_generator = config.needs("generator") and not config.trains_generator_head
     generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
@@ -189,7 +189,7 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
         record = read_baseline(run.workdir) if resumed else None
         if record is None:
             log_line(f"scoring {run.base.name} before training")
-            model = run.model(run.built.params) if run.model else run.base.encoder(run.config)
+            model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
             scores, outcomes = run.evaluation.measure(model)
             pooler, metric = run.base.pooler(run.config), run.evaluation.metric
             record = Record(0, pooler, scores, metric, run.text, outcomes, dev_text=run.evaluation.text)

@@ -105,7 +105,7 @@ class Tuning:
         config = with_own_pooler(config, self.start.recorded)
         if about := self.start.describe_pooler(asked, config):
             log_line(about)
-        networks.for_run(self.checkpoint.config, config)
+        networks.sizes_for_run(self.checkpoint.config, config)
         self.vocabulary = networks.vocabulary_of(config, self.tokenizer, self.checkpoint.config.vocab_size)
         networks.check_max_length(config, self.checkpoint.config, config.model.name_or_path)
         folder, data, size = expand_path(config.finetune.data_dir), config.data, config.train.batch_size
@@ -264,11 +264,8 @@ class Tuning:
         optimizer = make_optimizer(config.optim, len(source), rests=True)
         evaluation = TaskEvaluation(self.tasks, config.eval.batch_size, drift_check)
         rows_of = partial(self.rows_of_batch, source)
-        return run_training(
-            Run(
-                config, workdir, self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of, model=model
-            )
-        )
+        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of)
+        return run_training(Run(config, workdir, *parts, model_of=model))
 
     def _of_heads(self, params: Params) -> Params:
         return {name: value for name, value in params.items() if name.partition(".")[0] in self.heads}
