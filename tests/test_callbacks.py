@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from diffcse_jax import Callback, Config, WandB
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import UserError
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
@@ -90,7 +90,7 @@ def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, mon
 
 def test_weights_and_biases_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]' in the repository"):
+    with pytest.raises(UserError, match=r"pip install 'diffcse_jax\[wandb\]'"):
         WandB()
 
 
@@ -139,3 +139,15 @@ def test_tensorboard_reads_the_rows(tmp_path):
         values = [value for event in events for value in event.summary.value]
         assert {value.tag: value.simple_value for value in values} == {"loss": 5.0, "dev/stsb": 81.0}
         file.unlink()
+
+
+def test_without_tensorboardx_a_notice_names_the_extra(tmp_path, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("tensorboardX.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with started([TensorBoard()], training(tmp_path)) as observer:
+        observer.on_step(1, ROW)
+    assert not (tmp_path / "tensorboard").exists()
+    printed = capsys.readouterr().err
+    assert "notice: no TensorBoard events are written" in printed
+    assert "diffcse_jax[report]" in printed

@@ -20,7 +20,7 @@ from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from benchmarks import finetune_heads
 from diffcse_jax.apps.finetune import TaskModel, outputs
-from diffcse_jax.apps.finetune.model import TaskEvaluation
+from diffcse_jax.apps.finetune.model import TaskEvaluation, TasksMetric
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
 from diffcse_jax.apps.finetune.train import Tuning, finetune
 from diffcse_jax.config import Config, OptimConfig
@@ -216,7 +216,7 @@ def test_scores_and_their_interval(tmp_path):
         def outputs(self, name, texts, batch_size):
             return self.logits if name == "classes" else values[:, None].astype(np.float32)
 
-    evaluation = TaskEvaluation(tasks, batch_size=8)
+    evaluation = TaskEvaluation(TasksMetric(tasks, batch_size=8), "text")
     worse, better = (evaluation.measure(Given(logits)) for logits in (mixed, right))
     pearson = 100 * scipy.stats.pearsonr(values, numbers.dev.labels).statistic
     assert better.scores["classes_accuracy"] == 100

@@ -1,5 +1,6 @@
 """The checks before training, and the loop between steps. Whole runs are in test_resume.py."""
 
+import dataclasses
 import json
 from unittest import mock
 
@@ -17,12 +18,14 @@ from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.errors import ConfigError, DataError, UserError
+from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
+from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record, read_metrics
 from diffcse_jax.training import loop as loop_module
-from diffcse_jax.training import train as train_module
+from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run, loop, reason_to_stop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
@@ -76,7 +79,7 @@ def start(monkeypatch, tmp_path):
             optimizer=make_optimizer(config.optim, len(losses)),
             source=source,
             text="text",
-            evaluation=mock.Mock(metric="score", drift_metric="guard", measure=measure),
+            evaluation=mock.Mock(spec=DevEvaluation, metric="score", drift_metric="guard", measure=measure),
             sentences=lambda step: [f"sentence of {step}"],
             model_of=lambda params: int(params["step"]),
         )
@@ -205,10 +208,21 @@ def test_the_sentences_of_a_batch_have_their_lines(documents, tmp_path, minilm_d
     ],
 )
 def test_files_are_checked_before_the_model_is_loaded(key, settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_module.hf, "read", mock.Mock(side_effect=AssertionError("loaded the model first")))
+    monkeypatch.setattr(networks, "read", mock.Mock(side_effect=AssertionError("loaded the model first")))
     (tmp_path / "text.txt").write_text("A sentence of some words.\n" * 9)
     with pytest.raises(DataError, match=f"{key}.*nowhere"):
         train(config_of({"data": {"train_file": str(tmp_path / "text.txt")}}, settings), tmp_path / "run")
+
+
+def test_the_run_folder_is_checked_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(networks, "read", mock.Mock(side_effect=AssertionError("loaded the model first")))
+    (tmp_path / "text.txt").write_text("A sentence of some words.\n" * 9)
+    config = config_of({"data": {"train_file": str(tmp_path / "text.txt")}, "eval": {"metric": "halves_retrieval"}})
+    earlier = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=7))
+    open_run(tmp_path / "run", earlier, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
+    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"train\.seed: was 7, now 42"):
+        train(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +232,7 @@ def test_files_are_checked_before_the_model_is_loaded(key, settings, tmp_path, m
 def test_few_texts_shrink_the_batch(examples, devices, chunk_size, expected, capsys):
     config = config_of({"train": {"batch_size": 256, "chunk_size": chunk_size}, "mesh": {"data": devices}})
     if not expected:
-        with pytest.raises(DataError, match="gives 1 training examples, too few"):
+        with pytest.raises(DataError, match="gives 1 training example, too few"):
             with_fitting_batch(config, examples, make_mesh(config))
         return
     fitting = with_fitting_batch(config, examples, make_mesh(config))

@@ -27,6 +27,7 @@ from diffcse_jax.io import system_error
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.run_folder.folder import (
     BaseModel,
+    check_run,
     describe_base_model,
     encoder_folder,
     held,
@@ -170,6 +171,22 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
     message = r"precision: was 'float32', now 'bfloat16' \(.*Resume with --config\.precision=float32"
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, precision="bfloat16")
+
+
+def test_what_the_text_and_the_model_decide_is_compared_once_they_are_read(tmp_path):
+    start(tmp_path, {"train": {"batch_size": 32}})
+    recorded = read_config(tmp_path)
+
+    def check(group: str, **values: object) -> None:
+        changed = dataclasses.replace(getattr(recorded, group), **values)
+        check_run(tmp_path, dataclasses.replace(recorded, **{group: changed}))
+
+    check("train", batch_size=64)  # may shrink to 32
+    check("model", pooler="own", projector="none")
+    with pytest.raises(ConfigError, match=r"train\.batch_size: was 32, now 16"):
+        check("train", batch_size=16)
+    with pytest.raises(ConfigError, match=r"model\.pooler: was"):
+        check("model", pooler="avg_top2")
 
 
 def test_processes_that_see_different_folders_are_refused(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from tiny_networks import ENCODER, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models import parameters
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
@@ -38,10 +39,13 @@ def weight_of(encoder) -> float:
     return weight
 
 
-class Evaluation:
+class Evaluation(DevEvaluation):
     """Looks the scores of a mean weight up."""
 
     metric, text, drift_metric, units, caveat = "mrr", "dev", "guard", "20 queries", ""
+
+    def __init__(self):
+        pass
 
     def measure(self, encoder) -> Measured:
         return MEASURED[round(weight_of(encoder), 5)]

@@ -173,12 +173,12 @@ def installed_losses() -> dict[str, type[Loss]]:
 
 def known_keys(near: str = "") -> dict[str, dataclasses.Field]:
     """Return every dotted key with its field. Users name the tables of `finetune.tasks`: only that of `near` is in."""
-    groups: dict[str, Any] = {"": Config, **{field.name: field.type for field in dataclasses.fields(Config)}}
+    groups: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
     if near.startswith("finetune.tasks."):
         groups[".".join(near.split(".")[:3])] = Task
     return {
         f"{name}.{field.name}".removeprefix("."): field
-        for name, group in (groups | installed_losses()).items()
+        for name, group in (groups | installed_losses() | {"": Config}).items()
         if dataclasses.is_dataclass(group)
         for field in dataclasses.fields(group)
         if field.type is not Table and not dataclasses.is_dataclass(field.type)

@@ -54,7 +54,8 @@ class RetrievalMetric:
     """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts.
 
     `scores` returns scores x 100 by name. `per_item_scores` returns what the metric summarises, one value per query in
-    a list per data set. `golds` are the ratings that the values of a data set are correlated with, if any.
+    a list per data set. `golds` are the ratings that the values of a data set are correlated with, if any; `ranked`: by
+    ranks.
     """
 
     name: str
@@ -62,6 +63,7 @@ class RetrievalMetric:
     queries: Sequence[str]
     targets: Sequence[str]
     golds: ClassVar = (None,)
+    ranked: ClassVar = True
 
     def scores(self, encoder: Encoder) -> Scores:
         queries, targets = self._encode(encoder)
@@ -90,6 +92,7 @@ class CorrelationMetric:
     name: str
     batch_size: int
     sets: Mapping[str, ScoredPairs]  # by the name of their score
+    ranked: ClassVar = True
 
     def scores(self, encoder: Encoder) -> Scores:
         scores = {name: each["spearman"] for name, each in score_pairs(encoder, self.sets, self.batch_size).items()}
@@ -167,10 +170,10 @@ class DriftCheck(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
-    """The dev evaluation of a run; see `training.loop.Evaluation`.
+    """The dev evaluation of a run.
 
     Attributes:
-        chosen: The metric that chooses the best checkpoint.
+        chosen: The metric that chooses the best checkpoint; higher is better.
         text: Identifies the text of that metric.
         also: Metrics of `eval.beside`, which are only reported.
         hold: Metrics of `eval.hold`, which the exported model may not lower.
@@ -178,7 +181,7 @@ class DevEvaluation:
         caveat: Why a gain says little about the documents; empty if there is no reason.
     """
 
-    chosen: RetrievalMetric | CorrelationMetric
+    chosen: Any  # a RetrievalMetric, a CorrelationMetric, or in fine-tuning a TasksMetric
     text: str
     also: Sequence[RetrievalMetric | CorrelationMetric | DuplicatesMetric] = ()
     hold: Sequence[RetrievalMetric] = ()
@@ -191,26 +194,32 @@ class DevEvaluation:
 
     @property
     def drift_metric(self) -> str:
+        """The score of general quality, for `eval.max_drop`; empty if it is not measured."""
         return self.drift_check.name if self.drift_check else ""
 
     @property
     def units(self) -> str:
+        """What intervals are computed over, such as `1,000 queries`."""
         return self.chosen.units
 
-    def measure(self, encoder: Encoder) -> Measured:
+    def measure(self, encoder: Any) -> Measured:
+        """Return the scores of an encoder, and what the chosen metric summarises."""
         encoder = CachedEncoder(encoder)
         also = {metric.name: metric.scores(encoder)[metric.name] for metric in self.also}
         drift = {self.drift_check.name: self.drift_check.score(encoder)} if self.drift_check else {}
         return Measured(self.chosen.scores(encoder) | also | drift, self.chosen.per_item_scores(encoder))
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        return paired_interval(start, model, self.chosen.golds)
+        """Return a 95% interval of the chosen metric's difference between the model and the starting checkpoint."""
+        return paired_interval(start, model, self.chosen.golds, ranked=self.chosen.ranked)
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
+        """Return the outcomes of the metrics of `eval.hold`, by name."""
         encoder = CachedEncoder(encoder)
         return {metric.name: metric.per_item_scores(encoder) for metric in self.hold}
 
     def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
+        """Return the metrics of `eval.hold` in which the model is significantly worse, as text."""
         found = []
         for metric in self.hold:
             name = metric.name

@@ -123,7 +123,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         if len(problems) > MOST_PROBLEMS:
             problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
         listed = "\n  ".join(problems)
-        raise CheckpointError(f"{folder} does not hold a {config.family} encoder as expected:\n  {listed}")
+        raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
     pooler, mlm_head = params.get("pooler"), params.get("mlm_head")
     return Pretrained(folder, hf_config, config, params["transformer"], pooler, mlm_head, evaluated_with)
 

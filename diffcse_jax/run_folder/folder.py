@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
-from diffcse_jax.config import Config, flat, resume_keys
+from diffcse_jax.config import OWN_POOLER, Config, flat, resume_keys
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.io import (
     CHECKPOINTS,
@@ -43,6 +43,8 @@ START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
 
 _FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
+_SHRUNK = ("train.batch_size", "generator.head_batch_size")  # to the number of examples
+_BY_POOLER = ("model.pooler", "model.projector", "model.projector_train_only")  # that the starting checkpoint records
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _BASE_MODEL = "base_model.json"
@@ -138,11 +140,23 @@ def open_run(
 def check_run(workdir: Path, config: Config) -> None:
     """Refuse a folder whose checkpoints have another configuration, before anything expensive is done.
 
+    What depends on the starting checkpoint or the text is not compared before `open_run`.
+
     Raises:
         ConfigError: The configuration differs; all differing keys are named.
         CheckpointError: The configuration of the run is damaged or missing.
     """
-    hosts.decided_by_first(lambda: _check_same(workdir, config, {}) if _has_checkpoint(workdir) else None)
+
+    def check() -> None:
+        if _has_checkpoint(workdir):
+            earlier, now = (flat(each.to_dict()) for each in (_read_config(workdir), config))
+            undecided = {key for key in _SHRUNK if now[key] > earlier[key]}
+            tasks = config.finetune.tasks.items()
+            undecided |= {f"finetune.tasks.{name}.labels" for name, task in tasks if not task.labels}
+            undecided |= {*_BY_POOLER} if config.model.pooler == OWN_POOLER else set()
+            _check_same(workdir, config, {}, undecided)
+
+    hosts.decided_by_first(check)
 
 
 def read_config(workdir: Path) -> Config:
@@ -179,10 +193,10 @@ def _read_config(workdir: Path) -> Config:
     return Config.from_dict(content)
 
 
-def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
+def _check_same(workdir: Path, config: Config, digests: Mapping[str, str], undecided: Collection[str] = ()) -> None:
     """Check that the run in the folder has this configuration and began from files with these digests."""
     earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
-    free = resume_keys()
+    free = resume_keys().union(undecided)
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]

@@ -16,12 +16,9 @@ from typing import Any
 
 import jax
 import tqdm
-from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter has a thread, which ends on a full disk
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
 
 from diffcse_jax.config import Config, flat
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import UserError, require_extra
 from diffcse_jax.hosts import SECONDS_BETWEEN_LINES, hides_progress, log_line
 from diffcse_jax.io import disk_errors
 from diffcse_jax.run_folder.records import MetricsWriter
@@ -134,28 +131,40 @@ class MetricsFile(Rows):
 
 
 class TensorBoard(Rows):
-    """Write TensorBoard events to `WORKDIR/tensorboard`."""
+    """Write TensorBoard events to `WORKDIR/tensorboard`, if tensorboardX is installed."""
+
+    _events: Any = None
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
         self._workdir = training.workdir
+        try:  # SummaryWriter has a thread, which ends on a full disk
+            writer = require_extra("tensorboardX.event_file_writer", "report").EventsWriter
+        except UserError as error:
+            log_line(f"notice: no TensorBoard events are written: {error}")
+            return
         folder = training.workdir / "tensorboard"
         with self._writing():
             folder.mkdir(exist_ok=True)
-            self._events = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-            if training.step:  # makes TensorBoard drop earlier rows of later steps
-                start = SessionLog(status=SessionLog.START)
-                self._events.write_event(Event(wall_time=time.time(), step=training.step + 1, session_log=start))
+            self._events = writer(str(folder / "events"), f".{os.getpid()}")
+        if training.step:  # makes TensorBoard drop earlier rows of later steps
+            self._write(training.step + 1, session_log={"status": "START"})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        with self._writing():
-            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
-            self._events.flush()
+        summary = {"value": [{"tag": name, "simple_value": value} for name, value in values.items()]}
+        self._write(step, summary=summary)
 
     def on_end(self) -> None:
         with self._writing():
-            self._events.close()
+            if self._events:
+                self._events.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        if self._events:
+            event = require_extra("tensorboardX.proto.event_pb2", "report").Event
+            with self._writing():
+                self._events.write_event(event(wall_time=time.time(), step=step, **content))
+                self._events.flush()
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return disk_errors(self._workdir, safe="The checkpoints and the rows written before are intact.")
@@ -167,16 +176,10 @@ class WandB(Rows):
     Args:
         project: The name of the project.
         options: Further arguments of `wandb.init`, such as `entity`, `tags` or `mode="offline"`.
-
-    Raises:
-        ConfigError: The package wandb is not installed.
     """
 
     def __init__(self, project: str = "diffcse", **options: Any):
-        try:
-            import wandb  # an extra, and slow to import
-        except ImportError as error:
-            raise ConfigError("WandB needs the package wandb: pip install '.[wandb]' in the repository") from error
+        wandb = require_extra("wandb", "wandb")  # slow to import
         self._init = lambda **run: wandb.init(project=project, **run | options)
 
     def on_start(self, training: Training) -> None:

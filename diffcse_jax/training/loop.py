@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import grain
 import jax
@@ -22,13 +22,14 @@ from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.data.batches import Batches
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
+from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
-from diffcse_jax.run_folder.records import NOTHING, Measured, Outcomes, Record, read_metrics
+from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (
     Callback,
     MetricsFile,
@@ -45,46 +46,6 @@ SHORT_RUN = 100  # runs of at most this many steps log every step, whatever trai
 RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
 
 Scores = Mapping[str, float]
-
-
-@runtime_checkable
-class Evaluation(Protocol):
-    """The dev evaluation that training needs, such as `evaluation.dev.DevEvaluation`.
-
-    Attributes:
-        metric: The score that chooses the best checkpoint.
-        text: Identifies the text that the metric is measured on.
-        drift_metric: The score of general quality, for `eval.max_drop`; empty if it is not measured.
-        units: What intervals are computed over, such as "1,000 queries".
-        caveat: Why a gain in the metric says little about the text; empty if it does not.
-    """
-
-    @property
-    def metric(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def drift_metric(self) -> str: ...
-
-    @property
-    def units(self) -> str: ...
-
-    @property
-    def caveat(self) -> str: ...
-
-    def measure(self, encoder: Any) -> Measured:
-        """Return the scores of an encoder (higher is better), and what the metric summarizes."""
-
-    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval of the metric's difference between the model and the starting checkpoint."""
-
-    def held(self, encoder: Any) -> Mapping[str, Outcomes]:
-        """Return the outcomes of the metrics of `eval.hold`, by name."""
-
-    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> Sequence[str]:
-        """Return the metrics of `eval.hold` in which the model is significantly worse, as text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +68,7 @@ class Run:
     optimizer: optax.GradientTransformationExtraArgs
     source: Batches
     text: str
-    evaluation: Evaluation
+    evaluation: DevEvaluation
     sentences: Callable[[int], Sequence[Any]]
     callbacks: Sequence[Callback] = ()
     model_of: Callable[[Params], Any] | None = None

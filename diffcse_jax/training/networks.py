@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
@@ -19,6 +20,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.base import Checkpoints, Network
 from diffcse_jax.models import parameters, pooling_modules
 from diffcse_jax.models.forward import Networks, Teacher, fold_in_name
@@ -27,6 +29,7 @@ from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
 DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none, as in sentence-transformers
@@ -101,6 +104,33 @@ def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None
             raise
         log_line(f"notice: {error}. As the baseline, it is read with the run's own pooler.")
         return None
+
+
+def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
+    """Load the starting checkpoint, and check that it fits the configuration.
+
+    Fine-tuning also reads a run, or one of its checkpoints.
+
+    Returns:
+        The configuration with the pooler resolved, the checkpoint, and the vocabulary of its tokenizer.
+    """
+    name, asked = config.model.name_or_path, config.model.pooler
+    if config.needs("labels") and find_run(expand_path(name)):
+        saved = read_encoder(expand_path(name))
+        head = saved.pooler_head
+        encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
+        recorded: RecordedPooler | None = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
+    else:
+        encoder = read(name, needs_mlm_head=config.generator_is_start)
+        recorded = recorded_pooler(encoder, asked)
+    encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
+    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
+    config = with_own_pooler(config, recorded)
+    if description := base.describe_pooler(asked, config):
+        log_line(description)
+    sizes_for_run(encoder.config, config)
+    check_max_length(config, encoder.config, name)
+    return config, base, vocabulary_of(config, base.tokenizer, encoder.config.vocab_size)
 
 
 def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:

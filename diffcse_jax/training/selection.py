@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
+from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
@@ -16,7 +17,7 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection, origin, write_selection
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.callbacks import format_scores
-from diffcse_jax.training.loop import Evaluation, Run, keeps_quality
+from diffcse_jax.training.loop import Run, keeps_quality
 from diffcse_jax.training.networks import StartingCheckpoint
 
 
@@ -29,7 +30,7 @@ def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
         )
 
 
-def check_drift_metric(config: Config, evaluation: Evaluation, baseline: Record) -> None:
+def check_drift_metric(config: Config, evaluation: DevEvaluation, baseline: Record) -> None:
     """Check that the baseline, which may be from the run's first start, has the score that `eval.max_drop` limits."""
     metric = evaluation.drift_metric
     if metric and config.eval.max_drop and metric not in baseline.dev:
@@ -130,7 +131,7 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
     return dataclasses.replace(trained, transformer=transformer, pooler_head=head)
 
 
-def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: Evaluation) -> Measured:
+def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: DevEvaluation) -> Measured:
     """Return the dev evaluation of an interpolated model, or the recorded one of a checkpoint."""
     if weight == 1 and best.outcomes:
         return Measured(best.dev, best.outcomes)

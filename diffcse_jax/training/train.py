@@ -21,12 +21,10 @@ from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
-from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256, why_unreadable
-from diffcse_jax.models import hf
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.folder import check_run, open_run
@@ -35,7 +33,6 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
@@ -61,31 +58,24 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     config = resolved(config, mesh)
     corpus = open_corpus(config.data)
     hosts.decided_by_first(partial(_check_files, config))
+    check_run(workdir, config)
 
     # 2. The models that the run reads, and whether they fit together.
-    hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
-    encoder = hf.read(config.model.name_or_path, needs_mlm_head=config.generator_is_start).on(*hardware)
-    tokenizer = load_tokenizer(encoder.folder)
-    asked = config.model.pooler
-    base = StartingCheckpoint(config.model.name_or_path, encoder, tokenizer, recorded_pooler(encoder, asked))
-    config = with_own_pooler(config, base.recorded)
-    if description := base.describe_pooler(asked, config):
-        log_line(description)
+    config, base, vocabulary = networks.open_start(config, mesh)
+    encoder, tokenizer = base.checkpoint, base.tokenizer
     check_interpolation(config, base)
-    sizes = networks.sizes_for_run(encoder.config, config)
-    vocabulary = networks.vocabulary_of(config, tokenizer, encoder.config.vocab_size)
-    named_generator = config.needs("generator") and not config.trains_generator_head
-    generator = networks.load_generator(config, encoder, tokenizer).on(*hardware) if named_generator else None
+    generator = None
+    if config.needs("generator") and not config.trains_generator_head:
+        hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
+        generator = networks.load_generator(config, encoder, tokenizer).on(*hardware)
     teachers = networks.load_teachers(config, tokenizer)
-    networks.check_max_length(config, encoder.config, config.model.name_or_path)
-    check_run(workdir, config)
 
     # 3. Text to tokens, examples and batches.
     max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
-    examples = _open_examples(config, store, sizes)
-    requested, config = config, with_fitting_batch(config, len(examples), mesh)
+    examples = _open_examples(config, store, networks.sizes_for_run(encoder.config, config))
+    config = with_fitting_batch(config, len(examples), mesh)
     total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
         examples,
@@ -103,7 +93,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     digests = dict(teachers.digests)
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
-    open_run(workdir, requested, encoder, tokenizer, generator, digests)
+    open_run(workdir, config, encoder, tokenizer, generator, digests)
 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
@@ -163,10 +153,10 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     unit = chunk if train.chunks > 1 and examples >= chunk else devices
     size = examples // unit * unit
     if size < 2:
-        few = f"{config.data.train_file} gives {examples:,} training examples, too few for a batch on {devices} devices"
-        raise DataError(f"{few}. Give more text.")
-    few = f"the text gives {examples:,} training examples, fewer than train.batch_size={train.batch_size}"
-    log_line(f"notice: {few}. Training with batches of {size}.")
+        few = f"too few for a batch on {counted(devices, 'device{s}')}. Give more text."
+        raise DataError(f"{config.data.train_file} gives {counted(examples, 'training example{s}')}, {few}")
+    few = f"{counted(examples, 'training example{s}')}, fewer than train.batch_size={train.batch_size}"
+    log_line(f"notice: the text gives {few}. Training with batches of {size}.")
     return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size))
 
 
@@ -204,7 +194,7 @@ def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig) 
     with_next = config.needs("next_sentence")
     examples = examples_of(store, config.data, next_sentence=with_next)
     if isinstance(examples, Neighbours):
-        of = f"{len(store):,} {examples.columns[0]}s"
+        of = counted(len(store), f"{examples.columns[0]}{{s}}")
         log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has none after it")
     columns = len(examples.columns) - with_next
     for loss in config.losses.values():

@@ -8,19 +8,19 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.stats
 from jaxtyping import Float32, Int
 
 from diffcse_jax.apps.finetune.tasks import TaskData
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.evaluation import Encoder
-from diffcse_jax.evaluation.dev import DriftCheck, paired_interval
-from diffcse_jax.io import expand_path, find_run, json_digest
+from diffcse_jax.evaluation.dev import DevEvaluation
+from diffcse_jax.evaluation.sts import correlations
+from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.finetune import AVERAGE, Task, build_head, features, head_of, score_name
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.run_folder.records import Measured, Outcomes
+from diffcse_jax.run_folder.records import Measured
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 
 
@@ -109,56 +109,38 @@ def named(task: Task, values: Int[np.ndarray, " rows"] | Float32[np.ndarray, " r
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskEvaluation:
-    """The dev evaluation of a fine-tuning (`training.loop.Evaluation`). The average over the tasks chooses."""
+class TasksMetric:
+    """The average score of the tasks, which chooses the checkpoint; see `evaluation.dev.RetrievalMetric`."""
 
     tasks: Sequence[TaskData]
     batch_size: int  # sentences per encoding batch
-    drift_check: DriftCheck | None = None
-    metric = AVERAGE
-    caveat = ""  # the tasks are labelled
+    name = AVERAGE
+    ranked = False
 
     @property
-    def text(self) -> str:
-        return json_digest([data.digest() for data in self.tasks])
-
-    @property
-    def drift_metric(self) -> str:
-        return self.drift_check.name if self.drift_check else ""
+    def golds(self) -> list[np.ndarray | None]:
+        return [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
 
     @property
     def units(self) -> str:
-        return f"{sum(len(data.dev) for data in self.tasks):,} dev rows"
+        return counted(sum(len(data.dev) for data in self.tasks), "dev row{s}")
+
+
+class TaskEvaluation(DevEvaluation):
+    """The dev evaluation of a fine-tuning."""
 
     def measure(self, model: TaskModel) -> Measured:
         """Return the scores, and the correctness of each dev row (0 or 100) or its value."""
         scores, outcomes = {}, []
-        for data in self.tasks:
-            outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.batch_size))
+        for data in self.chosen.tasks:
+            outputs = decided(data.task, model.outputs(data.name, data.dev.texts, self.chosen.batch_size))
             values = outputs if data.task.kind == "regression" else 100.0 * (outputs == data.dev.labels)
             outcomes.append(values.astype(float).tolist())
             name, golds = score_name(data.name, data.task), data.dev.labels.astype(float)
             if data.task.kind == "classification":
                 scores[name] = float(values.mean())
-            elif np.ptp(values) == 0 or np.ptp(golds) == 0:  # constant values do not order anything
-                scores[name] = 0.0
             else:
-                scores[name] = 100 * float(scipy.stats.pearsonr(values.astype(float), golds).statistic)
+                scores[name] = correlations(values.astype(float), golds)["pearson"]  # 0 if values are constant
         scores[AVERAGE] = sum(scores.values()) / len(scores)
         drift = {self.drift_check.name: self.drift_check.score(model.encoder)} if self.drift_check else {}
         return Measured(scores | drift, outcomes)
-
-    def held(self, model: TaskModel) -> dict[str, Outcomes]:
-        """Return nothing: the metrics of `eval.hold` need documents."""
-        del model
-        return {}
-
-    def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
-        """Return nothing, as `held`."""
-        del start, model
-        return []
-
-    def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
-        """Return a 95% interval of the difference between two models' averages."""
-        golds = [data.dev.labels.astype(float) if data.task.kind == "regression" else None for data in self.tasks]
-        return paired_interval(start, model, golds, ranked=False)

@@ -9,35 +9,31 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from diffcse_jax import hosts
 from diffcse_jax.api import export_with_curves, in_workdir
-from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, heads_in
+from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetric, heads_in
 from diffcse_jax.apps.finetune.outputs import write_heads, write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
 from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_arrays
-from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.dev import build_drift_check
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import disk_errors, expand_path, find_run
+from diffcse_jax.io import disk_errors, expand_path, json_digest
 from diffcse_jax.losses.finetune import ENCODER, head_of
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Networks
-from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.run_folder.folder import HEADS, open_run
+from diffcse_jax.run_folder.folder import HEADS, check_run, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
 from diffcse_jax.training.loop import Run
-from diffcse_jax.training.networks import Built, StartingCheckpoint, recorded_pooler, with_own_pooler
+from diffcse_jax.training.networks import Built
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
 from diffcse_jax.training.train import run_training
@@ -80,6 +76,7 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     Returns:
         The verdict, and the tasks with their rows.
     """
+    check_run(workdir, resolved(config, make_mesh(config)))
     tuning = Tuning(config)
     open_run(workdir, tuning.config, tuning.checkpoint, tuning.tokenizer, None)
     heads: Params = {}
@@ -100,14 +97,8 @@ class Tuning:
         self.mesh = make_mesh(config)
         config = resolved(config, self.mesh)
         _check(config)
-        self.start = open_start(config, self.mesh)
-        self.checkpoint, self.tokenizer, asked = self.start.checkpoint, self.start.tokenizer, config.model.pooler
-        config = with_own_pooler(config, self.start.recorded)
-        if about := self.start.describe_pooler(asked, config):
-            log_line(about)
-        networks.sizes_for_run(self.checkpoint.config, config)
-        self.vocabulary = networks.vocabulary_of(config, self.tokenizer, self.checkpoint.config.vocab_size)
-        networks.check_max_length(config, self.checkpoint.config, config.model.name_or_path)
+        config, self.start, self.vocabulary = networks.open_start(config, self.mesh)
+        self.checkpoint, self.tokenizer = self.start.checkpoint, self.start.tokenizer
         folder, data, size = expand_path(config.finetune.data_dir), config.data, config.train.batch_size
         self.tasks = tuple(
             read_task(name, task, folder, data.on_bad_line) for name, task in config.finetune.tasks.items()
@@ -262,7 +253,8 @@ class Tuning:
         rows = " ".join(data.digest() for data in self.tasks)
         text = hashlib.sha256(rows.encode()).hexdigest()[:32]
         optimizer = make_optimizer(config.optim, len(source), rests=True)
-        evaluation = TaskEvaluation(self.tasks, config.eval.batch_size, drift_check)
+        digests = json_digest([data.digest() for data in self.tasks])
+        evaluation = TaskEvaluation(TasksMetric(self.tasks, config.eval.batch_size), digests, drift_check=drift_check)
         rows_of = partial(self.rows_of_batch, source)
         parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of)
         return run_training(Run(config, workdir, *parts, model_of=model))
@@ -278,21 +270,6 @@ class Tuning:
             for name, value in self._of_heads(params).items()
         }
         return TaskModel(encoder, tasks, heads_in(whole, tasks))
-
-
-def open_start(config: Config, mesh: Mesh) -> StartingCheckpoint:
-    """Load the encoder that `model.name_or_path` names: a run, a checkpoint, or a model folder."""
-    name, hardware = config.model.name_or_path, (mesh.devices.flat[0].platform, mesh.shape["data"])
-    path = expand_path(name)
-    if not find_run(path):
-        encoder = hf.read(name).on(*hardware)
-        recorded = recorded_pooler(encoder, config.model.pooler)
-        return StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
-    saved = read_encoder(path)
-    head = saved.pooler_head
-    encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
-    pooler = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
-    return StartingCheckpoint(name, encoder.on(*hardware), load_tokenizer(saved.folder), pooler)
 
 
 def _check(config: Config) -> None:
