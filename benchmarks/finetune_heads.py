@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, heads_in
+from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetric, heads_in
 from diffcse_jax.apps.finetune.train import Tuning
 from diffcse_jax.batch import Batch
 from diffcse_jax.losses.finetune import ENCODER, Task
@@ -75,7 +75,7 @@ def in_torch(tuning: Tuning, folder: Path) -> tuple[list[float], float]:
     torch.manual_seed(config.train.seed)
     heads = {data.name: head(data.task, heads_in(first, {data.name: data.task})[data.name]) for data in tuning.tasks}
     optimizer = torch.optim.AdamW(groups(heads, config.optim.weight_decay), lr=config.optim.learning_rate)
-    evaluation = TaskEvaluation(tuning.tasks, config.eval.batch_size)
+    evaluation = TaskEvaluation(TasksMetric(tuning.tasks, config.eval.batch_size), "")
     tasks, scores, begun = {data.name: data.task for data in tuning.tasks}, [], time.perf_counter()
     for step in range(len(batches)):
         train_step(heads, tasks, optimizer, batches[step], config.optim.clip_norm)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from diffcse_jax import Callback, Config, WandB
+from diffcse_jax import Callback, Config, WandB, errors
 from diffcse_jax.errors import UserError
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import callbacks
@@ -142,9 +142,8 @@ def test_tensorboard_reads_the_rows(tmp_path):
 
 
 def test_without_tensorboardx_a_notice_names_the_extra(tmp_path, monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("tensorboardX.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    missing = mock.Mock(side_effect=ModuleNotFoundError(name="tensorboardX"))
+    monkeypatch.setattr(errors.importlib, "import_module", missing)
     with started([TensorBoard()], training(tmp_path)) as observer:
         observer.on_step(1, ROW)
     assert not (tmp_path / "tensorboard").exists()

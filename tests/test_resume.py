@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tiny_run import SENTENCES, environment, overrides, run_settings
+from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import api
 from diffcse_jax.config import Config, shipped_config
@@ -65,9 +65,9 @@ def resume(settings: dict[str, Any]) -> Callable[..., None]:
 @pytest.mark.slow
 def test_a_batch_that_shrank_is_recorded_and_resumes(resume: Callable[..., None], tmp_path: Path):
     for _ in range(2):
-        resume(tmp_path, train={"steps": 2, "batch_size": 100})
-    assert read_config(tmp_path).train.batch_size == SENTENCES
-    assert f"--config.train.batch_size={SENTENCES}" in (tmp_path / "export/README.md").read_text()
+        resume(tmp_path, train={"steps": 2, "batch_size": 104})
+    assert read_config(tmp_path).train.batch_size == 56  # of 60 sentences, on 8 devices
+    assert "--config.train.batch_size=56" in (tmp_path / "export/README.md").read_text()
 
 
 @pytest.mark.slow
