@@ -90,7 +90,7 @@ def _compiled(arguments: Sequence[str]) -> dict[str, Any]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a table in Markdown: the programs, their memory, and what they move between chips."""
-    lines = ["| program | for | memory a chip | fits | moved a step |", "|---|---|---:|---|---|"]
+    lines = ["| program | for | memory per chip | fits | moved per step |", "|---|---|---:|---|---|"]
     for record in records:
         if "error" in record:
             lines.append(f"| {record['arguments']} | | | | {record['error']} |")

@@ -317,7 +317,7 @@ def largest_batch(request: Request, target: topologies.Target, *, report: Callab
     while True:
         record = compiled(request.with_batch(size), target)
         total = record["memory_per_chip"]["total"]
-        report(f"batch {size:,}: {_gigabytes(total)} a chip, {'fits' if record['fits'] else 'does not fit'}")
+        report(f"batch {size:,}: {_gigabytes(total)} per chip, {'fits' if record['fits'] else 'does not fit'}")
         if not record["fits"]:
             return {"fits": fitting, "does_not": size}
         fitting = size
@@ -331,7 +331,7 @@ def described(record: dict[str, Any]) -> str:
         f"{record['what']} of {record['config']}, batch {record['batch_size']:,}, for {record['target']} "
         f"({record['chips']} x {record['chip']}), {record['precision']}",
         f"compiled in {record['compile_seconds']:.0f} s",
-        f"memory a chip: {_gigabytes(memory['total'])} of {_gigabytes(memory['available'])}"
+        f"memory per chip: {_gigabytes(memory['total'])} of {_gigabytes(memory['available'])}"
         f"{'' if record['fits'] else ': does not fit'}",
     ]
     if "largest_batch" in record:
@@ -344,7 +344,7 @@ def described(record: dict[str, Any]) -> str:
             for entry in record["collectives"]
         ]
         if record["flops"]:
-            lines.append(f"FLOPs a chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)")
+            lines.append(f"FLOPs per chip: {record['flops']:.3g} (the compiler counts one branch of a conditional)")
         lines += _cycles(record)
     return "\n".join(lines)
 

@@ -2,11 +2,11 @@
 
 Command:   diffcse study --config adaptation_seeds --config.data.train_file=documents.txt
            With labelled text of the domain, add --tasks STSBenchmark,pairs_retrieval:test.tsv
-           For a file of sentences that belong to no documents, one a line, add
+           For a file of sentences that belong to no documents, one per line, add
            --variants SimCSE DiffCSE --config.eval.metric=halves_retrieval
 Metric:    `lead_retrieval` on a tenth of the documents.
 
-The papers' recipes train on single sentences, 48 a step, at the learning rate of `configs/base/sentence_encoder.py`.
+The papers' recipes train on single sentences, 48 per step, at the learning rate of `configs/base/sentence_encoder.py`.
 The generator is that of `configs/diffcse_minilm.py`.
 """
 

@@ -1,7 +1,7 @@
 """DiffCSE with other losses, and with the next sentence, BERT-base (DiffCSE Table 3, on STS-B dev).
 
 Command:   diffcse study --config diffcse_objectives --config.data.train_file=documents.txt
-Data:      a text in the order of its documents: one sentence a line, blank lines between documents. 2 epochs; 1 epoch
+Data:      a text in the order of its documents: one sentence per line, blank lines between documents. 2 epochs; 1 epoch
            for SimCSE. All rows read this text. SimCSE's Wikipedia sentences (`wiki1m`) are shuffled, so the rows with
            the next sentence would fail on them.
 

@@ -1,7 +1,7 @@
 """SimCSE and next sentences as positives, with one encoder and with two, BERT-base (SimCSE Table 2, on STS-B dev).
 
 Command:   diffcse study --config simcse_objectives --config.data.train_file=documents.txt
-Data:      1 epoch of a text in the order of its documents: one sentence a line, blank lines between documents. All
+Data:      1 epoch of a text in the order of its documents: one sentence per line, blank lines between documents. All
            rows read this text. SimCSE's Wikipedia sentences (`wiki1m`) are shuffled, so the rows with the next sentence
            would fail on them.
 """

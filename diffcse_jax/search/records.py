@@ -1,4 +1,4 @@
-"""Texts of files, each with its place: what `encode`, `embed`, `search` and `build_index` read."""
+"""The texts of files with their places, as `encode`, `embed`, `search` and `build_index` read them."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The texts of one source. Iterating reads it from its start."""
+    """The texts of one source. Each iteration reads it from the start."""
 
     corpus: Corpus  # the rows: the id, if there is one, then the texts
     columns: tuple[str, ...]  # of the texts, if they were named
@@ -55,7 +55,7 @@ def read_records(
     id_column: str = "",
     every_line: bool = False,
 ) -> Records:
-    """Open anything that training reads (a file, a pattern, a folder), or standard input (`-`), one text a line.
+    """Open anything that training reads (a file, a pattern, a folder), or standard input (`-`), one text per line.
 
     Args:
         source: Its name, or `-`.
@@ -94,7 +94,7 @@ def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> 
     Arguments and errors are those of `read_records`; all inputs are opened before the first is read.
     """
     if STDIN in inputs and sys.stdin.isatty():
-        print("reading sentences from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
+        print("reading sentences from the terminal, one per line; Ctrl-D ends them", file=sys.stderr)
     sources = [read_records(each, option, **options) for each in inputs]
 
     def records() -> Iterator[Record]:
@@ -108,7 +108,7 @@ def read_all(inputs: Sequence[str], option: str = "--input", **options: Any) -> 
 
 
 def in_chunks(records: Iterable[Record], rows: int, characters: int = sys.maxsize) -> Iterator[list[Record]]:
-    """Yield lists of `rows` records, shorter ones where the texts reach a number of characters."""
+    """Yield lists of `rows` records, or fewer if the texts reach a number of characters."""
     chunk: list[Record] = []
     held = 0
     for record in records:

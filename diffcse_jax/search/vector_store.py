@@ -35,7 +35,7 @@ _PART = re.compile(r"(.+)\.(\d{6})\.parquet")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderRecord:
-    """The identity of an encoder, and what it takes to load it again."""
+    """The identity of an encoder, and how to load it again."""
 
     model: str  # what `SentenceEncoder.from_pretrained` was given
     pooler: str
@@ -266,7 +266,7 @@ def _metadata(part: Path) -> pq.FileMetaData:
 
 @contextlib.contextmanager
 def _reading(part: Path) -> Iterator[None]:
-    """Name a file that Arrow cannot read."""
+    """Raise an error that names the file if Arrow cannot read it."""
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:

@@ -70,7 +70,7 @@ class StartingCheckpoint:
         return SentenceEncoder(model.config, model.transformer, self.tokenizer, pooler=pooler, pooler_head=head)
 
     def is_trained_embedding(self, config: Config) -> bool:
-        """Return whether the embedding that the run trains is, before the first step, the checkpoint's own."""
+        """Return whether the run trains the embedding that the checkpoint has before the first step."""
         has_its_weights = config.encoding_pooler != "cls" or self.head is not None
         return has_its_weights and self.pooler(config) == config.encoding_pooler
 
@@ -337,7 +337,7 @@ def _require_same_vocabulary(config: Config, name: str, difference: str) -> None
 
 
 def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:
-    """Return how their vocabulary differs from ours; empty if all our tokens have the same ids there."""
+    """Return how their vocabulary differs from ours, or an empty string if all our tokens have the same ids in both."""
     theirs_by_token, ours_by_token = theirs.get_vocab(), ours.get_vocab()
     unlike = sum(theirs_by_token.get(token) != index for token, index in ours_by_token.items())
     return f"{unlike} of {len(ours_by_token)} tokens have other ids" if unlike else ""

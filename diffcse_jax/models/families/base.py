@@ -1,4 +1,4 @@
-"""What a family of encoders consists of, and how to read sizes from a checkpoint's `config.json`."""
+"""The parts of a family of encoders, and how to read sizes from a checkpoint's `config.json`."""
 
 import dataclasses
 import json
