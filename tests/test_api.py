@@ -1,22 +1,19 @@
 """Training from Python, as the command line does it."""
 
 import concurrent.futures
-import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tiny_run import run_settings
 
 import diffcse_jax
-from diffcse_jax import Callback, Config, Interrupted, api, train
+from diffcse_jax import Callback, Config, Interrupted, train
 from diffcse_jax.api import _text_settings, named_workdir
 from diffcse_jax.config import SHIPPED, configuration, shipped_config
-from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.training.callbacks import Training, started
+from diffcse_jax.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = [f"Sentence {i} has the number {i * i} and {i % 7} words more." for i in range(60)]
@@ -91,48 +88,6 @@ def test_a_list_is_trained_on_stopped_in_another_thread_and_resumed(settings, tm
         train(SENTENCES, settings, workdir=trained.workdir, overrides={"train.seed": 1})
 
 
-def test_a_start_that_fails_leaves_the_workdir_free(settings, tmp_path):
-    workdir = tmp_path / "run"
-    with pytest.raises(DataError, match=r"data\.train_file: .*sentenecs\.txt"):
-        train(tmp_path / "sentenecs.txt", settings, workdir=workdir)
-    assert [file.name for file in workdir.iterdir()] == ["lock"]
-
-
-def test_the_examples_of_the_docs_are_valid(tmp_path, monkeypatch):
-    calls, stop = [], mock.Mock()
-
-    def run(config, workdir, callbacks):
-        calls.append((config, workdir))
-        with started(callbacks, Training(config, tmp_path, 0, 9, {}, stop)) as tell:
-            tell.on_step(1, {"loss": 0.01})
-            tell.on_step(2, {})
-        return ""
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(api, "run", run)
-    monkeypatch.setattr(api, "read_encoder", lambda folder: mock.Mock(dev={}, baseline=None))
-    monkeypatch.setattr(api.SentenceEncoder, "from_saved", lambda saved: mock.Mock(spec=api.SentenceEncoder))
-    names: dict = {"documents": SENTENCES}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL):
-        exec(block, names)
-    assert [folder for _, folder in calls] == [Path("runs/python"), Path("runs/adapt")]
-    assert calls[0][0].train.steps == 60
-    assert Config.from_dict(names["get_config"]().to_dict()).model.pooler == "own"
-
-    class Stop(Callback):
-        def on_start(self, training):
-            self.stop = training.stop
-
-        def on_step(self, step, metrics):
-            if metrics:
-                self.stop()
-
-    for seed in (1, 2):
-        train(SENTENCES, workdir="runs/{name}_{seed}", overrides={"train.seed": seed}, callbacks=[Stop()])
-    assert [folder for _, folder in calls[2:]] == [Path("runs/adapt_1"), Path("runs/adapt_2")]
-    assert stop.call_count == 2
-
-
 def test_importing_the_package_starts_nothing():
     script = "import sys, diffcse_jax; assert not {'jax', 'numpy', 'absl', 'ml_collections'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
@@ -154,20 +109,6 @@ def test_every_form_of_a_configuration_is_the_same(tmp_path):
     assert configuration(dotted, {}) == configuration({}, nested | {"distributed": True})
     _, changed = configuration(expected, {"train.steps": 3})
     assert (changed.train.steps, changed.data) == (3, expected.data)
-
-
-@pytest.mark.parametrize(
-    ("given", "changes", "message"),
-    [
-        ("adpat", {}, r"--config: 'adpat' is neither a file nor .* Did you mean adapt\?.* diffcse_base"),
-        (__file__, {}, r"--config: .*test_api\.py does not define get_config\(\)"),
-        ("adapt", {"train": 3}, "train: expected a group of keys, got 3"),
-        ("adapt", {"difference.lambda": 0.1}, r"unknown key difference\.lambda; did you mean difference\.weight\?"),
-    ],
-)
-def test_a_mistake_is_raised(given, changes, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        configuration(given, changes)
 
 
 def test_pairs_in_memory_are_pairs_whatever_the_configuration(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_run import run_settings
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, DataConfig
@@ -29,7 +27,6 @@ from diffcse_jax.data.batches import (
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.training.train import train
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
 
@@ -136,14 +133,6 @@ def test_batches_have_few_lengths_and_hold_their_sentences(store):
         assert {array.dtype for array in jax.tree.leaves(views)} == {np.dtype(np.int32)}
 
 
-def test_a_single_sentence_is_its_own_second_view(tmp_path):
-    views = source_of(store_of(tmp_path, np.full((EXAMPLES, 1), 5)))[0]
-    assert views.per_example == 2
-    np.testing.assert_array_equal(views.input_ids[:, 0], views.input_ids[:, 1])
-    np.testing.assert_array_equal(views.rows.input_ids, np.repeat(views.input_ids[:, 0], 2, axis=0))
-    np.testing.assert_array_equal(views.anchors.input_ids, views.input_ids[:, 0])
-
-
 @pytest.mark.parametrize(("devices", "chunks"), [(1, 1), (2, 2)])
 def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
     source = source_of(store, shards=Shards(range(devices), devices), packing=Packing(chunks=chunks, anchors=True))
@@ -153,24 +142,6 @@ def test_layouts_hold_every_token_in_few_shapes(store, devices, chunks):
         slots |= check_layouts(source[step])
         assert_same(source[step].padded(), padded[step])  # a layout changes nothing else
     assert len(slots) > 1
-
-
-def test_batches_with_little_padding_are_not_packed(store):
-    def shares(packing: Packing) -> set[int]:
-        return {shape.sixteenths for shape in source_of(store, packing=packing).shapes_of(range(40))} - {16}
-
-    emptiest, *_, fullest = sorted(shares(Packing()))
-    assert emptiest < fullest
-    assert max(shares(Packing(fullest=fullest - 1)), default=0) < fullest
-    assert not shares(Packing(fullest=1))
-
-
-def test_the_shapes_of_later_batches_are_known(store):
-    source = source_of(store, packing=Packing())
-    first = {}
-    for step in range(3, 40):
-        first.setdefault(str(jax.tree.map(np.shape, source[step])), step)
-    assert list(source.shapes_of(range(3, 40)).values()) == list(first.values())
 
 
 def test_processes_hold_slices_of_the_global_batch(store):
@@ -352,20 +323,13 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"difference": {"sentence": "next"}}, r"difference\.weight > 0 needs documents\. .*data\.documents='blank"),
         (
             {"data": {"pairs": "lead", "documents": "none"}},
             r"data\.pairs='lead' needs documents\. .*data\.documents='bl",
         ),
-        ({"data": {"held_out": 0.1}}, r"data\.held_out=0\.1 is a share of the documents.*Use data\.pairs='dropout'"),
-        ({"eval": {"metric": "lead_retrieval"}}, r"eval\.metric='lead_retrieval' needs held-out documents"),
         (
             {"difference": {"sentence": "both"}, "data": {"pairs": "crops"}},
             r"data\.pairs='crops' makes another span the positive, but difference\.weight > 0",
-        ),
-        (
-            {"difference": {"sentence": "both"}, "data": {"pairs": "neighbours", "documents": "blank_lines"}},
-            r"data\.pairs='neighbours' makes the next sentence the positive, but difference\.weight > 0",
         ),
         (
             {"data": {"pairs": "neighbours", "documents": "blank_lines", "augmentation": "crop"}},
@@ -377,29 +341,3 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path):
 def test_contradictory_options_are_refused(parts, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_dict(parts)
-
-
-@pytest.mark.slow
-def test_a_run_over_documents(tmp_path, minilm_dir, capfd):
-    """Train from the file to the metrics, with all options that read the text."""
-    text, synonyms = tmp_path / "documents.txt", tmp_path / "synonyms.tsv"
-    text.write_text("".join(f"Sentence {i} has {i % 7} small words more.\n" + "\n" * (i % 9 == 8) for i in range(60)))
-    synonyms.write_text("small\tlittle\ttiny\n")
-    settings = run_settings(
-        tmp_path,
-        minilm_dir,
-        data={"train_file": str(text), "pairs": "dropout", "held_out": 0.3, "augmentation": "synonyms"},
-        difference={"sentence": "next", "edit": "delete"},
-        train={"steps": 3},
-        eval={"every": 0, "metric": "neighbours_retrieval"},
-    )
-    train(Config.from_dict(settings | {"data.synonyms_file": str(synonyms), "mesh.data": 1}), tmp_path / "run")
-    errors = capfd.readouterr().err
-    sentences, held_out = re.search(r"(\d+) rows \(sentence\).*7 documents, (\d) of them held out", errors).groups()
-    skipped = f"skipped {7 - int(held_out)} of {sentences} sentences: the last one of a document has none after it"
-    assert skipped in errors
-    assert "generator" not in errors
-    rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    steps = [row for row in rows if "loss" in row]
-    assert len(steps) == 3
-    assert all(0 < row["rtd_share_kept"] < 1 for row in steps)

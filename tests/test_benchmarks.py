@@ -27,7 +27,7 @@ from benchmarks import (
     train_step,
     workload,
 )
-from diffcse_jax.batch import TokenRows, Vocabulary
+from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.models import hf, parameters
@@ -129,53 +129,6 @@ def test_the_twin_has_our_difference_loss(monkeypatch):
     assert replaced.any()
 
 
-def test_the_twin_edits_as_the_authors_do():
-    sides = Sides("diffcse")
-    input_ids, attention_mask = sides.rows
-    torch.manual_seed(0)
-    edited, replaced = sides.twin.edit(input_ids, attention_mask)
-    assert (edited[:, 0] == input_ids[:, 0]).all()
-    assert (edited[attention_mask == 0] == 0).all()
-    assert not replaced[attention_mask == 0].any()
-    torch.testing.assert_close(replaced, (edited != input_ids) & (attention_mask > 0))
-
-
-def test_the_twin_masks_ordinary_tokens_80_10_10():
-    twin = torch_twin.Twin(
-        Config(), workload.ENCODERS["tiny"], workload.GENERATORS["tiny"], Vocabulary(200, workload.MASK, (0, 101))
-    )
-    torch.manual_seed(0)
-    input_ids = torch.full((200, 500), 150)
-    input_ids[:, 0] = 101
-    masked = twin.mask_tokens(input_ids)
-    assert (masked[:, 0] == 101).all()
-    body = masked[:, 1:]
-    shares = [(body == workload.MASK).float().mean(), ((body != workload.MASK) & (body != 150)).float().mean()]
-    np.testing.assert_allclose(shares, [0.3 * 0.8, 0.3 * 0.1], rtol=0.03)
-
-
-def learning_twin(dropout: bool) -> Callable[[], float]:
-    """Steps on one batch under a loss of nothing but the negatives: at a ratio near 0 the positives do not count."""
-    groups = {"contrast": {"negatives": "off_dropout", "negative_ratio": 1e-6}, "optim": {"learning_rate": 1e-3}}
-    config = Config.from_dict(train_step.OBJECTIVES["simcse"] | groups)
-    hf_config = workload.ENCODERS["tiny"] | ({} if dropout else NO_DROPOUT)
-    torch.manual_seed(0)
-    twin = torch_twin.Twin(config, hf_config, hf_config, workload.vocabulary("tiny"))
-    with torch.no_grad():  # far from where training starts, where all sentences look alike
-        for matrix in (parameter for parameter in twin.parameters() if parameter.ndim == 2):
-            matrix *= 5.0
-    step = torch_twin.make_step(twin, config, total_steps=100, compiled=False)
-    (views,) = SETTINGS.batches()
-    return lambda: step(*tokens_of(views.anchors)).item()
-
-
-def test_the_twin_learns_from_negatives_without_dropout():
-    with_dropout, without = learning_twin(dropout=True), learning_twin(dropout=False)
-    losses, expected = ([step() for _ in range(5)] for step in (with_dropout, without))
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    assert losses[-1] < losses[0] - 0.1
-
-
 def test_flops_by_hand():
     # Hidden 16, 1 block, feed-forward 64, vocabulary 200; 8 sentences of 12 positions, 9 of them real: 16 rows.
     block = 4 * 2 * 16 * 16 + 2 * 2 * 12 * 16 + 2 * 2 * 16 * 64
@@ -209,28 +162,6 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
 
 
-def test_turns_alternate_and_the_step_before_each_is_not_counted():
-    calls = []
-
-    def side(name: str, seconds: float) -> measure.Worker:
-        def run(steps: int) -> float:
-            calls.append((name, steps))
-            return seconds * steps
-
-        return measure.Worker(1.0, run, dict)
-
-    seconds = measure.alternate({"ours": side("ours", 1.0), "torch": side("torch", 3.0)}, steps=4, block=2)
-    assert calls == [("ours", 1), ("ours", 2), ("torch", 1), ("torch", 2)] * 2
-    assert seconds == {"ours": [2.0, 2.0], "torch": [6.0, 6.0]}
-    sides = {name: measure.summary(values, first_call=10.0, items=8) for name, values in seconds.items()}
-    assert measure.ratios(sides) == {"torch": 3.0}
-    assert sides["ours"]["compile_seconds"] == 8.0
-    assert sides["ours"]["sentences_per_second"] == 4.0
-
-
-TINY_STEP = ["--size", "tiny", "--length", "12", "--packing", "off"]
-
-
 @pytest.mark.slow
 def test_train_step_command(tmp_path):
     output = tmp_path / "results" / "tiny.json"
@@ -245,15 +176,6 @@ def test_train_step_command(tmp_path):
         assert np.isfinite(side["loss"])
     medians = {name: side["step_seconds"]["median"] for name, side in record["implementations"].items()}
     assert record["ratios"] == {"torch_eager": medians["torch_eager"] / medians["ours"]}
-
-
-def test_components_command(tmp_path):
-    output = tmp_path / "components.json"
-    components.main(["--size", "tiny", "--sentences", "4", "--rounds", "1", "--output", str(output)])
-    parts = json.loads(output.read_text())["parts"]
-    assert len(parts) == 9
-    for part in parts.values():
-        assert part["seconds"].keys() == {components.AS_IS, *part["ratios"]}
 
 
 def test_the_libraries_attention_computes_the_same():
@@ -287,21 +209,6 @@ def in_this_process(build: Callable[..., measure.Implementation], *arguments: An
         return 1.0
 
     yield measure.Worker(run(1), run, side.facts)
-
-
-def test_what_recipes_are_trained_on():
-    rows = [("A title", "Its rest."), ("Another", "And more.")]
-    pairs = adaptation_recipes.columns("pairs", rows, seed=1)
-    assert pairs == {"anchor": ["A title", "Another"], "positive": ["Its rest.", "And more."]}
-    sentences = [" ".join(f"w{i}" for i in range(length)) for length in (1, 2, 400)]
-    rows = [(sentence,) for sentence in sentences]
-    assert adaptation_recipes.columns("simcse", rows, seed=1) == {"anchor": sentences, "positive": sentences}
-    damaged = adaptation_recipes.columns("tsdae", rows, seed=1)
-    assert damaged["original"] == sentences
-    words = [text.split() for text in damaged["damaged"]]
-    assert all(set(kept) <= set(text.split()) for kept, text in zip(words, sentences, strict=True))
-    assert (len(words[0]), words[2]) == (1, sorted(words[2], key=lambda word: int(word[1:])))
-    assert abs(len(words[2]) - 160) < 4 * (400 * 0.4 * 0.6) ** 0.5  # standard deviations
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from diffcse_jax import Callback, Config, WandB, errors
-from diffcse_jax.errors import UserError
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
@@ -45,25 +44,6 @@ def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, monkeypatch):
     assert len(lines) == 18
 
 
-def test_a_bar_is_readable_in_80_columns(tmp_path, monkeypatch):
-    terminal = mock.Mock(wraps=io.StringIO(), encoding="utf-8", isatty=lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "24")
-    progress = Progress()
-    progress.on_start(training(tmp_path))
-    for step in range(1, 7032):
-        progress.on_step(step, ROW if step in (1, 7030) else {})
-    progress.on_evaluation_start(7031)
-    progress.on_end()
-    drawn = terminal.getvalue().replace("\n", "\r").split("\r")
-    assert max(map(len, drawn)) <= 80
-    last = [each for each in drawn if "scoring" in each][-1]
-    assert last.startswith("scoring   45%|█")
-    assert "| 7031/15625 [" in last
-    assert last.rstrip().endswith(", loss 0.1235, 578 sentences/s]")
-
-
 def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, monkeypatch):
     wandb = types.ModuleType("wandb")
     wandb.init = mock.Mock(side_effect=lambda **options: mock.Mock(id=options.get("id", "new")))
@@ -86,12 +66,6 @@ def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, mon
     with started([WandB("mine")], training(tmp_path, step=2)):
         pass
     assert (wandb.init.call_args.kwargs["id"], wandb.init.call_args.kwargs["resume"]) == ("new", "allow")
-
-
-def test_weights_and_biases_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'diffcse_jax\[wandb\]'"):
-        WandB()
 
 
 def test_callbacks_that_began_are_ended_and_other_processes_have_none(tmp_path, monkeypatch):

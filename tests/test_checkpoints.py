@@ -1,14 +1,11 @@
 """Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
 
 import json
-import logging
 import math
 import resource
 import shutil
 import subprocess
 import sys
-import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -22,7 +19,6 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
-from diffcse_jax.run_folder import checkpoints as module
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests
 from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured
@@ -156,32 +152,6 @@ def test_training_resumes_from_the_newest_intact_checkpoint(damage, two_checkpoi
     with opened(workdir) as checkpoints:
         assert checkpoints.restore(state_of(0))[1] == {"next": 2}
     assert not capsys.readouterr().err
-
-
-def test_messages_of_orbax_are_hidden_only_while_it_works(two_checkpoints, tmp_path, monkeypatch, caplog):
-    """Importing changes no logger. A failed read hides late errors a little longer and then restores the hook."""
-    hook = mock.Mock()
-    monkeypatch.setattr(sys, "unraisablehook", hook)
-    monkeypatch.setattr(module, "_QUIET_SECONDS", 0.5)
-    monkeypatch.setattr(module, "_quiet", module._Quiet())  # an earlier test may have left the other one active
-    monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
-    late = types.SimpleNamespace(exc_value=RuntimeError("Event loop is closed"))
-    other = types.SimpleNamespace(exc_value=RuntimeError("another"))
-    orbax = logging.LogRecord("absl", logging.ERROR, "/lib/orbax/x.py", 1, "from orbax", None, None)
-    absl = logging.LogRecord("absl", logging.ERROR, "/home/ada/x.py", 1, "from elsewhere", None, None)
-    checkpoints = opened(shutil.copytree(two_checkpoints, tmp_path / "run"))
-    for record in (orbax, absl):
-        logging.getLogger("absl").handle(record)
-    checkpoints.__exit__(KeyError, KeyError(), None)
-    assert caplog.messages == ["from elsewhere"]
-    sys.unraisablehook(late)
-    sys.unraisablehook(other)
-    hook.assert_called_once_with(other)
-    deadline = time.monotonic() + 20
-    while sys.unraisablehook is not hook and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sys.unraisablehook is hook
-    assert module._quiet not in logging.getLogger("absl").filters
 
 
 def test_importing_the_package_leaves_logging_and_hooks_alone():

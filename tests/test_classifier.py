@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from test_senteval import BagOfWords, write
 
 from benchmarks import torch_senteval
-from diffcse_jax import SentenceEncoder
 from diffcse_jax.evaluation import classifier
 from diffcse_jax.evaluation.classifier import ADAM, REGULARIZATIONS, RMSPROP, Fit, Recipe
 from diffcse_jax.evaluation.sts import correlations
@@ -104,26 +101,6 @@ def test_training_stops_after_the_last_pass():
     assert ours.dev_accuracy[0, 0] == accuracy
     np.testing.assert_allclose(ours.weights[0, 0, :, :-1], theirs.model[0].weight.detach(), rtol=1e-4, atol=1e-5)
     assert len(list(classifier._blocks([fit], recipe))) == 5
-
-
-@given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 3))
-def test_each_pass_visits_each_training_row_once(rows, batch_size, passes):
-    fits = [Fit(np.arange(100, 100 + size), np.arange(1)) for size in (rows, 50)]
-    batches = next(classifier._blocks(fits, Recipe(ADAM, batch_size, 0, passes)))
-    visited = batches[0].reshape(-1, batch_size)
-    per_pass = -(-rows // batch_size)
-    assert (visited[passes * per_pass :] == classifier.NO_ROW).all()
-    for start in range(0, passes * per_pass, per_pass):
-        one_pass = visited[start : start + per_pass].ravel()
-        assert sorted(one_pass[:rows]) == list(range(100, 100 + rows))
-        assert (one_pass[rows:] == classifier.NO_ROW).all()
-
-
-@given(st.integers(20, 300))
-def test_five_percent_are_held_out(rows):
-    fit = classifier.hold_out(np.arange(rows) * 3)
-    assert len(fit.dev) == rows // 20
-    assert sorted([*fit.dev, *fit.train]) == list(range(0, 3 * rows, 3))
 
 
 # Regression
@@ -225,12 +202,3 @@ def test_a_regression_task_is_trained_and_scored_on_its_splits(tmp_path):
     assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
     (tmp_path / "STS/STSBenchmark/sts-test.csv").unlink()
     assert task.run(BagOfWords(), tmp_path, "dev")["pearson"] == scores["dev"]["pearson"]
-
-
-@pytest.mark.slow
-def test_minilm_on_sick_gains_from_training(data_dir):
-    """SICK's relatedness is far better predicted with its training split than by cosine alone."""
-    encoder = SentenceEncoder.from_pretrained("minilm")
-    scores = TASKS["SICKRelatedness-senteval"].run(encoder, data_dir / "senteval", "dev")
-    assert scores["n"] == 500
-    assert scores["pearson"] > 82

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import diffcse_jax
-from diffcse_jax.cli import COMMANDS, build_parser, run_configuration
+from diffcse_jax.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -106,15 +106,6 @@ def test_the_command_lists_the_others(diffcse):
     ):
         code, printed = diffcse(*arguments)
         assert (code, message in printed.err) == (2, True)
-
-
-def test_a_command_line_becomes_a_configuration():
-    arguments = ["train", "--config=adapt", "--workdir", "runs/x", "--config.train.steps", "3", "--quiet"]
-    arguments += ["--config.model.hidden_dropout=(0.1,)", "--config.distributed=True", "--config.data.train_file=7"]
-    options, rest = build_parser()[0].parse_known_args(arguments)
-    name, config = run_configuration(options, rest)
-    assert (name, options.workdir, options.quiet, config.train.steps) == ("adapt", "runs/x", True, 3)
-    assert (config.model.hidden_dropout, config.distributed, config.data.train_file) == ((0.1,), True, "7")
 
 
 def test_ctrl_c_during_imports_ends_the_process_without_a_traceback():

@@ -15,9 +15,7 @@ from diffcse_jax.config import (
     default_config,
     flat,
     known_keys,
-    machine_keys,
     read_overrides,
-    resume_keys,
     unknown_key_message,
 )
 from diffcse_jax.errors import ConfigError
@@ -98,11 +96,8 @@ def test_configuration_survives_json(rates, columns):
     ("key", "message"),
     [
         ("optim.lerning_rate", "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-        ("optim.temperature", "unknown key optim.temperature; did you mean contrast.temperature?"),
         ("difference.lambda", "unknown key difference.lambda; did you mean difference.weight?"),
         ("learning_rate", "unknown key learning_rate; did you mean optim.learning_rate?"),
-        ("seed", "unknown key seed; did you mean train.seed?"),
-        ("zzz", "unknown key zzz"),
         ("finetune.tasks.mine.fil", "unknown key finetune.tasks.mine.fil; did you mean finetune.tasks.mine.file?"),
     ],
 )
@@ -116,10 +111,7 @@ def test_unknown_key_names_the_nearest_known_one(key, message):
     ("values", "message"),
     [
         ({"optim": {"lerning_rate": 1.0}}, "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-        ({"optimiser": {"learning_rate": 1.0}}, "unknown key optimiser"),
         ({"optim": 3}, "optim: expected a group of keys, got 3"),
-        ({"finetune": {"tasks": {"mine": 3}}}, "finetune.tasks.mine: expected a group of keys, got 3"),
-        ({"finetune": {"tasks": {"Mine": {}}}}, "finetune.tasks: 'Mine' is not a valid name"),
         ({"finetune": {"tasks": {"mine": {"depth": 0}}}}, "finetune.tasks.mine.depth: 0 is below 1"),
     ],
 )
@@ -133,14 +125,9 @@ def test_unknown_key_is_refused_at_each_level(values, message):
     [
         ("--config.train.steps=60", "train.steps", 60),
         ("--config.optim.learning_rate=3e-5", "optim.learning_rate", 3e-5),
-        ("--config.distributed=true", "distributed", True),
         ("--config.generator.name_or_path=", "generator.name_or_path", ""),
-        ("--config.model.hidden_dropout=0.1", "model.hidden_dropout", (0.1,)),
         ("--config.matryoshka.sizes=64,128", "matryoshka.sizes", (64, 128)),
-        ("--config.eval.tasks=STSBenchmark,SICKRelatedness", "eval.tasks", ("STSBenchmark", "SICKRelatedness")),
-        ("--config.data.columns=", "data.columns", ()),
         ("--config.model.pooler=mean", "model.pooler", "avg"),
-        ("--config.distillation.poolers=mean", "distillation.poolers", ("avg",)),
         ("--config.finetune.tasks.mine.ratio=4", "finetune.tasks.mine.ratio", 4),
     ],
 )
@@ -154,27 +141,16 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
     ("arguments", "message"),
     [
         (["--train.steps=3"], "'--train.steps=3' is not an option. Write --config.train.steps=3."),
-        (["train.steps=3"], "'train.steps=3' is not an option. Write --config.train.steps=3."),
         (["--learning_rate", "1"], "'--learning_rate' is not an option. Write --config.optim.learning_rate=VALUE."),
-        (["zzz"], "'zzz' is not an option. Overrides are written --config.KEY=VALUE."),
         (["--config.train.steps"], "--config.train.steps: the value is missing. Write --config.train.steps=VALUE."),
         (["--config.train.steps=abc"], "train.steps: expected a whole number such as 60, got 'abc'"),
-        (["--config.train.steps=1.5"], "train.steps: expected a whole number such as 60, got '1.5'"),
         (["--config.distributed=perhaps"], "distributed: expected True or False, got 'perhaps'"),
         (["--config.model.pooler=max"], "model.pooler: 'max' is not one of cls, cls_before_pooler, avg, avg_top2"),
-        (["--config.model.hidden_dropout=high"], "model.hidden_dropout: expected float, got 'high'"),
     ],
 )
 def test_overrides_that_cannot_be_read(arguments, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         read_overrides(arguments)
-
-
-def test_each_key_says_once_what_it_changes():
-    assert machine_keys() < resume_keys()
-    assert resume_keys() - machine_keys() == {"eval.every", "eval.keep_start", "eval.interpolate", "eval.hold"}
-    assert {"train.log_every", "train.max_bad_steps", "mesh.data", "finetune.data_dir"} <= machine_keys()
-    assert not {"train.seed", "train.chunk_size", "precision", "eval.metric", "contrast.weight"} & resume_keys()
 
 
 def test_the_tree_is_static_and_frozen():
@@ -190,15 +166,11 @@ def test_the_tree_is_static_and_frozen():
     ("key", "value", "message"),
     [
         ("optim.learning_rate", "3e-5", "optim.learning_rate: expected float, got '3e-5'"),
-        ("optim.learning_rate", True, "optim.learning_rate: expected float, got True"),
-        ("train.steps", 1.0, "train.steps: expected int, got 1.0"),
         ("distributed", 1, "distributed: expected bool, got 1"),
         ("model.hidden_dropout", 0.1, "model.hidden_dropout: expected a tuple of float such as (0.1,), got 0.1"),
         ("optim.learning_rate", 10**400, "optim.learning_rate: the number is too large"),
-        ("model.hidden_dropout", (0.1, "a"), "model.hidden_dropout: expected float, got 'a'"),
         ("train.seed", 2**63, "train.seed: 9223372036854775808 is above 9223372036854775807"),
         ("optim.learning_rate", float("nan"), "optim.learning_rate: nan is below"),
-        ("difference.mask_ratio", float("nan"), "difference.mask_ratio: nan is below"),
     ],
 )
 def test_wrong_type_is_refused(key, value, message):
@@ -214,12 +186,6 @@ def test_groups_that_users_name():
     again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again, hash(again)) == (config, hash(config))
     assert list(config.losses) == ["contrast", "finetune"]
-
-
-def test_an_integer_is_a_float():
-    config = Config.from_dict({"optim.learning_rate": 1, "model.hidden_dropout": [0]})
-    assert (config.optim.learning_rate, type(config.optim.learning_rate)) == (1.0, float)
-    assert config.model.hidden_dropout == (0.0,)
 
 
 def test_values_outside_the_choices_or_the_bounds_are_refused():
@@ -244,60 +210,25 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
     ("values", "message"),
     [
         ({"model.projector_train_only": False}, "needs model.projector='mlp' and model.pooler='cls'"),
-        (
-            {"model.projector_train_only": False, "model.projector": "mlp", "model.pooler": "avg"},
-            "needs model.projector='mlp' and model.pooler='cls'",
-        ),
         (NO_GENERATOR, "difference.weight > 0 needs a generator"),
         ({"contrast.weight": 0.0, "difference.weight": 0.0}, "nothing to train"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
-        ({"eval.beside": ("pairs_retrieval",)}, "eval.beside='pairs_retrieval' needs eval.pairs_file"),
         ({"eval.beside": ("lead_retrieval",)}, "eval.beside='lead_retrieval' needs held-out documents"),
-        ({"eval.beside": ("duplicates:",)}, "eval.beside: 'duplicates:' is not one of stsb_spearman"),
         (
             {"contrast.second_encoder": True, "contrast.negatives": "mean"},
             "contrast.negatives='mean' compares embeddings of one encoder",
         ),
-        ({"contrast.symmetric": True, "contrast.positives": "noise"}, "contrast.symmetric=True does not work with"),
         ({"eval.tasks": ()}, "eval.metric='stsb_spearman' needs STSBenchmark in eval.tasks"),
-        ({"eval.tasks": (), "eval.metric": "average_spearman"}, "eval.metric='average_spearman' needs eval.tasks"),
         ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped when encoding"),
         (
             {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
             "matryoshka.weights has 2 values for 1 sizes",
-        ),
-        (
-            {"matryoshka.sizes": (8,), "model.projector": "none", "contrast.weight": 0.0},
-            "no loss with a weight compares embeddings",
         ),
     ],
 )
 def test_impossible_combination_is_refused(values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         Config.from_dict(values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"model.projector_train_only": False, "model.projector": "mlp"},
-        NO_GENERATOR | {"difference.weight": 0.0},
-        {"contrast.weight": 0.0},
-        {"contrast.weight": 0.0, "difference.weight": 0.0, "mlm.weight": 0.1},
-        {"eval.metric": "pairs_spearman", "eval.pairs_file": "pairs.tsv"},
-        {"eval.metric": "average_spearman", "eval.tasks": ("SICKRelatedness",)},
-        {"eval.metric": "halves_retrieval", "eval.tasks": ()},
-    ],
-)
-def test_possible_combination_is_accepted(values):
-    for key, value in values.items():
-        assert value_of(Config.from_dict(values), key) == value
-
-
-def test_difference_is_off_by_objective_or_weight():
-    for values, uses in (({}, True), ({"difference.weight": 0.0}, False), ({"difference.objective": "none"}, False)):
-        config = Config.from_dict(values)
-        assert ("difference" in config.losses) is config.needs("generator") is uses
 
 
 @pytest.mark.parametrize(

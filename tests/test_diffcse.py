@@ -1,7 +1,6 @@
 """DiffCSE step by step: mask, generate, label, and the loss; other edits; second views by the generator."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -29,9 +28,8 @@ from diffcse_jax.losses.diffcse import (
     replaced_token_detection,
 )
 from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths
-from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
-from diffcse_jax.models.heads import MaskedLMHead, linear
+from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training import networks
@@ -296,13 +294,3 @@ def test_replaced_token_detection_is_the_two_class_cross_entropy(logits, replace
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
     grad = jax.grad(lambda x: replaced_token_detection(x, jnp.array(replaced)).sum())(jnp.array(logits))
     np.testing.assert_allclose(grad, np.exp(log_probabilities) - np.eye(2)[labels], atol=1e-6)
-
-
-def test_the_token_classifier_is_initialised_as_a_torch_linear_layer():
-    params = parameters.initial(partial(linear, 768, 2), KEY)
-    bound = 768**-0.5
-    assert {name: array.shape for name, array in params.items()} == {"kernel": (768, 2), "bias": (2,)}
-    assert 0.0 < np.abs(params["bias"]).min() <= np.abs(params["bias"]).max() <= bound
-    assert 0.99 * bound < np.abs(params["kernel"]).max() <= bound
-    # A uniform variable's deviation, within four standard errors of an estimate from 1536 samples.
-    np.testing.assert_allclose(params["kernel"].std(), bound / np.sqrt(3.0), rtol=0.05)

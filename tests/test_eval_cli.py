@@ -1,16 +1,13 @@
 import json
-import runpy
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
-from test_sts import TableEncoder, write_stsb
+from test_sts import write_stsb
 from tiny_model import MAX_LENGTH, write_tiny_model
 
 from diffcse_jax import cli
 from diffcse_jax.config import Config
-from diffcse_jax.evaluation import runner
 from diffcse_jax.models import pooling_modules
 
 ROWS = ["-\t-\t-\t-\t5\ta dog runs\ta dog is running\n", "-\t-\t-\t-\t1\ta cat\tthe market fell\n",
@@ -112,18 +109,6 @@ def test_vectors_are_cut_and_post_processed(run, tmp_path):
     assert f"{post} to 4 dimensions" in printed.out
 
 
-def test_queries_are_answered_from_the_split(run, tmp_path):
-    (tmp_path / "queries.txt").write_text("a dog runs\n\nmarkets\n")
-    queries = ("--queries", str(tmp_path / "queries.txt"), "--top_k", "2")
-    code, results, printed = run("--tasks", "retrieval", "--pooler", "avg", *queries)
-    assert code == 0
-    examples = results["tasks"]["retrieval"]["examples"]
-    assert [example["query"] for example in examples] == ["a dog runs", "markets"]
-    assert [len(example["hits"]) for example in examples] == [2, 2]
-    assert examples[0]["hits"][0] == ["a dog runs", 1.0]
-    assert "  markets" in printed.out
-
-
 def write_sick(senteval, *rows):
     path = senteval / "SICK/SICK_trial.txt"
     path.parent.mkdir()
@@ -157,14 +142,6 @@ def test_missing_data_is_listed_and_never_averaged(run, senteval):
     assert run("--pooler", "avg", "--allow_missing")[0] == 0
 
 
-def test_the_average_is_of_rounded_scores(run, senteval):
-    write_sick(senteval, "1\ta dog\ta cat\t2", "2\ta dog\tmarkets fell\t3", "3\tno\tyes\t1")
-    code, results, printed = run("--mode", "dev", "--tasks", "sts", "--pooler", "avg")
-    assert code == 0
-    assert results["averages"]["sts"] == round(sum(task["spearman"] for task in results["tasks"].values()) / 2, 2)
-    assert "average sts" in printed.out
-
-
 def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
     code, results, printed = run("--tasks", "geometry,retrieval", "--pooler", "avg")
     assert code == 0
@@ -178,27 +155,6 @@ def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
     ]
 
 
-def test_transfer_tasks_have_their_own_columns_and_average(run, senteval):
-    (senteval / "CR").mkdir()
-    for name, words in (("pos", "good fine great"), ("neg", "bad poor awful")):
-        reviews = [f"the camera is {word} for {i} days" for i in range(10) for word in words.split()]
-        (senteval / f"CR/custrev.{name}").write_text("\n".join(reviews) + "\n")
-    code, results, printed = run("--tasks", "CR", "--mode", "fasttest", "--pooler", "avg")
-    assert code == 0
-    assert 0 <= results["tasks"]["CR"]["acc"] <= 100
-    assert "devacc" in printed.out
-    assert results["averages"]["transfer"] is None
-
-
-def test_each_sentence_is_encoded_once_in_a_run(senteval, monkeypatch):
-    sentences = {text for row in ROWS for text in row.rstrip().split("\t")[5:]}
-    encoder = TableEncoder({text: [index, 1] for index, text in enumerate(sentences)})
-    monkeypatch.setattr(runner, "load_encoder", lambda *_, **__: encoder)
-    tasks = "STSBenchmark,geometry,retrieval"
-    runner.evaluate_model("table", runner.Settings(tasks=tasks, data_dir=str(senteval)))
-    assert sorted(encoder.asked) == sorted(encoder.vectors)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -209,12 +165,7 @@ def test_each_sentence_is_encoded_once_in_a_run(senteval, monkeypatch):
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler. Choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),
-        (["--model", "~nobody-of-this-name/m"], "error: model folder not found: ~nobody-of-this-name/m"),
-        (["--top_k", "0"], "error: --top_k: expected at least 1, got 0"),
         (["--published", "--mode", "dev"], "error: --published scores are scores of test splits"),
-        (["--post", "", "--pooler", "avg"], "error: --post: expected whitening:FILE or dcl:FILE, got ''"),
-        (["--post_dimension", "8", "--pooler", "avg"], "error: --post_dimension needs --post whitening:FILE"),
-        (["--queries", "q.txt", "--pooler", "avg"], "error: --queries are searched by the task retrieval"),
         (["--queries", "/dev/null", "--tasks", "retrieval"], "error: --queries: cannot read /dev/null: it is a pipe"),
         (
             ["--output", "/dev/null", "--pooler", "avg"],
@@ -253,13 +204,6 @@ def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, mo
     code, _, printed = run(*tasks)
     assert code == 2
     assert "pip install torch" in printed.err
-
-
-def test_eval_py_is_an_alias(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["eval.py", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(Path(__file__).parents[1] / "eval.py"), run_name="__main__")
-    assert "--data_dir" in capsys.readouterr().out
 
 
 def test_own_files_need_no_senteval(run, tmp_path):

@@ -238,15 +238,6 @@ def test_transfer(tmp_path, reader, data):
 
 @fuzzed
 @given(data=st.data())
-def test_a_transfer_task_counts_what_it_reads(tmp_path, data):
-    for name in ("custrev.pos", "custrev.neg"):
-        write(tmp_path / "CR" / name, data.draw(spoiled(b"good\nbad\n" * 12)))
-    examples = result_or_user_error(TASKS["CR"].load, tmp_path, "train")
-    assert examples is None or {example.label for example in examples} == {0, 1}
-
-
-@fuzzed
-@given(data=st.data())
 def test_configurations(tmp_path, data):
     document = data.draw(changed(Config().to_dict()))
     config = result_or_user_error(Config.from_dict, document if isinstance(document, dict) else {"model": document})
@@ -366,8 +357,3 @@ def test_pickles(copied, content):
     else:
         torch.save(content, folder / "pytorch_model.bin")
     assert result_or_user_error(hf.read, str(folder)) is None
-
-
-def test_every_reader_of_a_task_has_its_target():
-    read = {task.read for task in TASKS.values() if isinstance(getattr(task, "read", None), Callable)}
-    assert read <= {reader for reader, _ in TRANSFER.values()}

@@ -60,11 +60,6 @@ def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
         GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
 
 
-def test_cosines_rounded_above_1_count():
-    *_, group = geometry.similarity_by_rating(np.float32([1 + 2e-7, 0.0]), np.array([5.0, 5.0]))
-    assert np.count_nonzero(group["density"]) == 2
-
-
 def test_values_of_known_matrices():
     assert geometry.uniformity(np.eye(6, dtype=np.float32)) == pytest.approx(-4)
     values = geometry.singular_values(np.diag([2, 8, 4]).astype(np.float32))

@@ -9,7 +9,6 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, NO_DROPOUT, SIMCSE, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.batch import TokenRows
-from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.contrastive import info_nce
 from diffcse_jax.losses.decorrelation import dimension_contrast
@@ -161,14 +160,6 @@ def test_prefixes_of_vectors_add_their_losses():
     np.testing.assert_allclose(metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6)
 
 
-def test_prefixes_are_shorter_than_vectors():
-    with pytest.raises(ConfigError, match=r"matryoshka\.sizes=\(8, 16\): the embedding size of .* is 16"):
-        networks.build(
-            config_of(SIMCSE, {"matryoshka": {"sizes": (8, 16)}, "model": {"projector": "none"}}),
-            ENCODER, None, VOCABULARY,
-        )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
     contrast = {"contrast": {"weight": 1.0}}
@@ -183,13 +174,6 @@ def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
     for name, grad in alone.items():
         if name.startswith("discriminator.") and "attention.key.bias" not in name:
             np.testing.assert_allclose(grads[0.5][name], grad / 2, atol=1e-6)
-
-
-def test_the_condition_may_be_taken_before_the_projector():
-    parts = ({"contrast": {"weight": 0.0}}, {"difference": {"condition": "pooled"}}, {"model": {"projector": "mlp"}})
-    _, grads = evaluate(*parts)
-    assert total(grads, "encoder") > 0
-    assert total(grads, "projector") == 0
 
 
 def test_padding_changes_no_contrast():

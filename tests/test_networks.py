@@ -133,11 +133,6 @@ def test_new_heads_depend_on_the_seed_and_not_on_other_heads():
     assert hash(first.networks) == hash(other.networks)
 
 
-def test_dropout_rates_must_fit_the_blocks():
-    with pytest.raises(ConfigError, match=r"model\.hidden_dropout.*does not fit 3 rates for 1 blocks"):
-        built({"model": {"hidden_dropout": (0.1, 0.2, 0.3)}})
-
-
 def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir, tmp_path):
     tokenizer = load_tokenizer(minilm_dir)
 
@@ -159,15 +154,6 @@ def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir,
     with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than distilbert"):
         load({}, folder=tmp_path)
     assert load({"max_length": 16}, folder=tmp_path).folder == tmp_path
-
-
-def test_the_start_as_its_own_generator(minilm_dir):
-    config = config_of({"generator": {"name_or_path": "start"}})
-    assert networks.load_generator(config, GENERATOR, load_tokenizer(minilm_dir)) is GENERATOR
-    _, params, frozen = networks.build(config, GENERATOR, GENERATOR, VOCABULARY)
-    name = "embeddings.word.embedding"
-    np.testing.assert_array_equal(frozen[f"generator.{name}"], params[f"encoder.{name}"])
-    assert not config_of(SIMCSE, {"generator": {"name_or_path": "start"}}).generator_is_start  # nothing needs it
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from test_sts import TableEncoder
 
-from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import backends as postprocessing
 from diffcse_jax.losses.decorrelation import dimension_contrast
 
@@ -46,18 +45,6 @@ def test_decorrelated_dimensions_differ(vectors):
     np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
 
 
-def test_too_little_text_is_refused(vectors):
-    with pytest.raises(ValueError, match=r"4 different sentences span 3 dimensions, not 6\. Give more text"):
-        postprocessing.whitening(vectors[:4])
-    with pytest.raises(ValueError, match="--post_dimension=0 is not between 1 and"):
-        postprocessing.whitening(vectors, 0)
-    assert postprocessing.whitening(vectors[:4], 3)[1].shape == (6, 3)
-    with pytest.raises(ValueError, match="--post_dimension=7 is not between 1 and the embedding size, 6"):
-        postprocessing.whitening(vectors, 7)
-    with pytest.raises(ValueError, match="Give more text"):
-        postprocessing.decorrelation(vectors[:1])
-
-
 @pytest.mark.parametrize("method", ["whitening", "dcl"])
 def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     text = [f"sentence {row}" for row in range(len(vectors))]
@@ -70,16 +57,3 @@ def test_an_encoder_is_fitted_on_a_file(method, vectors, tmp_path):
     assert mapped.dtype == np.float32
     np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-3)
     np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("specification", "dimension", "error", "message"),
-    [
-        ("flow:text.txt", None, ConfigError, "expected whitening:FILE or dcl:FILE, got 'flow:text.txt'"),
-        ("dcl:text.txt", 3, ConfigError, "--post_dimension is an option of whitening"),
-        ("whitening:/nowhere.txt", None, DataError, "--post: cannot read /nowhere.txt: no such file"),
-    ],
-)
-def test_invalid_specifications_are_named(specification, dimension, error, message):
-    with pytest.raises(error, match=message):
-        postprocessing.post_process(TableEncoder({}), specification, dimension)

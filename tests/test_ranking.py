@@ -136,10 +136,7 @@ def test_teachers_are_mixed_and_have_no_dropout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "distillation.weight > 0 needs teachers"),
-        ({"teachers": ("a", "a")}, "names a teacher twice"),
         ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 values for 2 teachers"),
-        ({"teachers": ("a", "b"), "shares": (1.0, 1.0, 1.0)}, "distillation.shares has 3 values for 2 teachers"),
         ({"teachers": ("a",), "shares": (0.0,)}, "distillation.shares are all 0"),
         ({"teachers": ("start",), "poolers": ("avg",)}, "model.pooler is the pooler of `start`"),
     ],

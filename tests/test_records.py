@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import json
 import os
-import subprocess
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +20,6 @@ from diffcse_jax.run_folder.records import (
     Record,
     Selection,
     clear_selection,
-    commit,
     read_baseline,
     read_metrics,
     read_selection,
@@ -157,24 +155,3 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
     monkeypatch.setattr(records.importlib.metadata, "version", lambda name: "9.9" if name == "jax" else version(name))
     record_start(tmp_path, config, text="4567", step=30)
     assert f"in their last digits from here on: jax was {jax.__version__}, now 9.9\n" in capsys.readouterr().err
-
-
-def test_the_commit_and_whether_files_differ_from_it(tmp_path):
-    def git(*arguments: str) -> None:
-        names = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        command = ["git", "-C", tmp_path / "repository", "-c", "commit.gpgsign=false", *arguments]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | names)
-
-    folder = tmp_path / "repository/package"
-    folder.mkdir(parents=True)
-    (folder / "module.py").write_text("1")
-    assert commit(folder) is None
-    git("init")
-    assert commit(folder) is None  # installed inside someone's repository
-    git("add", ".")
-    git("commit", "-m", "first")
-    found = commit(folder)
-    assert len(found["commit"]) == 40
-    assert not found["dirty"]
-    (folder / "module.py").write_text("2")
-    assert commit(folder) == found | {"dirty": True}

@@ -250,29 +250,6 @@ def test_measures_of_a_perfect_encoder():
     assert pairs == {"other pairs": 90, "pairs that belong together": 10}
 
 
-def test_searches_show_the_nearest_texts_for_queries_chosen_by_position():
-    comparison = compared("start", "mine")
-    found = embeddings.searches(comparison)
-    assert [search.query for search in found] == [PAIRS.first[index] for index in (0, 2, 5, 7)]
-    for search in found:
-        for model in comparison.models:
-            cosines = {text: float(model.embeddings[text] @ model.embeddings[search.query]) for text in PAIRS.second}
-            best = sorted(cosines, key=cosines.get, reverse=True)[: embeddings.HITS]
-            assert [text for text, _ in search.hits[model.label]] == best
-
-
-def test_the_sample_is_dev_text_or_general_sentences(tmp_path, monkeypatch):
-    file = tmp_path / "pairs.tsv"
-    file.write_text("".join(f"query {index}\tanswer {index}\n" for index in range(450)))
-    config = Config.from_dict({"eval": {"metric": "pairs_retrieval", "pairs_file": str(file)}})
-    sample = embeddings.sample_of(config)
-    assert (len(sample.first), sample.first[0], sample.second[1]) == (200, "query 0", "answer 2")
-    file.unlink()
-    assert "pairs.tsv" in embeddings.sample_of(config).about
-    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
-    assert "eval.data_dir" in embeddings.sample_of(Config()).about  # nothing is downloaded
-
-
 def test_scores_are_shown_with_published_ones(tmp_path):
     workdirs = [write_run(tmp_path / f"seed-{seed}", train={"seed": seed, "steps": 6}) for seed in (1, 2)]
     for score, workdir in zip((80.0, 82.0), workdirs, strict=True):

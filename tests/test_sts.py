@@ -105,18 +105,6 @@ def test_scores_are_correlations_of_cosines(tmp_path):
     assert scores["dev"]["spearman"] == scores["spearman"]
 
 
-def test_only_the_splits_of_the_mode_are_encoded(tmp_path):
-    encoder = TableEncoder({name: [index, 1] for index, name in enumerate("abcdef")})
-    write_stsb(tmp_path, "dev", ["-\t-\t-\t-\t1\ta\tb\n", "-\t-\t-\t-\t2\ta\tc\n"])
-    write_stsb(tmp_path, "test", ["-\t-\t-\t-\t2\td\te\n", "-\t-\t-\t-\t1\td\tf\n"])
-    STSB.run(encoder, tmp_path, "dev")
-    assert set(encoder.asked) == set("abc")
-    scores = STSB.run(encoder, tmp_path, "test")
-    assert set(encoder.asked) == set("abcdef")
-    assert scores["n"] == scores["dev"]["n"] == 2
-    assert scores["spearman"] == pytest.approx(-scores["dev"]["spearman"])
-
-
 @given(st.lists(st.tuples(st.floats(-9, 9), st.integers(0, 5)), min_size=3, max_size=30))
 def test_spearman_is_pearson_of_ranks(rows):
     system, gold = (np.array(column, float) for column in zip(*rows, strict=True))
@@ -198,23 +186,23 @@ def test_invalid_years_are_named(file, content, message, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:minilm was trained with the pooler")
 @pytest.mark.parametrize(
-    ("pooler", "task", "mode", "score"),
+    ("pooler", "task", "mode", "expected"),
     [
-        ("avg", STSB, "test", 82.03),
-        ("avg", STSB, "dev", 86.72),
-        ("avg", STS12, "test", 72.37),
-        ("avg_first_last", STSB, "dev", 87.02),  # computed with SentEval's own code
+        ("avg", STSB, "test", {"spearman": 82.03, "dev": 86.72}),
+        ("avg", STS12, "test", {"spearman": 72.37}),
+        ("avg_first_last", STSB, "dev", {"spearman": 87.02}),  # computed with SentEval's own code
     ],
 )
-def test_minilm_has_its_published_scores(pooler, task, mode, score, data_dir):
-    encoder = SentenceEncoder.from_pretrained("minilm", pooler=pooler)
-    assert round(task.run(encoder, data_dir / "senteval", mode)["spearman"], 2) == score
+def test_minilm_has_its_published_scores(pooler, task, mode, expected, data_dir):
+    scores = task.run(SentenceEncoder.from_pretrained("minilm", pooler=pooler), data_dir / "senteval", mode)
+    found = {"spearman": scores["spearman"], "dev": scores.get("dev", scores)["spearman"]}
+    assert {name: round(found[name], 2) for name in expected} == expected
 
 
 @pytest.mark.slow
 def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatch):
     dev = STSB.load(data_dir / "senteval", "dev")
-    pairs = sts.ScoredPairs(dev.first[::5], dev.second[::5], dev.gold[::5])
+    pairs = sts.ScoredPairs(dev.first[::15], dev.second[::15], dev.gold[::15])
     checkpoint = hf.read("minilm")
     tokenizer = load_tokenizer(checkpoint.folder)
     scores = []

@@ -1,15 +1,13 @@
 import io
 import tarfile
-from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
-from test_sts import STSB_ROWS, write_stsb
 
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation.results import size_problem
 from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, STSB, YEARS
-from diffcse_jax.evaluation.tasks import TASKS, expand_groups, extract, missing_files, senteval_folder
+from diffcse_jax.evaluation.tasks import TASKS, expand_groups, extract, senteval_folder
 
 ROW = b"-\t-\t-\t-\t5\ta\tb\n"
 
@@ -27,8 +25,6 @@ def test_groups_expand_once():
     [
         ("STSB,STS-B,stsbenchmark,STSBenchmark,sts_benchmark, stsb", "STSBenchmark"),
         ("SICK-R,sickr,SICKRelatedness,SICK Relatedness", "SICKRelatedness"),
-        ("SST-2,sst2", "SST2"),
-        ("Geometry", "geometry"),
     ],
 )
 def test_common_spellings_are_understood(names, task):
@@ -40,23 +36,13 @@ def test_common_spellings_are_understood(names, task):
     ("name", "near"),
     [
         ("STS17", "STS16"),
-        ("SICK", "SICKRelatedness"),
-        ("tranfer", "transfer"),
-        ("", ""),
         ("pairs:file", ""),
-        ("duplicates:", ""),
     ],
 )
 def test_unknown_tasks_are_refused_with_the_nearest_one(name, near):
     hint = f"Did you mean {near}.+ " if near else ""
     with pytest.raises(ConfigError, match=rf"unknown task '{name}'\. {hint}Known tasks: sts, .* duplicates:FILE"):
         expand_groups([name], "test")
-
-
-def test_missing_files_are_those_of_the_mode(tmp_path):
-    dev = write_stsb(tmp_path, "dev", STSB_ROWS)
-    assert missing_files(STSB, tmp_path, "dev") == []
-    assert missing_files(STSB, tmp_path, "test") == [dev.with_name("sts-test.csv")]
 
 
 def test_every_task_has_its_official_sizes():
@@ -73,14 +59,9 @@ STSB_DEV = {"n": 1379, "dev": {"n": 1500}}
     [
         ("STSBenchmark", STSB_DEV, "test", ""),
         ("STSBenchmark", STSB_DEV | {"n": 137}, "test", "test has 137 instead of 1,379 examples"),
-        ("STSBenchmark", {"n": 1500, "dev": {"n": 1500}}, "dev", ""),
         ("STSBenchmark", {"n": 1379, "dev": {"n": 1379}}, "dev", "dev has 1,379 instead of 1,500 examples"),
-        ("STSBenchmark-finetune", STSB_DEV | {"ntrain": 5000}, "test", "train has 5,000 instead of 5,749 examples"),
-        ("STS13", {"n": 939, "subsets": {"FNWN": {"n": 189}, "headlines": {"n": 750}}}, "test", ""),
         ("STS13", {"n": 1, "subsets": {"FNWN": {"n": 1}}}, "test", "FNWN has 1 instead of 189 examples"),
-        ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3775}, "test", ""),
         ("CR", {"acc": 90.0, "ndev": 3775, "ntest": 3774}, "test", "test has 3,774 instead of 3,775 examples"),
-        ("TREC", {"devacc": 90.0, "ndev": 5452}, "dev", ""),
     ],
 )
 def test_other_sizes_are_described(task, scores, mode, reason):
@@ -184,12 +165,3 @@ def test_damaged_or_foreign_archives_are_named(hub, tmp_path):
         (tmp_path / "broken.tar").write_bytes(content)
         with pytest.raises(DataError, match=r"cannot extract .*broken\.tar"):
             extract(tmp_path / "broken.tar", tmp_path / "out")
-
-
-def test_offline_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.delenv("DIFFCSE_DATA_DIR", raising=False)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=ConnectionError))
-    with pytest.raises(DataError, match=r"senteval\.tar could not be downloaded \(ConnectionError\)") as caught:
-        senteval_folder("")
-    for hint in ("--data_dir", "eval.data_dir", "DIFFCSE_DATA_DIR"):
-        assert hint in str(caught.value)

@@ -10,6 +10,7 @@ from tiny_model import write_tiny_model
 from diffcse_jax.config import known_keys
 
 SENTENCES = 60
+WITHOUT_TORCH = str(Path(__file__).with_name("without_torch"))
 
 
 def run_settings(folder: Path, tokenizer_from: Path, **groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,11 @@ def overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def environment(compiled: Path | str, **others: str) -> dict[str, str]:
-    """Variables of a command with one device; what commands of the same folder `compiled` share is compiled once."""
+    """Variables of a command with one device, which finds no PyTorch.
+
+    What commands with the same folder `compiled` share is compiled once.
+    """
+    path = [WITHOUT_TORCH, others.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     return (
         os.environ
         | {
@@ -40,6 +45,7 @@ def environment(compiled: Path | str, **others: str) -> dict[str, str]:
             "JAX_COMPILATION_CACHE_DIR": str(compiled),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
         }
         | others
     )

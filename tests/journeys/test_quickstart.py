@@ -1,9 +1,10 @@
 """The page of the quickstart from top to bottom, with the encoder it names and the package's own documentation as text.
 
-The training lasts 4 steps of 16 pairs. The pages of `docs/` stand for `my_documents/` and, where a command would encode
-20,000 sentences, for `docstrings`.
+The training lasts 4 steps of 16 pairs from the docstrings of numpy. The pages of `docs/` stand for `my_documents/` and,
+where a command would encode 20,000 sentences, for `docstrings`.
 """
 
+import dataclasses
 import json
 import re
 import shlex
@@ -17,8 +18,12 @@ import pytest
 from html_pages import Page, checked
 from huggingface_hub import metadata_load
 from matplotlib.image import imread
+from test_docstrings import clear_caches
+from tiny_model import HIDDEN, write_tiny_model
 from tiny_run import environment, overrides
 
+from diffcse_jax.data import docstrings
+from diffcse_jax.models import pooling_modules
 from diffcse_jax.run_folder.records import read_metrics
 from journeys.pages import ROOT, Block, Workspace, blocks_of, write_documents
 
@@ -29,16 +34,23 @@ SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "m
 SHORT |= {"eval.hold": (), "eval.guard": False}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def of_numpy():
+    """Let only numpy be documented: reading all packages takes half a minute, and scoring their functions as long."""
+    files = [each for each in docstrings._source_files() if each[0].startswith("numpy.")]
+    clear_caches()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(docstrings, "_source_files", lambda: iter(files))
+        yield
+    clear_caches()
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Workspace:
     folder = tmp_path_factory.mktemp("quickstart")
     write_documents(folder / "my_documents")
     short = SHORT | {"data.cache_dir": str(folder / "cache")}
-    renamed = {
-        "--input docstrings": "--input my_documents/",
-        'workdir="runs/mine"': f'workdir="runs/mine", overrides={short}',
-    }
-    return Workspace(folder, {"train": overrides(short)}, renamed)
+    return Workspace(folder, {"train": overrides(short)}, {"--input docstrings": "--input my_documents/"})
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +127,13 @@ def test_the_export_goes_to_other_libraries(workspace, trained):
     assert f"{scores[-1]['tasks']['pairs_retrieval:docstrings']['mrr']:.2f}" in card.read_text(encoding="utf-8")
 
 
-def test_own_documents(workspace):
+def test_own_documents(workspace, minilm_dir):
+    """With a tiny encoder, for the other tests are about MiniLM."""
+    tiny = write_tiny_model(workspace.folder / "tiny", minilm_dir, blocks=1)
+    pooling_modules.write(tiny, "avg", num_blocks=1, hidden_size=HIDDEN, head=None)
+    short = SHORT | {"data.cache_dir": str(workspace.folder / "cache"), "model.name_or_path": str(tiny)}
+    renamed = {'workdir="runs/mine"': f'workdir="runs/mine", overrides={short}'}
+    workspace = dataclasses.replace(workspace, overrides={"train": overrides(short)}, renamed=renamed)
     workspace.run(block("diffcse train --config adapt"))
     workspace.run(block("from diffcse_jax import train"))
     assert workspace.names["encoder"].search("how do I resume a run?", top_k=3)
