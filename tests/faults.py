@@ -40,7 +40,6 @@ os.environ |= {
 LONGEST = 900  # seconds after which a command hangs
 STEPS, EVERY, SENTENCES = 5, 2, 60
 TEXTS = [f"sentence {i} has the number {i * i} and {i % 7} words more" for i in range(SENTENCES)]
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROBLEMS = ("lost", "silent", "traceback", "unclear", "hung", "left over")
 OUTPUTS = {"export": "out", "evaluate": "results.json", "embed": "embedded"}
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
@@ -278,33 +277,12 @@ def serve(connection: Any, world: World) -> None:
 
 def make_inputs(folder: Path) -> None:
     """Write a tiny encoder with a tokenizer of few words, text, files to embed, and scored pairs."""
-    import tokenizers
-    import transformers
     from test_sts import write_stsb
-    from tiny_model import hf_config_of, random_params
+    from tiny_model import write_smallest_model
 
-    from diffcse_jax.io import write_tensors
-    from diffcse_jax.models import hf
-    from diffcse_jax.models.heads import MlpProjector
-    from diffcse_jax.models.transformer import Transformer
-
-    model = folder / "model"
     (folder / "shards").mkdir(parents=True)
-    model.mkdir()
     words = sorted({word for text in TEXTS for word in text.split()})
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
-    hf_config = hf_config_of("bert", blocks=1) | {"vocab_size": len(vocabulary)}
-    (model / "config.json").write_text(json.dumps(hf_config))
-    config = hf.transformer_config(hf_config, source="faults")
-    tensors = hf.to_hf(random_params(Transformer, config), "transformer", config)
-    write_tensors(
-        model / "model.safetensors", tensors | hf.to_hf(random_params(MlpProjector, config), "pooler", config)
-    )
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(model)
+    write_smallest_model(folder / "model", words)
     lines = [f"{text}\n" for text in TEXTS]
     for name, part in (("text", lines), ("shards/0", lines[::2]), ("shards/1", lines[1::2])):
         (folder / f"{name}.txt").write_text("".join(part))

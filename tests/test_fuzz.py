@@ -18,13 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from test_documents import HTML_PAGE, RST_PAGE, pdf
 from test_sts import TableEncoder
-from tiny_model import hf_config_of, random_params
+from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.sources import open_corpus
@@ -33,10 +32,9 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
 from diffcse_jax.evaluation import senteval, sts
 from diffcse_jax.evaluation.tasks import TASKS
-from diffcse_jax.io import find_run, write_tensors
+from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.folder import read_config
 
 EXAMPLES = int(os.environ.get("DIFFCSE_FUZZ_EXAMPLES", "0"))
@@ -248,29 +246,13 @@ def test_configurations(tmp_path, data):
     result_or_user_error(read_config, tmp_path / "run")
 
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c", "dog"]
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """A sentence-transformers folder with the fewest bytes."""
     folder = tmp_path_factory.mktemp("model")
-    hf_config = hf_config_of("bert") | {"vocab_size": len(VOCABULARY), "num_hidden_layers": 1}
-    write(folder / "config.json", hf_config)
-    config = hf.transformer_config(hf_config, source="test")
-    tensors = hf.to_hf(random_params(Transformer, config), "transformer", config)
-    write_tensors(folder / "model.safetensors", tensors)
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
-    )
-    backend.normalizer = tokenizers.normalizers.BertNormalizer()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    backend.save(str(folder / "tokenizer.json"))
-    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 40} | special)
-    head = random_params(MlpProjector, config)
-    pooling_modules.write(folder, "cls", num_blocks=1, hidden_size=config.hidden_size, head=head, truncate_dim=8)
+    write_smallest_model(folder, ["a", "b", "##c", "dog"])
+    head = random_params(MlpProjector, hf.read(str(folder)).config)
+    pooling_modules.write(folder, "cls", num_blocks=1, hidden_size=HIDDEN, head=head, truncate_dim=8)
     return folder
 
 

@@ -86,20 +86,13 @@ def own(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("report.json", b'{"accuracy": 1'), ("report.json", b"{}"), ("mlm_head.safetensors", b"12345")],
+    [("report.json", b'{"accuracy": 1'), ("mlm_head.safetensors", b"12345"), ("mlm_head.safetensors", None)],
 )
 def test_a_damaged_head_is_named(own, tmp_path, name, content):
     own()
-    (tmp_path / "generator" / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"generator: .*\. Remove the folder to train"):
-        own()
-
-
-def test_a_head_with_a_flipped_bit_is_named(own, tmp_path):
-    own()
-    weights = tmp_path / "generator/mlm_head.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(CheckpointError, match=r"mlm_head\.safetensors does not match its checksum\. Remove"):
+    path = tmp_path / "generator" / name
+    path.write_bytes(content or path.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(CheckpointError, match=r"generator.*\. Remove"):
         own()
 
 

@@ -35,11 +35,6 @@ def launch(tmp_path):
     return launch
 
 
-def test_one_host(launch):
-    expected = ["/", "train.py", "--config", "configs/simcse_base.py", OVERRIDE]
-    assert launch("multi_gpu.sh", "configs/simcse_base.py", OVERRIDE) == expected
-
-
 def test_slurm(launch):
     expected = ["/", "train.py", "--config", "configs/simcse_base.py", "--config.distributed=True", OVERRIDE]
     assert launch("slurm.sh", "configs/simcse_base.py", OVERRIDE) == expected
@@ -57,11 +52,6 @@ while true; do sleep 0.1; done
         (tmp_path / name).write_text(body)
         (tmp_path / name).chmod(0o755)
     assert launch("slurm.sh", "configs/simcse_base.py", SLURM_JOB_ID="17") == ["saved", "requeue 17"]
-
-
-def test_embedding_under_slurm(launch):
-    arguments = ["--model", "m", "--input", "shards/*.txt", "--output", "out"]
-    assert launch("slurm_embed.sh", *arguments) == ["1/4", "embed", *arguments]
 
 
 @pytest.mark.parametrize("overrides", [[], [OVERRIDE]])

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import tokenizers
+import transformers
 from flax import nnx
 
 from diffcse_jax.io import write_tensors
@@ -30,6 +33,25 @@ def write_tiny_model(
     if pooler:
         tensors |= hf.to_hf(random_params(MlpProjector, config), "pooler", config)
     write_tensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def write_smallest_model(folder: Path, words: Sequence[str]) -> Path:
+    """Write an encoder of one block without a pooler, whose tokenizer knows only these words."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    vocabulary = {word: index for index, word in enumerate([*special, *words])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{name[1:-1].lower()}_token": name for name in special}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=MAX_LENGTH, **names
+    ).save_pretrained(folder)
+    hf_config = hf_config_of("bert", blocks=1) | {"vocab_size": len(vocabulary)}
+    (folder / "config.json").write_text(json.dumps(hf_config))
+    config = hf.transformer_config(hf_config, source="test")
+    write_tensors(folder / "model.safetensors", hf.to_hf(random_params(Transformer, config), "transformer", config))
     return folder
 
 
