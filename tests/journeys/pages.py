@@ -43,10 +43,10 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(page, language, text, needs) for needs, language, text in found]
 
 
-def write_documents(folder: Path) -> None:
+def write_documents(folder: Path, pages: str = "*.md") -> None:
     """Write each section of the pages as a markdown file."""
     folder.mkdir()
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").glob(pages)):
         sections = page.read_text(encoding="utf-8").split("\n## ")
         for number, section in enumerate(sections[1:]):
             (folder / f"{page.stem}_{number}.md").write_text(f"# {section}", encoding="utf-8")

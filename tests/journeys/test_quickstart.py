@@ -1,7 +1,7 @@
 """The page of the quickstart from top to bottom, with the encoder it names and the package's own documentation as text.
 
-The training lasts 4 steps of 16 pairs from the docstrings of numpy. The pages of `docs/` stand for `my_documents/` and,
-where a command would encode 20,000 sentences, for `docstrings`.
+The training lasts 4 steps of 16 pairs from the docstrings of numpy. The pages of `docs/` stand for `my_documents/`, and
+one of them for `docstrings` where a command would encode 20,000 sentences.
 """
 
 import dataclasses
@@ -49,8 +49,9 @@ def of_numpy():
 def workspace(tmp_path_factory) -> Workspace:
     folder = tmp_path_factory.mktemp("quickstart")
     write_documents(folder / "my_documents")
+    write_documents(folder / "few_documents", "training.md")
     short = SHORT | {"data.cache_dir": str(folder / "cache")}
-    return Workspace(folder, {"train": overrides(short)}, {"--input docstrings": "--input my_documents/"})
+    return Workspace(folder, {"train": overrides(short)}, {"--input docstrings": "--input few_documents/"})
 
 
 @pytest.fixture(scope="module")
