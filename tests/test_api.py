@@ -52,7 +52,9 @@ def settings(tmp_path, minilm_dir, monkeypatch) -> dict:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("diffcse_jax.export.folder._installed", lambda module: False)  # PyTorch's check of the export
     groups = {"model": {"projector": "none"}, "difference": {"weight": 0.0}, "mesh": {"data": 1}}
-    return run_settings(tmp_path, minilm_dir, train={"steps": 6, "log_every": 2}, eval={"every": 3}, **groups)
+    return run_settings(
+        tmp_path, minilm_dir, train={"steps": 6, "log_every": 2, "packing": "off"}, eval={"every": 3}, **groups
+    )
 
 
 @pytest.mark.slow

@@ -491,7 +491,7 @@ def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, min
         "                 seeds=(1,), tasks=('STSBenchmark',), start=('avg',))\n"
     )
     evaluation = {"every": 1, "data_dir": tmp_path / "senteval", "metric": "stsb_spearman"}
-    settings = run_settings(tmp_path, minilm_dir, train={"steps": 2}, eval=evaluation)
+    settings = run_settings(tmp_path, minilm_dir, train={"steps": 2, "packing": "off"}, eval=evaluation)
     workdir = tmp_path / "study=1"
     call = [sys.executable, "-m", "diffcse_jax.cli", "study", "--config", str(tmp_path / "tiny.py")]
     call += ["--workdir", str(workdir), *overrides(settings)]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # a warning does not end a c
 PAGE = "docs/quickstart.md"
 STEPS = 4
 SHORT = {"train.steps": STEPS, "train.batch_size": 16, "data.max_length": 32, "mesh.data": 1}
-SHORT |= {"eval.hold": (), "eval.guard": False}
+SHORT |= {"eval.hold": (), "eval.guard": False, "train.packing": "off"}
 
 
 @pytest.fixture(scope="module", autouse=True)
