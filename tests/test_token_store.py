@@ -26,6 +26,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
 from diffcse_jax.data.batches import BatchSource, Shards
 from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
