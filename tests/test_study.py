@@ -20,7 +20,7 @@ from tiny_model import write_tiny_model
 from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import cli
-from diffcse_jax.apps.study import Study, plan, runs, score, settings_of, table
+from diffcse_jax.apps.study import Study, plan, runs, settings_of, table
 from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, differences, make_plan, read_study
 from diffcse_jax.config import Config, configuration, read_overrides
 from diffcse_jax.errors import ConfigError, InUseError
@@ -476,7 +476,7 @@ def test_the_starting_checkpoint_has_its_own_pooler_or_that_of_training(asked, e
     bare = write_tiny_model(tmp_path, minilm_dir)
     for recorded, model in ((True, "minilm"), (False, str(bare))):
         config = Config.from_dict({"model": {"name_or_path": model, "pooler": "cls"}})
-        assert score.pooler_of_start(asked, config) == expected[recorded]
+        assert runs.pooler_of_start(asked, config) == expected[recorded]
 
 
 @pytest.mark.slow
