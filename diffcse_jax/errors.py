@@ -1,4 +1,7 @@
-"""Errors that tell users what happened and what to do."""
+"""Errors that tell users what happened and what to do.
+
+Any function that reads a file, a configuration or a model may raise a `UserError`. Docstrings name special cases only.
+"""
 
 import contextlib
 import importlib

@@ -10,11 +10,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page from its template in `templates/`; text is escaped.
-
-    Raises:
-        UserError: Jinja is not installed.
-    """
+    """Render a page from its template in `templates/`; text is escaped."""
     jinja2 = require_extra("jinja2", "report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

@@ -242,9 +242,6 @@ def build_dev_evaluation(
         config: The run's configuration.
         training: Starts a pass over the sentences of the training text.
         start: Returns the encoder of the starting checkpoint, for the drift check. None: no drift check.
-
-    Raises:
-        DataError: A file cannot be used, or there is too little text.
     """
     options = config.eval
     chosen, also, hold = hosts.decided_by_first(lambda: _all_texts(config, training))

@@ -16,12 +16,7 @@ _OF_EARLIER_EXPORTS = ["[0-9]_Pooling/*", "[0-9]_Dense/*", "[0-9]_WeightedLayerP
 
 
 def check(repository: str) -> None:
-    """Check that an upload to `USER/NAME` or `ORGANISATION/NAME` is possible, before any work is done.
-
-    Raises:
-        ConfigError: The name is invalid, there is no token, or it belongs to someone else.
-        CheckpointError: The hub cannot be reached or does not accept the token.
-    """
+    """Check that an upload to `USER/NAME` or `ORGANISATION/NAME` is possible, before any work is done."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
@@ -53,9 +48,6 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
         folder: An export.
         repository: `USER/NAME`.
         private: Make a new repository private. The visibility of an existing one does not change.
-
-    Raises:
-        CheckpointError: The hub cannot be reached or refuses the upload.
     """
     api = HfApi()
     try:

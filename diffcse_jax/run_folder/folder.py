@@ -98,12 +98,6 @@ def open_run(
         tokenizer: Its tokenizer.
         generator: The frozen masked LM of `generator.name_or_path`, if the run names one.
         others: Digests of the other files that training reads, by the key that names them.
-
-    Raises:
-        ConfigError: The run in the folder has another configuration (all differing keys are named) or began from other
-            weights or files.
-        CheckpointError: The configuration of the run is damaged or missing, or the processes see different folders.
-        DiskError: The folder cannot be written.
     """
 
     @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
@@ -141,10 +135,6 @@ def check_run(workdir: Path, config: Config) -> None:
     """Refuse a folder whose checkpoints have another configuration, before anything expensive is done.
 
     What depends on the starting checkpoint or the text is not compared before `open_run`.
-
-    Raises:
-        ConfigError: The configuration differs; all differing keys are named.
-        CheckpointError: The configuration of the run is damaged or missing.
     """
 
     def check() -> None:
@@ -332,11 +322,7 @@ def _write_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer
 
 
 def _repair_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Rewrite `encoder/` from the starting checkpoint if it is damaged.
-
-    Raises:
-        ConfigError: The starting checkpoint has changed.
-    """
+    """Rewrite `encoder/` from the starting checkpoint if it is damaged."""
     recorded = _recorded_files(workdir, _ENCODER)
     damaged = first_changed(workdir, recorded)
     if damaged:

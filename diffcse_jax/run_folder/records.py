@@ -194,9 +194,6 @@ class MetricsWriter:
         resumed_at: The step of the checkpoint that training resumes from, or 0. Later rows are removed: a run that was
             killed after its last checkpoint left them. If lines are unreadable, a copy of the file is kept in
             `WORKDIR/damaged`.
-
-    Raises:
-        DiskError: The file cannot be written, here or in `write`.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):

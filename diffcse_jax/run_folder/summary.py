@@ -168,12 +168,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Read the runs in these folders.
-
-    Raises:
-        ConfigError: A folder is named twice.
-        CheckpointError: A folder is not a run's, or a record is damaged.
-    """
+    """Read the runs in these folders."""
     workdirs = [_run_folder(expand_path(path)) for path in paths]
     if repeated := [str(folder) for index, folder in enumerate(workdirs) if folder in workdirs[:index]]:
         raise ConfigError(f"{repeated[0]} is named twice. Name each run once")
@@ -201,11 +196,7 @@ def labels(workdirs: Sequence[Path]) -> list[str]:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results of models in a file of `diffcse evaluate`; an empty list for another file.
-
-    Raises:
-        CheckpointError: The file is missing or not JSON.
-    """
+    """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
     models = _mapping(read_json(path))
     found = []
     for each in map(_mapping, models.get("models", [models])):

@@ -281,11 +281,7 @@ class MetricLogger:
         self._observer.on_step(step, {name: value for name, value in row.items() if math.isfinite(value)})
 
     def check(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Return the metrics of a step as numbers, and warn of steps that were skipped since the last row.
-
-        Raises:
-            UserError: More steps were skipped than `train.max_bad_steps`.
-        """
+        """Return the metrics of a step as numbers, and warn of steps that were skipped since the last row."""
         row = _numbers(metrics)
         if (count := int(row["bad_steps"])) > self._bad_steps:
             self._bad_steps = count

@@ -137,9 +137,6 @@ def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:
     """Return the configuration with `model.pooler="own"` replaced by the pooler that the checkpoint records.
 
     The pooler `cls` has a dense + tanh head, which is trained as a projector that is kept.
-
-    Raises:
-        ConfigError: The configuration asks for another projector than that head.
     """
     if config.model.pooler != OWN_POOLER:
         return config
@@ -208,12 +205,7 @@ def build(
 
 
 def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
-    """Return the encoder's sizes with the run's dropout rates and recomputation.
-
-    Raises:
-        ConfigError: The dropout rates do not fit the number of blocks, or Matryoshka sizes are not below the embedding
-            size.
-    """
+    """Return the encoder's sizes with the run's dropout rates and recomputation."""
     model = config.model
     if max(config.matryoshka.sizes, default=0) >= sizes.hidden_size:
         raise ConfigError(
@@ -247,10 +239,6 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
     """Load the frozen masked LM that the configuration names. It must use the encoder's token ids.
 
     If its folder has no tokenizer, only the numbers of tokens are compared.
-
-    Raises:
-        CheckpointError: The generator has no masked-LM head, or another vocabulary than the encoder.
-        ConfigError: It has fewer positions than data.max_length.
     """
     if config.generator_is_start:
         return encoder
@@ -281,14 +269,7 @@ class Teachers(NamedTuple):
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
-    """Load the sentence encoders that losses name, or find their stored embeddings.
-
-    Raises:
-        CheckpointError: An encoder cannot be read, needs a pooler, or has another vocabulary than the run.
-        ConfigError: An encoder has fewer positions than data.max_length, or stored embeddings do not fit the run: they
-            have no pooler, and cannot follow augmentation or crops.
-        DataError: Stored embeddings cannot be read.
-    """
+    """Load the sentence encoders that losses name, or find their stored embeddings."""
     teachers = Teachers({}, {}, {})
     for loss_name, loss in config.losses.items():
         key, fingerprints = f"{loss_name}.teachers", []
@@ -344,11 +325,7 @@ def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) 
 
 
 def vocabulary_of(config: Config, tokenizer: PreTrainedTokenizerFast, embeddings: int) -> Vocabulary:
-    """Return the tokenizer's vocabulary, for a model with this number of word embeddings.
-
-    Raises:
-        ConfigError: There are more tokens than embeddings, or a loss needs a mask token that the tokenizer lacks.
-    """
+    """Return the tokenizer's vocabulary, for a model with this number of word embeddings."""
     if len(tokenizer) > embeddings:
         raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, but the model only {embeddings} word embeddings")
     if tokenizer.mask_token_id is None and config.needs("mask_token"):

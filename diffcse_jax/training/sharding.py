@@ -48,9 +48,6 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     Args:
         config: Gives the sizes.
         available: Devices, which may belong to a topology that is only compiled for. None: the devices of all hosts.
-
-    Raises:
-        ConfigError: There are fewer devices than asked for, or a batch does not split evenly.
     """
     available = jax.devices() if available is None else available
     model, train = config.mesh.model, config.train

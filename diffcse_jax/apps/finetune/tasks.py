@@ -73,12 +73,7 @@ class TaskData:
 
 
 def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData:
-    """Read and split the files of a task, which are relative to a folder.
-
-    Raises:
-        ConfigError: Options cannot be used.
-        DataError: A file or line cannot be used, a label is unknown, or a class or split has no rows.
-    """
+    """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
     _check_options(key, task)
 

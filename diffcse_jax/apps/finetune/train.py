@@ -46,10 +46,6 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     Returns:
         The verdict: how the selected model compares with the start of the last stage.
-
-    Raises:
-        UserError: The configuration, a checkpoint or a file cannot be used.
-        Interrupted: The run was asked to stop. Everything is saved.
     """
 
     def finish() -> None:

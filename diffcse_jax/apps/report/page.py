@@ -49,9 +49,6 @@ def write_report(
 
     Returns:
         The path of the page.
-
-    Raises:
-        UserError: A run or file cannot be read, or the page cannot be written.
     """
     runs = read_runs(models)
     others = [each for file in results for each in read_results(expand_path(file))]
