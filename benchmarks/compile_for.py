@@ -44,9 +44,12 @@ from diffcse_jax.models.parameters import Params  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
-from diffcse_jax.training.optimizer import make_optimizer  # noqa: E402
 from diffcse_jax.training.sharding import by_rules, make_mesh, replicated, resolved  # noqa: E402
-from diffcse_jax.training.step import abstract_state, make_train_step  # noqa: E402
+from diffcse_jax.training.step import (  # noqa: E402
+    abstract_state,
+    make_optimizer,
+    make_train_step,
+)
 
 WHAT = ("step", "chunked", "encode", "generator_head")
 CHUNK = 64  # sentences, for --what chunked if the configuration has no chunk size

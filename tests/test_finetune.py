@@ -41,8 +41,7 @@ from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
-from diffcse_jax.training.optimizer import make_optimizer
-from diffcse_jax.training.step import Programs, _shape_of
+from diffcse_jax.training.step import Programs, _shape_of, make_optimizer
 
 RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from diffcse_jax import cli
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.export import hub
+from diffcse_jax.export import folder as hub
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -109,7 +109,7 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def test_a_folder_is_uploaded_and_a_second_upload_replaces_the_first(fake, tmp_path):
-    hub.check("ada/model")
+    hub.check_upload("ada/model")
     first = write(tmp_path / "first", "README.md", "model.safetensors", "1_WeightedLayerPooling/config.json")
     url = hub.push(first, "ada/model", private=True)
     assert url == f"{fake.url}/ada/model/commit/{'0' * 40}"
@@ -121,13 +121,13 @@ def test_a_folder_is_uploaded_and_a_second_upload_replaces_the_first(fake, tmp_p
         "1_Pooling/config.json": b"1_Pooling/config.json" * 3,
     }  # fmt: skip
     assert "visibility" not in fake.created[1]
-    hub.check("lab/model")
+    hub.check_upload("lab/model")
 
 
 @pytest.mark.parametrize("name", ["model", "ada/model/x", "ada/mo del", ""])
 def test_invalid_names_are_refused(fake, name):
     with pytest.raises(ConfigError, match="--push_to_hub"):
-        hub.check(name)
+        hub.check_upload(name)
 
 
 def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
@@ -157,4 +157,4 @@ def test_a_refused_upload_keeps_the_export(fake, tmp_path, monkeypatch):
         hub.push(folder, "ada/model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
-        hub.check("ada/model")
+        hub.check_upload("ada/model")

@@ -28,8 +28,8 @@ from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run, loop, reason_to_stop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
-from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
+from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import _sentences_of_step, train, with_fitting_batch
 
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from diffcse_jax.config import OptimConfig
-from diffcse_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
+from diffcse_jax.training.step import decays, learning_rate_schedule, make_optimizer
 
 CONSTANT = OptimConfig(learning_rate=0.01, schedule="constant", clip_norm=0.0)
 

@@ -24,9 +24,14 @@ from diffcse_jax.losses import diffcse_variants
 from diffcse_jax.losses.diffcse import Edited, generate
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import initial_state, loss_of_batch, make_train_step
+from diffcse_jax.training.step import (
+    initial_state,
+    learning_rate_schedule,
+    loss_of_batch,
+    make_optimizer,
+    make_train_step,
+)
 
 KEY = jax.random.key(0)  # read by nothing: every dropout rate is 0
 NO_DIFFERENCE = {"weight": 0.0}

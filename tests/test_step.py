@@ -7,9 +7,8 @@ import pytest
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, random_batch, views_of
 
 from diffcse_jax.training import networks
-from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.step import _first_bad, initial_state, make_train_step
+from diffcse_jax.training.step import _first_bad, initial_state, make_optimizer, make_train_step
 
 CONFIG = config_of(
     {"train": {"batch_size": 8}, "mesh": {"data": 1}, "optim": {"learning_rate": 1e-3}, "mlm": {"weight": 0.1}}

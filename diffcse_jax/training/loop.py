@@ -40,7 +40,7 @@ from diffcse_jax.training.callbacks import (
     started,
 )
 from diffcse_jax.training.networks import Built, StartingCheckpoint
-from diffcse_jax.training.optimizer import learning_rate_schedule
+from diffcse_jax.training.step import learning_rate_schedule
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
 RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad

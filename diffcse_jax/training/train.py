@@ -33,10 +33,9 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
-from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
 from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
-from diffcse_jax.training.step import Programs, initial_state, make_train_step
+from diffcse_jax.training.step import Programs, initial_state, make_optimizer, make_train_step
 
 
 def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:

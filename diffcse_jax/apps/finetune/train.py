@@ -34,8 +34,8 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import Built
-from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
+from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import run_training
 
 _SAFE = "The checkpoints are complete."
