@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from diffcse_jax import cli
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.export import folder as hub
+from diffcse_jax.export import folder as export_folder
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -109,25 +109,25 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def test_a_folder_is_uploaded_and_a_second_upload_replaces_the_first(fake, tmp_path):
-    hub.check_upload("ada/model")
+    export_folder.check_upload("ada/model")
     first = write(tmp_path / "first", "README.md", "model.safetensors", "1_WeightedLayerPooling/config.json")
-    url = hub.push(first, "ada/model", private=True)
+    url = export_folder.push(first, "ada/model", private=True)
     assert url == f"{fake.url}/ada/model/commit/{'0' * 40}"
     assert fake.created[0]["visibility"] == "private"
     fake.repositories["ada/model"]["picture.png"] = b"added by hand"
-    hub.push(write(tmp_path / "second", "README.md", "1_Pooling/config.json"), "ada/model")
+    export_folder.push(write(tmp_path / "second", "README.md", "1_Pooling/config.json"), "ada/model")
     assert fake.repositories["ada/model"] == {
         "README.md": b"README.md" * 3, "model.safetensors": b"model.safetensors" * 3, "picture.png": b"added by hand",
         "1_Pooling/config.json": b"1_Pooling/config.json" * 3,
     }  # fmt: skip
     assert "visibility" not in fake.created[1]
-    hub.check_upload("lab/model")
+    export_folder.check_upload("lab/model")
 
 
 @pytest.mark.parametrize("name", ["model", "ada/model/x", "ada/mo del", ""])
 def test_invalid_names_are_refused(fake, name):
     with pytest.raises(ConfigError, match="--push_to_hub"):
-        hub.check_upload(name)
+        export_folder.check_upload(name)
 
 
 def test_problems_are_reported_before_anything_is_exported(fake, tmp_path, monkeypatch, capsys):
@@ -151,10 +151,10 @@ def test_a_refused_upload_keeps_the_export(fake, tmp_path, monkeypatch):
     folder = write(tmp_path / "export", "README.md")
     whole = rf".* The export in {folder} is complete"
     with pytest.raises(CheckpointError, match=r"You don't have the rights .* the token may write there" + whole):
-        hub.push(folder, "lab/old")
+        export_folder.push(folder, "lab/old")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 cannot be reached" + whole):
-        hub.push(folder, "ada/model")
+        export_folder.push(folder, "ada/model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
-        hub.check_upload("ada/model")
+        export_folder.check_upload("ada/model")
