@@ -286,6 +286,7 @@ def encode(parser: argparse.ArgumentParser) -> Prepare:
     _add_text_options(parser, "inputs", "text that training reads (default: standard input)", nargs="+", default=["-"])
     add = parser.add_argument
     add("--normalize", action="store_true", help="scale embeddings to length 1")
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: its default prompt, if any)")
     add("--output", default="-", metavar="FILE", help=".npy, .parquet or .jsonl; `-`: JSONL to standard output")
 
     def prepare(options: argparse.Namespace) -> Work:
@@ -309,6 +310,7 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="DIR", help="folder of Parquet files")
     add("--normalize", action="store_true", help="scale embeddings to length 1")
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the stored embeddings")
     add("--rows_per_file", type=int, help="texts in a Parquet file (default: as in the existing files, or 5,000)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
@@ -337,6 +339,7 @@ def search(parser: argparse.ArgumentParser) -> Prepare:
     add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
     add("--top_k", type=int, default=5, help="the largest number of hits for a query")
     add("--threshold", type=float, help="the lowest cosine similarity of a hit (default: any)")
+    add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(parser, recorded="that of the embeddings")
     _add_text_options(parser, "source", "text that training reads, embeddings or an index", required=True)

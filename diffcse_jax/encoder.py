@@ -33,6 +33,7 @@ from diffcse_jax.models.forward import SentenceNetwork
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
@@ -65,6 +66,7 @@ class SentenceEncoder:
         pooler_head: The parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
+        prompts: The prompts that the encoder was trained with.
         name: The name of the model, for records and errors.
     """
 
@@ -84,6 +86,7 @@ class SentenceEncoder:
         pooler_head: Mapping[str, Any] | None = None,
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
+        prompts: Prompts = NO_PROMPTS,
         name: str = "an encoder without a name",
     ):
         if pooler not in POOLERS:
@@ -100,6 +103,7 @@ class SentenceEncoder:
                 "Use the tokenizer of this model"
             )
         self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
+        self.prompts, self._warned = prompts, False
         self.dtype = _checked_dtype(dtype)
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
         self._index: SentenceIndex | None = None
@@ -150,6 +154,7 @@ class SentenceEncoder:
             pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
+            prompts=pooling_modules.prompts_of(model.folder),
             name=name,
         )
 
@@ -165,6 +170,7 @@ class SentenceEncoder:
             load_tokenizer(saved.folder),
             pooler=choose_pooler(pooler, saved.pooler, step),
             pooler_head=saved.pooler_head,
+            prompts=saved.prompts,
             name=name or step,
             **options,
         )
@@ -176,7 +182,7 @@ class SentenceEncoder:
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
         params = {name: np.asarray(array) for name, array in self.params.items()}
-        options = {name: getattr(self, name) for name in ("pooler", "dtype", "truncate_dim", "name")}
+        options = {name: getattr(self, name) for name in ("pooler", "dtype", "truncate_dim", "prompts", "name")}
         transformer, head = (parameters.subset(params, part) for part in ("transformer", "pooler_head"))
         make = functools.partial(type(self), self.config, transformer, self.tokenizer, pooler_head=head, **options)
         return make, (), {"_index": self._index}
@@ -194,6 +200,8 @@ class SentenceEncoder:
         show_progress: bool = False,
         max_length: int | None = None,
         *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         normalize_embeddings: bool = False,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Return the embedding of one sentence, shape (dimension,), or of many, shape (sentences, dimension).
@@ -206,11 +214,19 @@ class SentenceEncoder:
             show_progress: Report progress on stderr.
             max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
                 truncated only to the model's positions, with a warning.
+            prompt: A text to put in front of each sentence, such as `query: `.
+            prompt_name: The name of one of the model's prompts. By default its default prompt is used, if it has one.
             normalize_embeddings: The name of `normalize` in sentence-transformers.
 
         Raises:
-            UserError: A sentence is not text, an option is too small, or an embedding is NaN or infinite.
+            UserError: A sentence is not text, an option is too small, the model has no prompt of this name, or an
+                embedding is NaN or infinite.
         """
+        if prompt is None and prompt_name is None and not self._warned and not self.prompts.default:
+            self._warned = True
+            if warning := self.prompts.warning(self.name):
+                warn_user(warning)
+        prompt = self.prompts.choose(prompt, prompt_name)
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -218,7 +234,7 @@ class SentenceEncoder:
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         shown = Progress("encoding", "sentences", len(distinct)) if show_progress else contextlib.nullcontext()
         with alone, shown as progress:
-            for rows, computed in self._encode_distinct([*distinct], batch_size, max_length):
+            for rows, computed in self._encode_distinct([*distinct], batch_size, max_length, prompt):
                 vectors[rows] = computed
                 if progress:
                     progress.update(len(rows))
@@ -226,6 +242,19 @@ class SentenceEncoder:
         if normalize or normalize_embeddings:
             vectors = pooling.normalize(vectors)
         return vectors[0] if isinstance(sentences, str) else vectors[[distinct[text] for text in texts]]
+
+    def encode_query(self, queries: Sentences, **options: Any) -> Float32[np.ndarray, "*sentences dimension"]:
+        """Encode with the model's prompt of queries, unless `prompt` or `prompt_name` is given; as `encode`."""
+        return self.encode(queries, **self._prompt_or(self.prompts.query, options))
+
+    def encode_document(self, documents: Sentences, **options: Any) -> Float32[np.ndarray, "*sentences dimension"]:
+        """Encode with the model's prompt of documents, unless `prompt` or `prompt_name` is given; as `encode`."""
+        return self.encode(documents, **self._prompt_or(self.prompts.document, options))
+
+    @staticmethod
+    def _prompt_or(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
+        is_chosen = any(options.get(name) is not None for name in ("prompt", "prompt_name"))
+        return options if is_chosen else options | {"prompt": prompt}
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the cosine similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it."""
@@ -237,6 +266,7 @@ class SentenceEncoder:
         batch_size: int = 64,
         show_progress: bool = False,
         *,
+        prompt_name: str | None = None,
         faiss: str = "",
     ) -> None:
         """Encode the sentences that `search` will look through; an earlier index is replaced.
@@ -244,6 +274,7 @@ class SentenceEncoder:
         Args:
             sentences: Any iterable of strings; or the path of a file or folder, as training reads it.
             batch_size, show_progress: As for `encode`.
+            prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
             faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
                 not. By default the device compares all embeddings, exactly.
 
@@ -255,8 +286,9 @@ class SentenceEncoder:
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
         texts = [record[TEXT] for record in records]
-        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress)
-        index = SentenceIndex.of(table_of(records), vectors, self.record())
+        prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
+        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
+        index = SentenceIndex.of(table_of(records), vectors, self.record(prompt))
         self._index = index.with_faiss(faiss) if faiss else index
 
     def save_index(self, folder: str | Path) -> None:
@@ -272,13 +304,13 @@ class SentenceEncoder:
         index = find_index(expand_path(folder))
         if index is None:
             raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
-        index.encoder.require(self.record(), index.name)
+        index.encoder.require(self.record(index.encoder.prompt), index.name)
         if warning := index.warning():
             warn_user(warning)
         self._index = index
 
     def search(
-        self, queries: Sentences, top_k: int = 5, threshold: float | None = None
+        self, queries: Sentences, top_k: int = 5, threshold: float | None = None, *, prompt_name: str | None = None
     ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
         """Find the most similar sentences of the index.
 
@@ -286,23 +318,39 @@ class SentenceEncoder:
             queries: A string, or any iterable of strings.
             top_k: The largest number of sentences for a query.
             threshold: The least cosine similarity; None for any.
+            prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
+
+        Raises:
+            UserError: There is no index, an option is invalid, or the index was built with another prompt than the
+                model's prompt of documents or that of the queries.
 
         Returns:
             Pairs (sentence, cosine similarity), best first: a list for one string, a list of such lists for many.
         """
         index = self._built_index()
-        vectors = np.atleast_2d(self.encode(queries, normalize=True))
+        vectors = np.atleast_2d(self.encode(queries, normalize=True, prompt=self.query_prompt(index, prompt_name)))
         found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
         return found[0] if isinstance(queries, str) else found
+
+    def query_prompt(self, index: SentenceIndex, prompt_name: str | None = None) -> str:
+        """Return the prompt of queries in an index, or refuse one that does not go with the prompt of its texts."""
+        prompt = self.prompts.query if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
+        if index.encoder.prompt not in (prompt, self.prompts.document):
+            raise ConfigError(
+                f"{index.name or 'the index'} holds texts with the prompt {index.encoder.prompt!r}, but the model's "
+                f"prompt of documents is {self.prompts.document!r}. Build the index again, or search it with the same "
+                "prompt (prompt_name)"
+            )
+        return prompt
 
     def _built_index(self) -> SentenceIndex:
         if self._index is None:
             raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
         return self._index
 
-    def record(self) -> EncoderRecord:
-        """Return what distinguishes this encoder's embeddings from those of other encoders."""
-        return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint())
+    def record(self, prompt: str = "") -> EncoderRecord:
+        """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings."""
+        return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)
 
     def fingerprint(self) -> str:
         """Return a hash of all that determines an embedding: sizes, weights, pooler, precision and tokenizer.
@@ -323,7 +371,7 @@ class SentenceEncoder:
             "pooler": self.pooler,
             "precision": self.dtype.name,
             "dimension": self.dimension,
-        }
+        } | ({} if self.prompts.pooled else {"include_prompt": False})
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -334,10 +382,13 @@ class SentenceEncoder:
         return digest.hexdigest()[:32]
 
     def _encode_distinct(
-        self, sentences: list[str], batch_size: int, max_length: int | None
+        self, sentences: list[str], batch_size: int, max_length: int | None, prompt: str
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        token_ids = self._tokenize(sentences, max_length)
+        token_ids = self._tokenize([prompt + each for each in sentences] if prompt else sentences, max_length)
+        prompt_tokens = None
+        if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
+            prompt_tokens = len(self._tokenize([prompt], None)[0]) - 1
         by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh)
 
@@ -352,7 +403,7 @@ class SentenceEncoder:
                 count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
                 rows = by_length[start : start + count]
                 batch = self._batch([token_ids[row] for row in rows], count, length)
-                running.append((rows, forward(self.params, *batch)))
+                running.append((rows, forward(self.params, *batch, prompt_tokens)))
                 start += count
             else:
                 rows, computed = running.popleft()
@@ -436,13 +487,18 @@ def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.n
 def compiled_forward(
     config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
 ) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask) -> embeddings`, shared by all encoders of these sizes."""
+    """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0].platform)
     network = parameters.definition(functools.partial(SentenceNetwork, config, pooler, dtype=dtype))
 
-    def forward(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    def forward(
+        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: int | None = None
+    ) -> jax.Array:
+        rows = TokenRows(input_ids, attention_mask)
+        if prompt_tokens is not None:
+            rows = rows._replace(prompt_tokens=jnp.full(len(input_ids), prompt_tokens, jnp.int32))
         with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-            return parameters.bind(network, params)(TokenRows(input_ids, attention_mask))
+            return parameters.bind(network, params)(rows)
 
     # Replicated, so that every host can read the whole result.
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -25,6 +25,7 @@ from diffcse_jax.apps.search import LINES_PER_HIT
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
+from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.search.records import in_chunks
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
@@ -37,18 +38,19 @@ class HashEncoder(SentenceEncoder):
 
     dimension = DIMENSION
     training = ""
+    prompts = NO_PROMPTS
 
     def __init__(self, name="hash", pooler="avg"):
         self.name, self.pooler = name, pooler
 
-    def encode(self, sentences, batch_size=64, normalize=False, show_progress=False):
+    def encode(self, sentences, batch_size=64, normalize=False, show_progress=False, prompt=None, prompt_name=None):
         rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
 
-    def record(self):
+    def record(self, prompt=""):
         weights = f"{Path(self.name).name} {self.pooler}{self.training}"
-        return EncoderRecord(self.name, self.pooler, "float32", DIMENSION, weights)
+        return EncoderRecord(self.name, self.pooler, "float32", DIMENSION, weights, prompt)
 
 
 @pytest.fixture(autouse=True)

@@ -305,10 +305,10 @@ def test_the_tolerance_is_relative(saved, tmp_path, monkeypatch, scale):
     trained = saved(pooler="avg")
     rng = np.random.default_rng(0)
     vectors = (scale * rng.uniform(-1, 1, (len(export.SAMPLES), 16))).astype(np.float32)
-    monkeypatch.setattr(SentenceEncoder, "encode", lambda *_: vectors)
+    monkeypatch.setattr(SentenceEncoder, "encode", lambda *_, **__: vectors)
 
     def check(error: float) -> dict:
-        readers = {"reader": lambda _: vectors + np.float32(error * scale)}
+        readers = {"reader": lambda _, prompt: vectors + np.float32(error * scale)}
         monkeypatch.setattr(export, "_readers", lambda *_: readers)
         return export.check_folder(trained, tmp_path)
 

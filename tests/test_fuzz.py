@@ -196,7 +196,7 @@ class Constant(TableEncoder):
     def __init__(self):
         super().__init__({})
 
-    def encode(self, sentences, batch_size=64):
+    def encode(self, sentences, batch_size=64, *, prompt=None):
         return np.array([[len(text), ord((text or " ")[0]), 1] for text in sentences], np.float32)
 
 

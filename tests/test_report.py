@@ -19,6 +19,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import results
 from diffcse_jax.io import json_digest
+from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import labels, read_runs
 from diffcse_jax.training import curves
@@ -33,12 +34,12 @@ PAIRS = Sample(
 class Encoder:
     """Embeddings that are drawn by text."""
 
-    pooler, truncate_dim = "avg", None
+    pooler, truncate_dim, prompts = "avg", None, NO_PROMPTS
 
     def __init__(self, seed: int = 0, rank: int = 6):
         self.seed, self.basis = seed, np.random.default_rng(seed).normal(size=(rank, 8))
 
-    def encode(self, sentences, batch_size=64):
+    def encode(self, sentences, batch_size=64, *, prompt=None):
         rows = [
             np.random.default_rng([self.seed, *each.encode(errors="replace")]).normal(size=len(self.basis))
             for each in sentences
@@ -235,7 +236,7 @@ def test_density_equals_gaussian_kernels():
 
 def test_measures_of_a_perfect_encoder():
     class Perfect(Encoder):
-        def encode(self, sentences, batch_size=64):
+        def encode(self, sentences, batch_size=64, *, prompt=None):
             return super().encode([each.split()[1] for each in sentences])  # `query 3` and `answer 3` alike
 
     (model,) = encode_sample({"perfect": (BASELINE, Perfect)}, PAIRS).models

@@ -9,6 +9,7 @@ from diffcse_jax.evaluation import retrieval
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import average_precision, own_task
 from diffcse_jax.evaluation.tasks import expand_groups, missing_files
+from diffcse_jax.models.prompts import NO_PROMPTS
 
 
 def test_scores_of_known_ranks():
@@ -54,9 +55,9 @@ def test_chosen_pairs_depend_on_no_order_and_share_no_text(pairs, limit, random)
 class Angles:
     """Words on a circle: the first letter decides on the direction."""
 
-    pooler, truncate_dim = "avg", None
+    pooler, truncate_dim, prompts = "avg", None, NO_PROMPTS
 
-    def encode(self, sentences, batch_size=64):
+    def encode(self, sentences, batch_size=64, *, prompt=None):
         angles = np.array([ord(sentence[0]) - ord("a") for sentence in sentences], np.float32) / 20
         return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 

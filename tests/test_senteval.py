@@ -16,6 +16,7 @@ from diffcse_jax.evaluation import senteval
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, Recipe
 from diffcse_jax.evaluation.senteval import Example
 from diffcse_jax.evaluation.tasks import TASKS
+from diffcse_jax.models.prompts import NO_PROMPTS
 
 DIMENSION = 16
 TORCH = {"quick": ("rmsprop", 32, 1, 1), "patient": ("adam", 32, 2, 3)}
@@ -47,8 +48,9 @@ class BagOfWords:
 
     pooler = "avg"
     truncate_dim = None
+    prompts = NO_PROMPTS
 
-    def encode(self, sentences, batch_size=64):
+    def encode(self, sentences, batch_size=64, *, prompt=None):
         return np.stack([sum((word_vector(word) for word in text.split()), word_vector("")) for text in sentences])
 
 

@@ -16,6 +16,7 @@ from diffcse_jax.evaluation import sts
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
 from diffcse_jax.models import hf
+from diffcse_jax.models.prompts import NO_PROMPTS
 
 STS12, STS13, *_ = YEARS
 STSB_ROWS = [
@@ -29,12 +30,13 @@ class TableEncoder:
 
     pooler = "avg"
     truncate_dim = None
+    prompts = NO_PROMPTS
 
     def __init__(self, vectors):
         self.vectors = vectors
         self.asked = []
 
-    def encode(self, sentences, batch_size=64):
+    def encode(self, sentences, batch_size=64, *, prompt=None):
         self.asked += sentences
         return np.array([self.vectors[sentence] for sentence in sentences], np.float32)
 

@@ -32,6 +32,7 @@ from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, op
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, DiskError
+from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 WORDS = ("one", "two", "three", "four", "five", "six")
@@ -327,7 +328,7 @@ def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> Non
 def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
     """The store that the command writes of these files, with vectors of `vectors_of`."""
     record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
-    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda: record)
+    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda prompt: record, prompts=NO_PROMPTS)
     folder.mkdir(exist_ok=True)
     embed([*map(str, files)], folder, lambda: encoder, rows_per_file=7, batch_size=4, dtype=dtype)
     return find_store(str(folder))

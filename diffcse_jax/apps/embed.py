@@ -57,6 +57,7 @@ def encode(
     *,
     batch_size: int = 64,
     normalize: bool = False,
+    prompt_name: str | None = None,
     columns: Sequence[str] = (),
     id_column: str = "",
 ) -> None:
@@ -72,8 +73,11 @@ def encode(
         raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
     records = read_all(inputs, columns=columns, id_column=id_column, every_line=path.suffix == ".npy")
     encoder = load()
+    prompt = encoder.prompts.choose(prompt_name=prompt_name)
     with Progress("encoding", "sentences") as progress:
-        encode_chunk = functools.partial(_encode_chunk, encoder, batch_size, normalize, progress)
+        encode_chunk = functools.partial(
+            _encode_chunk, encoder, progress, batch_size=batch_size, normalize=normalize, prompt_name=prompt_name
+        )
         chunks = ((chunk, encode_chunk(chunk)) for chunk in in_chunks(records, TEXTS_AT_ONCE))
         if output == "-":
             _write_lines(sys.stdout, chunks)
@@ -87,7 +91,7 @@ def encode(
             elif path.suffix == ".npy":
                 write_npy(partial, (vectors for _, vectors in chunks), encoder.dimension)
             else:
-                settings = dataclasses.asdict(encoder.record()) | {"normalize": normalize}
+                settings = dataclasses.asdict(encoder.record(prompt)) | {"normalize": normalize}
                 tables = (vector_table(table_of(chunk), vectors, settings) for chunk, vectors in chunks)
                 first = next(tables)
                 with pq.ParquetWriter(partial, first.schema, **PARQUET) as writer:
@@ -106,12 +110,12 @@ def _write_lines(file: Any, chunks: Iterable[tuple[list[Record], Float32[np.ndar
 
 
 def _encode_chunk(
-    encoder: SentenceEncoder, batch_size: int, normalize: bool, progress: Progress, chunk: Sequence[Record]
+    encoder: SentenceEncoder, progress: Progress, chunk: Sequence[Record], **options: Any
 ) -> Float32[np.ndarray, "rows dimension"]:
     vectors = []
     for start in range(0, len(chunk), TEXTS_AT_ONCE):
         texts = [record[TEXT] for record in chunk[start : start + TEXTS_AT_ONCE]]
-        vectors.append(encoder.encode(texts, batch_size=batch_size, normalize=normalize))
+        vectors.append(encoder.encode(texts, **options))
         progress.update(len(texts))
     return np.concatenate(vectors)
 
@@ -128,6 +132,7 @@ def embed(
     batch_size: int = 64,
     dtype: str = "float32",
     normalize: bool = False,
+    prompt_name: str | None = None,
     columns: Sequence[str] = (),
     id_column: str = "",
     distributed: bool = False,
@@ -151,7 +156,7 @@ def embed(
     names = find_inputs(inputs)
     mine = [_Input(name, output, columns, id_column) for name in names[index::count]]
     settings = {"dtype": dtype, "normalize": normalize, "columns": [*columns], "id_column": id_column}
-    job = _Job(output, load(), settings, batch_size)
+    job = _Job(output, load(), settings, batch_size, prompt_name)
     is_new = job.start(rows_per_file, [Path(name).name for name in names])
     try:
         with hosts.terminated_like_interrupted(), disk_errors(output, safe="Complete Parquet files are kept."):
@@ -231,9 +236,18 @@ class _Input:
 class _Job:
     """One call of `embed`."""
 
-    def __init__(self, output: Path, encoder: SentenceEncoder, settings: dict[str, Any], batch_size: int):
+    def __init__(
+        self,
+        output: Path,
+        encoder: SentenceEncoder,
+        settings: dict[str, Any],
+        batch_size: int,
+        prompt_name: str | None,
+    ):
         self.output, self.encoder, self.batch_size = output, encoder, batch_size
-        self.record = encoder.record()
+        prompts = encoder.prompts
+        self.prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
+        self.record = encoder.record(self.prompt)
         self.settings = dataclasses.asdict(self.record) | settings
         self.embedded = 0
 
@@ -310,7 +324,8 @@ class _Job:
         write_json(source.state, {"sha256": source.digest, "parts": parts})
 
     def _write_part(self, name: str, chunk: Sequence[Record], progress: Progress) -> None:
-        vectors = _encode_chunk(self.encoder, self.batch_size, self.settings["normalize"], progress, chunk)
+        options = {"batch_size": self.batch_size, "normalize": self.settings["normalize"], "prompt": self.prompt}
+        vectors = _encode_chunk(self.encoder, progress, chunk, **options)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
             table = vector_table(table_of(chunk), vectors.astype(self.settings["dtype"]), self.settings)

@@ -37,6 +37,7 @@ def search(
     columns: Sequence[str] = (),
     id_column: str = "",
     output: Path | None = None,
+    prompt_name: str | None = None,
     faiss: str = "",
 ) -> None:
     """Print the texts that are most similar to each query. Arguments are the options of `diffcse search`.
@@ -61,8 +62,9 @@ def search(
         records = read_all([source], columns=columns, id_column=id_column)
         encoder = load(None)
         table = table_of([*records])
-        vectors = encoder.encode(table[TEXT].to_pylist(), batch_size, normalize=True, show_progress=True)
-        index = SentenceIndex.of(table, vectors, encoder.record())
+        texts, prompt = table[TEXT].to_pylist(), encoder.prompts.document
+        vectors = encoder.encode(texts, batch_size, normalize=True, show_progress=True, prompt=prompt)
+        index = SentenceIndex.of(table, vectors, encoder.record(prompt))
     else:
         there = index.encoder
         try:
@@ -72,15 +74,16 @@ def search(
                 f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
                 f"{model or 'this model'} cannot be loaded to search them: {error}"
             ) from error
-        there.require(encoder.record(), index.name)
+        there.require(encoder.record(there.prompt), index.name)
         if warning := index.warning():
             print(f"warning: {warning}", file=sys.stderr)
     if faiss:
         index = index.with_faiss(faiss)
     if output and (faiss or index.name != str(output)):
         index.save(output)
+    prompt = encoder.query_prompt(index, prompt_name)
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
-        vectors = encoder.encode(chunk, batch_size, normalize=True)
+        vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt)
         for text, hits in zip(chunk, index.search(vectors, top_k, threshold), strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
 

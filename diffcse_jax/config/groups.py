@@ -121,7 +121,15 @@ class DataConfig:
     synonyms_file: str = option(
         "", "file with a word and its synonyms on each line, separated by tabs; for data.augmentation='synonyms'"
     )
-    max_length: int = option(32, "tokens per sentence, including [CLS] and [SEP]; longer sentences are cut", low=3)
+    prompts: tuple[str, ...] = option(
+        (),
+        "text in front of each sentence, for all columns or one for each: the name of a prompt that the starting "
+        "checkpoint records, a prompt itself such as 'query: ', or `none`; empty: its prompt of queries for the first "
+        "column and that of documents for the others, and one prompt where both views are of one kind",
+    )
+    max_length: int = option(
+        32, "tokens per sentence, including [CLS], [SEP] and the prompt; longer sentences are cut", low=3
+    )
     on_bad_line: str = option(
         "skip",
         "lines that are empty, not UTF-8, contain NUL or have a wrong number of fields: `skip` them or `error`",

@@ -138,6 +138,8 @@ class BatchSource:
         packing: How batches are laid out. None: padding is also computed.
         next_sentence: The last column is the next sentence and not a view.
         augmentation: Changes second views, as a function of the seed and the batch's number.
+        prompt_tokens: The tokens of the prompt of each column, after [CLS]. An augmentation does not change them.
+        pools_prompts: Whether pooling reads the prompts' tokens.
         vectors: Stored embeddings of the sentences, by name, which are added to the batches.
         labels: Labels of all examples, by task, which are added to the batches. A single column then stays one view.
 
@@ -157,6 +159,8 @@ class BatchSource:
         packing: Packing | None = None,
         next_sentence: bool = False,
         augmentation: Augmentation | None = None,
+        prompt_tokens: Sequence[int] = (),
+        pools_prompts: bool = True,
         vectors: Mapping[str, SentenceVectors] = MappingProxyType({}),
         labels: Mapping[str, Shaped[np.ndarray, " examples"]] = MappingProxyType({}),
     ):
@@ -166,6 +170,8 @@ class BatchSource:
         self._pad_token_id, self._shards, self._packing = pad_token_id, shards, packing
         self._next_sentence, self._augmentation = next_sentence, augmentation
         self._vectors, self._labels = vectors, labels
+        self._prompt_tokens = np.array([*prompt_tokens] or [0] * len(store.columns), np.int32)
+        self._pools_prompts = pools_prompts or not self._prompt_tokens.any()
         columns = list(range(len(store.columns)))
         single = len(columns) == 1 + next_sentence and not labels
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
@@ -193,6 +199,10 @@ class BatchSource:
             input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
         parts = zip(self._views_and_next(input_ids), self._views_and_next(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
+        if not self._pools_prompts:  # as in sentence-transformers, [CLS] counts as a part of the prompt
+            prompt_tokens = self._prompt_tokens[self._columns[: views.per_example]]
+            prompt_tokens = np.where(prompt_tokens, prompt_tokens + 1, 0).astype(np.int32)
+            views = views._replace(prompt_tokens=np.tile(prompt_tokens, (len(rows), 1)))
         if self._vectors:
             sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
             views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
@@ -253,7 +263,11 @@ class BatchSource:
         assert self._augmentation is not None
         input_ids, lengths = self._store.gather(self._rows(index), self._store.max_length, self._pad_token_id)
         generator = np.random.Generator(np.random.Philox([self._seed, index, zlib.crc32(b"augmentation")]))
-        second, lengths = self._augmentation(input_ids[:, 0], lengths[:, 0], generator)
+        first, prompt = input_ids[:, 0], np.s_[1 : 1 + self._prompt_tokens[0]]
+        without_prompt = np.delete(first, prompt, axis=1), lengths[:, 0] - self._prompt_tokens[0]
+        second, lengths = self._augmentation(*without_prompt, generator)
+        second = np.concatenate([second[:, :1], first[:, prompt], second[:, 1:]], axis=1)
+        lengths = lengths + self._prompt_tokens[0]
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self._pad_token_id), second), lengths
 

@@ -1,5 +1,7 @@
 """Examples that are made of the rows of a token store and drawn again in each epoch: neighbours and crops."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
@@ -12,15 +14,23 @@ FEWEST_CROPPED = 8  # the smallest number of tokens in a span
 DRAWS = 1 << 24  # the number of possible choices of two spans
 
 
-def examples_of(store: TokenStore, data: DataConfig, *, next_sentence: bool) -> Examples:
-    """Return the examples that `data.pairs` makes of a text. `next_sentence` adds the next sentence as a column.
+def examples_of(
+    store: TokenStore, data: DataConfig, *, next_sentence: bool, prompt_ids: Sequence[int] = ()
+) -> Examples:
+    """Return the examples that `data.pairs` makes of a text.
+
+    Args:
+        store: The text.
+        data: The options.
+        next_sentence: Add the next sentence as a further column.
+        prompt_ids: The tokens of a prompt in front of crops. In other pairs, the prompt is a part of the text.
 
     Raises:
         ConfigError: The text has too many columns, or lacks documents.
         DataError: No document has a next sentence, or no passage is long enough.
     """
     if data.pairs == "crops":
-        return Crops(store, data.max_length)
+        return Crops(store, data.max_length, prompt_ids)
     if data.pairs == "dropout" and len(store.columns) > 1:
         raise ConfigError(
             f"data.pairs='dropout' uses each sentence twice, but the text has {len(store.columns)} columns. Set "
@@ -88,16 +98,19 @@ class Crops(_Drawn):
     """Pairs of random spans of a passage.
 
     A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
-    [CLS] and [SEP].
+    [CLS] and [SEP], after the prompt if there is one.
 
     Args:
         store: Single passages.
-        max_length: The largest number of tokens of a span.
+        max_length: The largest number of tokens of a span with its prompt.
+        prompt_ids: The tokens of the prompt.
     """
 
-    def __init__(self, store: TokenStore, max_length: int):
+    def __init__(self, store: TokenStore, max_length: int, prompt_ids: Sequence[int] = ()):
         super().__init__(store, np.flatnonzero(np.diff(store.offsets) - 2 >= 2 * FEWEST_CROPPED))
         self.columns, self.max_length = ("crop", "crop"), max_length
+        self._prompt = np.array(prompt_ids, store.token_ids.dtype)
+        self._added = 2 + len(self._prompt)  # tokens around a span
         if not len(self):
             raise DataError(
                 f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops need. Use longer "
@@ -108,18 +121,19 @@ class Crops(_Drawn):
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
     def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
-        return self._spans(rows)[1] + 2
+        return self._spans(rows)[1] + self._added
 
     def gather(
         self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
     ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
         starts, sizes, first, last = self._spans(rows)
-        column = np.arange(width)
-        positions = np.where(column == 0, first[..., None], starts[..., None] + column - 1)
-        positions = np.where(column == sizes[..., None] + 1, last[..., None], positions)
-        real = column < sizes[..., None] + 2
+        column, lengths = np.arange(width), sizes + self._added
+        positions = np.where(column == 0, first[..., None], starts[..., None] + column - (self._added - 1))
+        positions = np.where(column == lengths[..., None] - 1, last[..., None], positions)
+        real = column < lengths[..., None]
         token_ids = self.token_ids[np.where(real, positions, 0)]
-        return np.where(real, token_ids, pad_token_id).astype(np.int32), sizes + 2
+        token_ids[..., 1 : self._added - 1] = self._prompt
+        return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
 
     def _spans(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, "B 2"], ...]:
         """Return where both spans start, their sizes, and the places of the passages' [CLS] and [SEP]."""
@@ -129,7 +143,7 @@ class Crops(_Drawn):
         low, high = CROP_SHARES
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
         sizes = np.floor((low + (high - low) * numbers[:, :2]) * tokens).astype(np.int64)
-        sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - 2)
+        sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._added)
         starts = first + 1 + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
         return starts, sizes, first, last
 

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ def build_or_open(
     max_length: int,
     cache_dir: str | Path = "",
     *,
+    prompts: Sequence[str] = (),
     quiet: bool = False,
 ) -> TokenStore:
     """Open the token store of a corpus, or build it. The processes of a host build it once.
@@ -132,17 +133,19 @@ def build_or_open(
         tokenizer: A fast tokenizer. Its own truncation and padding are ignored.
         max_length: Tokens per sentence, including special tokens; longer sentences are cut.
         cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below $XDG_CACHE_HOME).
+        prompts: The text in front of each sentence, by column. Empty: none.
         quiet: Do not report, because another process does.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
     text = corpus.fingerprint()
     parts = [FORMAT_VERSION, text, corpus.columns, corpus.on_bad_line, backend.to_str(), corpus.reading]
+    parts += [list(prompts)] if any(prompts) else []
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
 
     def build(new: Path) -> dict[str, Any]:
-        _write_arrays(corpus, backend, new, quiet)
+        _write_arrays(corpus, backend, new, prompts, quiet)
         if corpus.fingerprint() != text:
             raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
         return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
@@ -216,7 +219,8 @@ def _damaged(folder: Path) -> str:
         return META
 
 
-def _write_arrays(corpus: Corpus, backend: Any, folder: Path, quiet: bool) -> None:
+def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[str], quiet: bool) -> None:
+    prompts = prompts or [""] * len(corpus.columns)
     id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
     document_starts, document = [np.zeros(0, np.int64)], -1
     with (
@@ -230,7 +234,8 @@ def _write_arrays(corpus: Corpus, backend: Any, folder: Path, quiet: bool) -> No
             new_documents = np.flatnonzero(np.diff([document, *documents]))
             document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
             document = documents[-1]
-            sentences = tokenise(backend, list(itertools.chain.from_iterable(rows))).ids
+            texts = [prompt + text for row in rows for prompt, text in zip(prompts, row, strict=True)]
+            sentences = tokenise(backend, texts).ids
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
             offsets.append(token_ids.size + np.cumsum(lengths))
             token_ids.append(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()))

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32
 
+from diffcse_jax.models.prompts import Prompts
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -19,23 +21,33 @@ class Encoder(Protocol):
     @property
     def truncate_dim(self) -> int | None: ...
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]: ...
+    @property
+    def prompts(self) -> Prompts: ...
+
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Float32[np.ndarray, "sentences dim"]:
+        """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
+        ...
 
 
 class CachedEncoder:
     """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
 
     def __init__(self, encoder: Encoder):
-        self.pooler, self.truncate_dim = encoder.pooler, encoder.truncate_dim
+        self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
         self._encoder = encoder
-        self._embeddings: dict[str, np.ndarray] = {}
+        self._embeddings: dict[str | None, dict[str, np.ndarray]] = {}  # by prompt
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Float32[np.ndarray, "sentences dim"]:
         """Return one embedding per sentence."""
-        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._embeddings]
-        if new:
-            self._embeddings.update(zip(new, self._encoder.encode(new, batch_size=batch_size), strict=True))
-        return np.stack([self._embeddings[sentence] for sentence in sentences])
+        known = self._embeddings.setdefault(prompt, {})
+        if new := [sentence for sentence in dict.fromkeys(sentences) if sentence not in known]:
+            computed = self._encoder.encode(new, batch_size=batch_size, prompt=prompt)
+            known.update(zip(new, computed, strict=True))
+        return np.stack([known[sentence] for sentence in sentences])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,7 @@ class TorchEncoder:
         checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
         self.pooler = pooling_modules.choose_pooler(pooler, record.pooler if record else None, path_or_id)
+        self.prompts = pooling_modules.prompts_of(checkpoint.folder)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = checkpoint.config.max_length
@@ -94,8 +95,13 @@ class TorchEncoder:
                 f"{checkpoint.folder}: transformers does not find {lacking}. Use the jax backend or another pooler"
             )
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dim"]:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Float32[np.ndarray, "sentences dim"]:
         """Return embeddings. Sentences longer than the model's positions are cut."""
+        prompt = self.prompts.choose(prompt)
+        sentences = [prompt + sentence for sentence in sentences]
+        self._unpooled = len(self._tokenizer(prompt)["input_ids"]) - 1 if prompt and not self.prompts.pooled else 0
         distinct = sorted(set(sentences), key=len)
         lengths = map(len, self._tokenizer(distinct, verbose=False)["input_ids"])
         warn_of_cut([length > self._max_length for length in lengths], self._max_length)
@@ -118,11 +124,12 @@ class TorchEncoder:
 
         if self._head:
             bias, kernel = self._head
-            return torch.tanh(torch.addmm(bias, outputs.last_hidden_state[:, 0], kernel))
+            return torch.tanh(torch.addmm(bias, outputs.last_hidden_state[:, self._unpooled], kernel))
         if self.pooler == "cls":
             return outputs.pooler_output
         if self.pooler == "cls_before_pooler":
-            return outputs.last_hidden_state[:, 0]
+            return outputs.last_hidden_state[:, self._unpooled]
+        attention_mask[:, : self._unpooled] = 0
         states = torch.stack([outputs.hidden_states[layer] for layer in AVERAGED_LAYERS[self.pooler]]).mean(dim=0)
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
         return (states * mask).sum(dim=1) / mask.sum(dim=1)
@@ -155,12 +162,14 @@ class PostProcessed:
     """An encoder whose embeddings x become (x - mean) @ matrix."""
 
     def __init__(self, encoder: Encoder, mean: Float32[np.ndarray, " dim"], matrix: Float32[np.ndarray, "dim target"]):
-        self.pooler, self.truncate_dim = encoder.pooler, encoder.truncate_dim
+        self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences target"]:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Float32[np.ndarray, "sentences target"]:
         """Return transformed embeddings."""
-        return (self._encoder.encode(sentences, batch_size=batch_size) - self._mean) @ self._matrix
+        return (self._encoder.encode(sentences, batch_size=batch_size, prompt=prompt) - self._mean) @ self._matrix
 
 
 def post_process(encoder: Encoder, specification: str, dimension: int | None) -> PostProcessed:

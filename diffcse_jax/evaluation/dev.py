@@ -25,13 +25,14 @@ from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.results import size_problem
 from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_retrieval_pairs
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, encode_groups, read_pairs, score_pairs, similarities
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs, score_pairs, similarities
 from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
 
 STS_METRICS = {"stsb_spearman", "average_spearman"}
+SYMMETRIC_METRICS = {"neighbours_retrieval", "halves_retrieval"}  # both texts are of one kind
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 MOST_PAIRS = 1000
@@ -79,7 +80,8 @@ class RetrievalMetric:
         return f"{len(self.queries):,} queries"
 
     def _encode(self, encoder: Encoder) -> list[np.ndarray]:
-        return encode_groups(encoder, [list(self.queries), list(self.targets)], self.batch_size)
+        symmetric = self.name in SYMMETRIC_METRICS
+        return retrieval.encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
 
 
 @dataclasses.dataclass(frozen=True)

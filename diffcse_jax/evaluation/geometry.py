@@ -76,7 +76,7 @@ class Retrieval(StsbProbe):
         ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
         queries = list(options.queries) or [pairs.first[row] for row in rows[:EXAMPLES]]
         if options.queries:
-            scores = normalize(encoder.encode(queries)) @ corpus.T
+            scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
         hits = [
             {"query": query, "hits": best_hits(row, pairs.first + pairs.second, options.top_k)}
             for query, row in zip(queries, scores, strict=False)

@@ -23,7 +23,9 @@ from diffcse_jax.io import expand_path, find_run
 
 
 class MtebEncoder(AbsEncoder):
-    """A `SentenceEncoder` for mteb. Similarity is the cosine; prompts and the device are ignored.
+    """A `SentenceEncoder` for mteb. Similarity is the cosine. The device is ignored.
+
+    Queries and documents get the model's prompts; texts of other tasks get its default prompt, if there is one.
 
     mteb caches scores by a model's name and revision. Both contain a hash of all that determines an embedding, so that
     no model gets the cached scores of another. `revision` replaces the hash.
@@ -50,4 +52,7 @@ class MtebEncoder(AbsEncoder):
         self, inputs: DataLoader[BatchedInput], *, prompt_type: PromptType | None = None, **options: Any
     ) -> Float32[np.ndarray, "sentences dim"]:
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
-        return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64))
+        prompts, prompt = self.encoder.prompts, None
+        if prompt_type is not None:
+            prompt = prompts.query if prompt_type == PromptType.query else prompts.document
+        return self.encoder.encode(sentences, batch_size=options.get("batch_size", 64), prompt=prompt)

@@ -2,7 +2,7 @@
 
 import collections
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,23 @@ def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[
     return [pair for pair in candidates if all(occurrences[text] == 1 for text in pair)][:limit]
 
 
+def encode_pairs(
+    encoder: Encoder, queries: Sequence[str], targets: Sequence[str], batch_size: int = 64, *, symmetric: bool = False
+) -> list[Float32[np.ndarray, "_ dim"]]:
+    """Return the embeddings of queries and targets, with the encoder's prompts of queries and documents.
+
+    Texts of one kind (`symmetric`), such as the halves of sentences, have one prompt.
+    """
+    prompts = encoder.prompts
+    query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
+    if query == document:
+        return encode_groups(encoder, [list(queries), list(targets)], batch_size, query)
+    return [
+        encode_groups(encoder, [list(queries)], batch_size, query)[0],
+        encode_groups(encoder, [list(targets)], batch_size, document)[0],
+    ]
+
+
 # Tasks on the user's own files
 
 
@@ -125,7 +142,7 @@ class PairsRetrieval(OwnTask):
 
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         queries, targets = read_retrieval_pairs(self.file)
-        return retrieval_scores(*encode_groups(encoder, [queries, targets])) | {"n": len(queries)}
+        return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
 
 
 class Duplicates(OwnTask):

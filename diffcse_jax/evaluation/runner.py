@@ -91,6 +91,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
                 "model": model,
                 "pooler": encoder.pooler,
                 "truncate_dim": encoder.truncate_dim,
+                "prompts": dict(encoder.prompts.by_name),
                 **{name: getattr(settings, name) for name in RECORDED},
                 "tasks": dict(scores),
                 "averages": results.averages(scores, settings.mode),

@@ -117,11 +117,12 @@ def similarities(
 
 
 def encode_groups(
-    encoder: Encoder, groups: Iterable[list[str]], batch_size: int = 64
+    encoder: Encoder, groups: Iterable[list[str]], batch_size: int = 64, prompt: str | None = None
 ) -> list[Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of each group of sentences, from one call of the encoder."""
     groups = list(groups)
-    embeddings = encoder.encode([sentence for group in groups for sentence in group], batch_size=batch_size)
+    sentences = [sentence for group in groups for sentence in group]
+    embeddings = encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
     return np.split(embeddings, np.cumsum([len(group) for group in groups])[:-1])
 
 

@@ -124,6 +124,7 @@ def model_card(
         test_table=_markdown([Row(label, format_scores(scores_by_column(each))) for label, each in tests if each]),
         not_official=results[0].get("not_official", {}),
         max_length=sizes.max_length,
+        prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(families.find(sizes.family).pooler),
         graph=GRAPH if onnx else "",
         command=command_of(config),

@@ -87,6 +87,8 @@ def export(
     if with_onnx:
         onnx.require_packages()
     saved = read_encoder(source)
+    if with_onnx and not saved.prompts.pooled:
+        raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
     pooling_modules.checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
     results = recorded_results(source, saved, truncate_dim, about.results)
     with disk_errors(
@@ -170,6 +172,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         hidden_size=sizes.hidden_size,
         head=saved.pooler_head,
         truncate_dim=truncate_dim,
+        prompts=saved.prompts,
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
 
@@ -180,13 +183,18 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
     Raises:
         CheckpointError: They differ by more than the tolerance, or they are NaN or infinite.
     """
-    expected = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode(SAMPLES)
+    prompts = dict.fromkeys(["", saved.prompts.query, saved.prompts.document])
+
+    def embeddings(encode: Callable[..., np.ndarray]) -> np.ndarray:
+        return np.concatenate([encode(SAMPLES, prompt=prompt) for prompt in prompts])
+
+    expected = embeddings(SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim).encode)
     scale = float(np.abs(expected).max())
     if not np.isfinite(scale):
         raise CheckpointError(f"the embeddings of the checkpoint of step {saved.step} are NaN or infinite")
     differences = {}
     for name, encode in _readers(saved, folder).items():
-        found = encode(SAMPLES)
+        found = embeddings(encode)
         same_shape = found.shape == expected.shape  # not if a reader does not cut
         differences[name] = float(np.abs(found - expected).max()) if same_shape else np.inf
         _require_close(differences[name], scale, f"read by {name}, its embeddings")

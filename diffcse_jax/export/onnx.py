@@ -21,6 +21,7 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object
+from diffcse_jax.models.pooling_modules import prompts_of
 
 GRAPH = "onnx/model.onnx"
 INT8 = "onnx/model_qint8.onnx"
@@ -114,14 +115,18 @@ class OnnxEncoder:
     def __init__(self, folder: Path, file: str, pooler: str, truncate_dim: int | None):
         from onnxruntime import InferenceSession
 
-        self.pooler, self.truncate_dim = pooler, truncate_dim
+        self.pooler, self.truncate_dim, self.prompts = pooler, truncate_dim, prompts_of(folder)
         self._tokenizer = load_tokenizer(folder)
         self._max_length = read_json_object(folder / "sentence_bert_config.json")["max_seq_length"]
         self._session = InferenceSession(folder / file, providers=["CPUExecutionProvider"])
         self._inputs = [each.name for each in self._session.get_inputs()]
 
-    def encode(self, sentences: Sequence[str], batch_size: int = 64) -> Float32[np.ndarray, "sentences dimension"]:
+    def encode(
+        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
+    ) -> Float32[np.ndarray, "sentences dimension"]:
         """Return embeddings, shape (sentences, dim). Sentences longer than the model's positions are cut."""
+        prompt = self.prompts.choose(prompt)
+        sentences = [prompt + sentence for sentence in sentences]
         order = np.argsort([len(sentence) for sentence in sentences], kind="stable")
         options = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "np"}
         embeddings = []

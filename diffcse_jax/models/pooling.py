@@ -17,16 +17,25 @@ POOLERS = ("cls", "cls_before_pooler", *AVERAGED_LAYERS)
 
 
 def pool(
-    hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
+    hidden_states: tuple[jax.Array, ...],
+    attention_mask: Int[Array, "batch length"],
+    pooler: str,
+    prompt_tokens: Int[Array, " batch"] | None = None,
 ) -> Float[Array, "batch hidden"]:
     """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
 
     `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real tokens, `avg_top2` that
     of the last two layers, `avg_first_last` that of the embedding layer and the last layer (DiffCSE's code and SimCSE's
     paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
+    All of them leave out the first `prompt_tokens` positions, if given.
     """
+    if prompt_tokens is not None:
+        is_text = jnp.arange(attention_mask.shape[1])[None] >= prompt_tokens[:, None]
+        attention_mask = jnp.where(is_text, attention_mask, 0)
     if pooler not in AVERAGED_LAYERS:
-        return hidden_states[-1][:, 0]
+        if prompt_tokens is None:
+            return hidden_states[-1][:, 0]
+        return hidden_states[-1][jnp.arange(len(attention_mask)), attention_mask.argmax(axis=1)]
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS[pooler]]
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
@@ -35,9 +44,9 @@ def pool(
 
 def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows hidden"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
-    positions = None if pooler in AVERAGED_LAYERS else 1
+    positions = None if pooler in AVERAGED_LAYERS or rows.prompt_tokens is not None else 1
     states = network(rows, keys=keys, last_positions=positions)["hidden_states"]
-    return pool(states, rows.attention_mask, pooler)
+    return pool(states, rows.attention_mask, pooler, rows.prompt_tokens)
 
 
 def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*rows dim"]:

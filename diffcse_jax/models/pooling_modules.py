@@ -16,10 +16,10 @@ from diffcse_jax.io import read_json, read_json_object, write_json, write_tensor
 from diffcse_jax.models.hf import FLOATS, Pretrained, read_safetensors
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS
+from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
 
 _KNOWN_MODULES = {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
 _POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
-_SETTINGS = "config_sentence_transformers.json"
 _TANH = "torch.nn.modules.activation.Tanh"
 
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
@@ -34,21 +34,27 @@ class RecordedPooler(NamedTuple):
 
 
 def write(
-    folder: Path, pooler: str, num_blocks: int, hidden_size: int, head: Params | None, truncate_dim: int | None = None
+    folder: Path,
+    pooler: str,
+    num_blocks: int,
+    hidden_size: int,
+    head: Params | None,
+    truncate_dim: int | None = None,
+    prompts: Prompts = NO_PROMPTS,
 ) -> None:
     """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
 
     Poolers over two layers need `output_hidden_states` in its `config.json`. Only the pooler `cls` has a head.
     """
     cut = {} if truncate_dim is None else {"truncate_dim": truncate_dim}
-    write_json(folder / _SETTINGS, {"similarity_fn_name": "cosine"} | cut)
+    write_json(folder / SETTINGS, {"similarity_fn_name": "cosine"} | cut | prompts.settings())
     modules: list[tuple[str, dict, Params]] = [("Transformer", {}, {})]  # names, configurations, weights
     config: dict[str, Any]
     if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
         modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
     mode = "cls_token" if pooler in ("cls", "cls_before_pooler") else "mean_tokens"
-    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES}
+    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES} | {"include_prompt": prompts.pooled}
     modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
     if pooler == "cls":
         assert head is not None
@@ -96,7 +102,7 @@ def read(folder: Path) -> RecordedPooler | None:
             raise CheckpointError(f"{dense}: only a dense layer with tanh is supported")
         kernel, bias = _tensor(dense, "linear.weight", 2).T, _tensor(dense, "linear.bias", 1)
         head = {"dense.kernel": np.ascontiguousarray(kernel, np.float32), "dense.bias": bias.astype(np.float32)}
-    path = folder / _SETTINGS
+    path = folder / SETTINGS
     size = read_json_object(path).get("truncate_dim") if path.is_file() else None
     if size is not None and (type(size) is not int or size < 1):
         raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
@@ -112,6 +118,13 @@ def read(folder: Path) -> RecordedPooler | None:
     raise CheckpointError(
         f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
     )
+
+
+def prompts_of(folder: Path) -> Prompts:
+    """Return the prompts of a folder, and whether its pooling reads them."""
+    pooling = read(folder) and _read_modules(folder)["Pooling"]
+    pooled = read_json_object(pooling / "config.json").get("include_prompt", True) if pooling else True
+    return read_prompts(folder, pooled=pooled is not False)
 
 
 def _read_modules(folder: Path) -> dict[str, Path]:

@@ -38,6 +38,7 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
 
 START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
@@ -86,6 +87,7 @@ def open_run(
     tokenizer: PreTrainedTokenizerFast,
     generator: Pretrained | None,
     others: Mapping[str, str] = MappingProxyType({}),
+    prompts: Prompts = NO_PROMPTS,
 ) -> None:
     """Write what identifies a new run, or check that the run in the folder is the same.
 
@@ -98,6 +100,7 @@ def open_run(
         tokenizer: Its tokenizer.
         generator: The frozen masked LM of `generator.name_or_path`, if the run names one.
         others: Digests of the other files that training reads, by the key that names them.
+        prompts: The prompts of the trained model.
     """
 
     @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
@@ -107,7 +110,7 @@ def open_run(
             digests["generator.name_or_path"] = generator.digest()
         if _has_checkpoint(workdir):
             _check_same(workdir, config, digests)
-            _repair_encoder(workdir, config, encoder, tokenizer)
+            _repair_encoder(workdir, config, encoder, tokenizer, prompts)
             return
         if (workdir / CONFIG).is_file():
             try:
@@ -116,7 +119,7 @@ def open_run(
                 (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
                 for name in _BEFORE_CHECKPOINTS:
                     shutil.rmtree(workdir / name, ignore_errors=True)
-        _write_encoder(workdir, config, encoder, tokenizer)
+        _write_encoder(workdir, config, encoder, tokenizer, prompts)
         files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
         recorded = file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
         write_json(workdir / START, {**digests, _FILES: recorded})
@@ -301,6 +304,12 @@ def read_pooler(workdir: Path) -> Params | None:
     return load_file(path) if path.is_file() else None
 
 
+def read_run_prompts(folder: Path) -> Prompts:
+    """Return the prompts that a run recorded in its folder `encoder/`."""
+    path = folder / SETTINGS
+    return read_prompts(folder, pooled=not path.is_file() or read_json_object(path)["include_prompt"])
+
+
 def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
     """Return the recorded digests of config.json or of the files in encoder/."""
     path = workdir / START
@@ -310,23 +319,29 @@ def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
     return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
 
 
-def _write_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
+def _write_encoder(
+    workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast, prompts: Prompts
+) -> None:
     folder = workdir / _ENCODER
     folder.mkdir(exist_ok=True, parents=True)
     write_json(folder / "config.json", dict(encoder.hf_config))
     tokenizer.save_pretrained(folder)
     base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
     write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
+    if settings := prompts.settings():
+        write_json(folder / SETTINGS, settings | {"include_prompt": prompts.pooled})
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
 
 
-def _repair_encoder(workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> None:
+def _repair_encoder(
+    workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast, prompts: Prompts
+) -> None:
     """Rewrite `encoder/` from the starting checkpoint if it is damaged."""
     recorded = _recorded_files(workdir, _ENCODER)
     damaged = first_changed(workdir, recorded)
     if damaged:
-        _write_encoder(workdir, config, encoder, tokenizer)
+        _write_encoder(workdir, config, encoder, tokenizer, prompts)
     earlier = read_json_object(workdir / _ENCODER / "config.json")
     if (damaged and first_changed(workdir, recorded)) or earlier != json.loads(json.dumps(dict(encoder.hf_config))):
         raise ConfigError(

@@ -10,9 +10,10 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import CHECKPOINTS, find_run
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
-from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_pooler
+from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_pooler, read_run_prompts
 from diffcse_jax.run_folder.records import Record, read_baseline, read_selection, read_weights
 
 
@@ -26,6 +27,7 @@ class SavedEncoder(Record):
     transformer_config: TransformerConfig
     transformer: Params
     pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
+    prompts: Prompts = NO_PROMPTS
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
     verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
@@ -55,6 +57,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         folder=folder,
         transformer_config=hf.transformer_config(hf_config, source=str(folder)),
         transformer=parameters.subset(params, "encoder"),
+        prompts=read_run_prompts(folder),
         pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",

@@ -42,22 +42,23 @@ class EncoderRecord:
     precision: str
     dimension: int
     weights: str  # `SentenceEncoder.fingerprint()`
+    prompt: str = ""  # in front of each text
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], source: Path) -> "EncoderRecord":
         """Return the record in the settings of a file; raise `CheckpointError` if a part of it is missing."""
         for name, kind in typing.get_type_hints(cls).items():
-            if type(settings.get(name)) is not kind:
+            if type(settings.get(name, getattr(cls, name, None))) is not kind:
                 raise CheckpointError(f"{source} does not name the encoder of its embeddings: {name!r} is missing")
-        return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls)})
+        return cls(**{field.name: settings[field.name] for field in dataclasses.fields(cls) if field.name in settings})
 
     def require(self, encoder: "EncoderRecord", folder: Path | str) -> None:
         """Raise `ConfigError` if embeddings of another encoder cannot be compared with the stored ones."""
-        if encoder.weights == self.weights:
+        if (encoder.weights, encoder.prompt) == (self.weights, self.prompt):
             return
         differences = [
             f"{name} {getattr(self, name)} there, {getattr(encoder, name)} here"
-            for name in ("pooler", "precision", "dimension")
+            for name in ("pooler", "precision", "dimension", "prompt")
             if getattr(self, name) != getattr(encoder, name)
         ]
         raise ConfigError(
@@ -91,10 +92,10 @@ class VectorStore:
         """Return the encoder of the embeddings; raise a `UserError` if a file does not name it or names another."""
         records = [EncoderRecord.read(*each) for each in zip(self.settings, self.parts, strict=True)]
         for part, record in zip(self.parts, records, strict=True):
-            if record.weights != records[0].weights:
+            if (record.weights, record.prompt) != (records[0].weights, records[0].prompt):
                 raise DataError(
                     f"{part} holds embeddings of {record.model}, but {self.parts[0].name} has another encoder, "
-                    f"{records[0].model}. Embed the text again into a folder of its own"
+                    f"{records[0].model}, or another prompt. Embed the text again into a folder of its own"
                 )
         return records[0]
 

@@ -83,6 +83,7 @@ class Run:
             self.base.tokenizer,
             pooler=self.config.encoding_pooler,
             pooler_head=parameters.subset(params, "projector"),
+            prompts=self.base.prompts,
         )
         return self.evaluation.measure(encoder)
 

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.search.vector_store import VectorStore, find_store
@@ -42,12 +43,14 @@ class StartingCheckpoint:
     Attributes:
         name: The checkpoint as the configuration names it.
         recorded: The pooler that it records; None if it records none, as a raw masked LM does.
+        prompts: Its prompts, and those of `data.prompts`.
     """
 
     name: str
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
     recorded: RecordedPooler | None
+    prompts: Prompts = NO_PROMPTS
 
     @property
     def head(self) -> Params | None:
@@ -67,7 +70,8 @@ class StartingCheckpoint:
     def encoder(self, config: Config) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it."""
         model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
-        return SentenceEncoder(model.config, model.transformer, self.tokenizer, pooler=pooler, pooler_head=head)
+        options: dict[str, Any] = {"pooler": pooler, "pooler_head": head, "prompts": self.prompts}
+        return SentenceEncoder(model.config, model.transformer, self.tokenizer, **options)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
@@ -120,11 +124,12 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         head = saved.pooler_head
         encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
         recorded: RecordedPooler | None = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
+        prompts = saved.prompts
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
-        recorded = recorded_pooler(encoder, asked)
+        recorded, prompts = recorded_pooler(encoder, asked), pooling_modules.prompts_of(encoder.folder)
     encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
-    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded)
+    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, prompts)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)

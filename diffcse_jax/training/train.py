@@ -25,6 +25,7 @@ from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256, why_unreadable
+from diffcse_jax.models.prompts import for_columns
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.folder import check_run, open_run
@@ -71,9 +72,13 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
 
     # 3. Text to tokens, examples and batches.
     max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, quiet=quiet)
+    prompts, base = _choose_prompts(config, base, len(corpus.columns))
+    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    stored = () if config.data.pairs == "crops" else prompts  # spans get their prompt when they are drawn
+    store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=stored, quiet=quiet)
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
-    examples = _open_examples(config, store, networks.sizes_for_run(encoder.config, config))
+    sizes = networks.sizes_for_run(encoder.config, config)
+    examples = _open_examples(config, store, sizes, prompt_ids[0])
     config = with_fitting_batch(config, len(examples), mesh)
     total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
@@ -86,13 +91,15 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
         augmentation=open_augmentation(config.data, tokenizer),
+        prompt_tokens=[len(ids) for ids in prompt_ids] * (len(examples.columns) // len(prompts)),
+        pools_prompts=base.prompts.pooled,
         vectors=vectors,
     )
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     digests = dict(teachers.digests)
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
-    open_run(workdir, config, encoder, tokenizer, generator, digests)
+    open_run(workdir, config, encoder, tokenizer, generator, digests, base.prompts)
 
     # 4. Networks and optimizer. If the run has its own generator, its head is trained first.
     if config.trains_generator_head:
@@ -188,10 +195,28 @@ def _measure_baseline(run: Run, *, resumed: bool) -> Record:
     return Record(**hosts.decided_by_first(measure))
 
 
-def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig) -> Examples:
+def _choose_prompts(
+    config: Config, base: networks.StartingCheckpoint, columns: int
+) -> tuple[tuple[str, ...], networks.StartingCheckpoint]:
+    """Return the prompt of each column, and the starting checkpoint with the prompts that the run uses."""
+    prompts, of_run = for_columns(base.prompts, config.data.prompts, columns)
+    longest = max(len(base.tokenizer.encode(prompt)) for prompt in prompts)
+    if longest >= config.data.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} leaves no room for text: the prompt has {longest} tokens with "
+            "[CLS] and [SEP]. Give a larger data.max_length."
+        )
+    if any(prompts):
+        log_line(f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them.")
+    elif not config.data.prompts and (warning := base.prompts.warning(base.name)):
+        log_line(f"warning: {warning}")
+    return prompts, dataclasses.replace(base, prompts=of_run)
+
+
+def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig, prompt_ids: Sequence[int]) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
-    examples = examples_of(store, config.data, next_sentence=with_next)
+    examples = examples_of(store, config.data, next_sentence=with_next, prompt_ids=prompt_ids)
     if isinstance(examples, Neighbours):
         of = counted(len(store), f"{examples.columns[0]}{{s}}")
         log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has none after it")

@@ -111,7 +111,12 @@ class Tuning:
         quiet = jax.process_index() > 0
         self.stores = {
             each.name: build_or_open(
-                each.train.corpus(each.task.texts), self.tokenizer, data.max_length, data.cache_dir, quiet=quiet
+                each.train.corpus(each.task.texts),
+                self.tokenizer,
+                data.max_length,
+                data.cache_dir,
+                prompts=[self.start.prompts.default] * len(each.task.texts),
+                quiet=quiet,
             )
             for each in self.tasks
         }
@@ -122,8 +127,8 @@ class Tuning:
 
     def encoder(self, transformer: Params, pooler_head: Params | None) -> SentenceEncoder:
         """Return an encoder with these weights and the pooler that the run trains."""
-        sizes, pooler = self.checkpoint.config, self.config.encoding_pooler
-        return SentenceEncoder(sizes, transformer, self.tokenizer, pooler=pooler, pooler_head=pooler_head)
+        options: dict[str, Any] = {"pooler": self.config.encoding_pooler, "prompts": self.start.prompts}
+        return SentenceEncoder(self.checkpoint.config, transformer, self.tokenizer, pooler_head=pooler_head, **options)
 
     def start_encoder(self) -> SentenceEncoder:
         """Return the encoder to start from."""

@@ -14,9 +14,9 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
-from diffcse_jax.evaluation.dev import CorrelationMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
 from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
-from diffcse_jax.evaluation.retrieval import retrieval_scores
+from diffcse_jax.evaluation.retrieval import encode_pairs, retrieval_scores
 from diffcse_jax.evaluation.tasks import is_local
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -43,6 +43,7 @@ class Sample:
     first: Sequence[str]  # the queries of the pairs, or all texts
     second: Sequence[str] = ()  # the other texts of the pairs; empty for single texts
     gold: Sequence[float] | None = None  # human ratings of the pairs; None if every pair belongs together
+    metric: str = ""  # the dev metric of the pairs
 
     @property
     def related(self) -> list[int]:
@@ -118,13 +119,23 @@ def encode_sample(encoders: Mapping[str, tuple[str, Loader]], sample: Sample) ->
     models, problems = [], []
     for label, (colour, load) in encoders.items():
         try:
-            raw = np.asarray(load().encode(sample.texts), np.float32)
+            raw = _encode(load(), sample)
         except UserError as error:
             problems.append(f"{label}: {str(error).splitlines()[0]}")
             continue
         rows = np.asarray(normalize(raw))
         models.append(Model(label, colour, dict(zip(sample.texts, rows, strict=True)), raw))
     return Comparison(sample, models, problems)
+
+
+def _encode(encoder: SentenceEncoder, sample: Sample) -> Float32[np.ndarray, "texts dim"]:
+    """Return the embeddings of the sample's texts, with the encoder's prompts of queries and documents."""
+    if sample.gold is not None or not sample.second:
+        return encoder.encode(sample.texts)
+    symmetric = sample.metric in SYMMETRIC_METRICS
+    sides = encode_pairs(encoder, sample.first, sample.second, symmetric=symmetric)
+    embeddings = dict(zip([*sample.first, *sample.second], np.concatenate(sides), strict=True))
+    return np.stack([embeddings[text] for text in sample.texts])
 
 
 def measures(model: Model, sample: Sample) -> dict[str, float]:
@@ -244,5 +255,6 @@ def _dev_sample(config: Config) -> Sample:
     else:
         rows = list(zip(metric.queries, metric.targets, strict=True))
     kind = "rated pairs" if isinstance(metric, CorrelationMetric) else "pairs"
-    columns = [list(column) for column in zip(*evenly_spaced(rows, MOST_PAIRS), strict=True)]
-    return Sample(f"{len(columns[0])} of the {len(rows):,} {kind} of the dev metric", *columns)
+    columns: list[Any] = [list(column) for column in zip(*evenly_spaced(rows, MOST_PAIRS), strict=True)]
+    about = f"{len(columns[0])} of the {len(rows):,} {kind} of the dev metric"
+    return dataclasses.replace(Sample(about, *columns), metric=config.eval.metric)

@@ -1,0 +1,196 @@
+"""Prompts are read, applied, trained with and exported as in sentence-transformers."""
+
+import json
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from tiny_model import write_tiny_model
+from tiny_run import overrides, run_settings
+
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.batch import Batch
+from diffcse_jax.cli import main
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.augmentation import open_augmentation
+from diffcse_jax.data.batches import BatchSource
+from diffcse_jax.data.readers import Corpus
+from diffcse_jax.data.sampling import Crops
+from diffcse_jax.data.token_store import build_or_open
+from diffcse_jax.data.tokenizer import load_tokenizer
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.models.pooling import POOLERS
+from diffcse_jax.models.pooling_modules import prompts_of, read, write
+from diffcse_jax.models.prompts import Prompts, for_columns
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+E5 = Prompts({"query": "query: ", "passage": "passage: "})
+TEXTS = ["How do I install a package?", "Write to the list.", "query", "a " * 30]
+
+
+@pytest.fixture
+def folder(tmp_path, minilm_dir):
+    """Makes a sentence-transformers folder with prompts."""
+
+    def make(prompts=E5, pooler="avg"):
+        path = write_tiny_model(tmp_path / pooler, minilm_dir)
+        if pooler in ("avg_top2", "avg_first_last", "avg_first_block_last"):
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps(config | {"output_hidden_states": True}))
+        head = {"dense.kernel": np.eye(16, dtype=np.float32), "dense.bias": np.zeros(16, np.float32)}
+        write(path, pooler, 3, 16, head if pooler == "cls" else None, prompts=prompts)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("pooler", POOLERS)
+def test_embeddings_equal_those_of_sentence_transformers(folder, pooler, pooled):
+    if not pooled and pooler not in ("cls", "cls_before_pooler", "avg"):
+        pytest.skip("WeightedLayerPooling of sentence-transformers does not pass the length of the prompt on")
+    path = folder(Prompts({**E5.by_name, "title": "title: "}, "title", pooled), pooler)
+    ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
+    for encode in (
+        lambda model: model.encode(TEXTS),
+        lambda model: model.encode(TEXTS, prompt_name="passage"),
+        lambda model: model.encode(TEXTS, prompt="Represent: "),
+        lambda model: model.encode(TEXTS, prompt=""),
+        lambda model: model.encode_query(TEXTS),
+        lambda model: model.encode_document(TEXTS),
+        lambda model: model.encode_query(TEXTS, prompt_name="title"),
+    ):
+        np.testing.assert_allclose(encode(ours), encode(theirs), atol=1e-5)
+
+
+def test_a_forgotten_prompt_is_warned_of_once(folder, recwarn):
+    encoder = SentenceEncoder.from_pretrained(folder())
+    encoder.encode_query("a")
+    encoder.encode("a", prompt="")
+    assert not recwarn
+    encoder.encode("a")
+    encoder.encode("b")
+    assert [str(each.message) for each in recwarn if "query ('query: '), passage ('passage: ')" in str(each.message)]
+    assert len(recwarn) == 1
+
+
+def test_prompts_of_the_readme_are_warned_of(folder):
+    path = folder(Prompts())
+    (path / "README.md").write_text('Each text starts with "query: " or "passage: ". `query: ` is for symmetric tasks.')
+    with pytest.warns(UserWarning, match=r"README of .* names prompts \('query: ', 'passage: '\)"):
+        SentenceEncoder.from_pretrained(path).encode("a")
+
+
+@pytest.mark.parametrize(
+    ("asked", "columns", "expected"),
+    [
+        ((), 3, ("query: ", "passage: ", "passage: ")),
+        ((), 1, ("query: ",)),
+        (("none",), 2, ("", "")),
+        (("passage",), 2, ("passage: ", "passage: ")),
+        (("query", "Text: "), 2, ("query: ", "Text: ")),
+    ],
+)
+def test_columns_get_their_prompts_and_the_trained_model_keeps_them(asked, columns, expected):
+    texts, trained = for_columns(E5, asked, columns)
+    assert texts == expected
+    if asked:
+        assert (trained.query, trained.document) == (texts[0], texts[-1])
+    else:
+        assert trained is E5
+
+
+def test_wrong_prompts_are_refused(folder):
+    with pytest.raises(ConfigError, match=r"no prompt 'querry'.*Known: query, passage, none"):
+        for_columns(E5, ("querry",), 2)
+    with pytest.raises(ConfigError, match="has 2 prompts, and the text 3 columns"):
+        for_columns(E5, ("query", "passage"), 3)
+    with pytest.raises(ConfigError, match=r"prompt_name='document': the model has no such prompt. It has: query"):
+        E5.choose(prompt_name="document")
+    path = folder()
+    (path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q"}, "default_prompt_name": "x"}')
+    with pytest.raises(CheckpointError, match="default_prompt_name 'x' is not one of the prompts"):
+        prompts_of(path)
+
+
+def batches(rows, tokenizer, folder, prompts, data, **options):
+    corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
+    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    store = build_or_open(corpus, tokenizer, 64, folder, prompts=() if data.pairs == "crops" else prompts, quiet=True)
+    examples = Crops(store, data.max_length, prompt_ids[0]) if data.pairs == "crops" else store
+    options |= {"batch_size": 4, "steps": 3, "seed": 1, "pad_token_id": 0}
+    return BatchSource(examples, prompt_tokens=[len(prompt_ids[0])] * len(examples.columns), **options)
+
+
+@pytest.mark.parametrize("pairs", ["dropout", "crops"])
+def test_views_begin_with_their_prompt(tmp_path, minilm_dir, pairs):
+    """Neither crops nor augmentations touch it."""
+    tokenizer = load_tokenizer(minilm_dir)
+    rows = [(" ".join(f"{number}" for number in range(start, start + 30)),) for start in range(8)]
+    data = DataConfig("rows", pairs=pairs, max_length=20, augmentation="none" if pairs == "crops" else "crop")
+    options = {"augmentation": open_augmentation(data, tokenizer), "pools_prompts": False}
+    source = batches(rows, tokenizer, tmp_path, ["search query: "], data, **options)
+    for index in range(3):
+        batch = source[index]
+        for ids in batch.input_ids.reshape(-1, batch.input_ids.shape[-1]):
+            words = tokenizer.decode(ids, skip_special_tokens=False).removesuffix(" [PAD]").split()
+            assert words[:4] == ["[CLS]", "search", "query", ":"]
+            numbers = [int(word) for word in words[4:] if word.isdecimal()]
+            assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+        assert (batch.prompt_tokens == 4).all()
+    assert Batch(*batch).rows.prompt_tokens.shape == (8,)
+
+
+@pytest.mark.slow
+def test_a_run_trains_evaluates_and_exports_with_prompts(tmp_path, minilm_dir, capsys, folder):
+    settings = run_settings(tmp_path, minilm_dir, train={"steps": 2})
+    settings |= {"model.name_or_path": str(folder()), "model.pooler": "own", "data.prompts": "passage"}
+    main(["train", "--config", "simcse_base", "--workdir", str(tmp_path / "run"), *overrides(settings)])
+    assert "prompts: 'passage: '" in capsys.readouterr().err
+    export = tmp_path / "run" / "export"
+    trained, exported = (SentenceEncoder.from_pretrained(each) for each in (tmp_path / "run", export))
+    assert trained.prompts == exported.prompts
+    assert (exported.prompts.query, exported.prompts.document) == ("passage: ", "passage: ")
+    theirs = SentenceTransformer(str(export), device="cpu")
+    np.testing.assert_allclose(exported.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(trained.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=1e-5)
+    assert read(export).pooler == "avg"
+
+
+def test_an_index_is_searched_with_the_prompts_that_it_was_built_with(folder, tmp_path, capsys):
+    path = folder()
+    encoder = SentenceEncoder.from_pretrained(path)
+    encoder.build_index(TEXTS)
+    encoder.save_index(tmp_path / "index")
+    ((text, score),) = encoder.search(TEXTS[0], top_k=1)
+    vectors = encoder.encode_query(TEXTS[0], normalize=True), encoder.encode_document(text, normalize=True)
+    assert score == pytest.approx(np.dot(*vectors), abs=1e-5)
+
+    encoder.build_index(TEXTS, prompt_name="query")
+    assert encoder.search(TEXTS[0], top_k=1)[0] == (TEXTS[0], pytest.approx(1, abs=1e-5))
+    with pytest.raises(ConfigError, match=r"texts with the prompt 'query: '.*prompt of documents is 'passage: '"):
+        encoder.search(TEXTS[0], prompt_name="passage")
+
+    settings = path / "config_sentence_transformers.json"
+    settings.write_text(settings.read_text().replace("passage: ", "text: "))
+    with pytest.raises(SystemExit):
+        main(["search", "--input", str(tmp_path / "index"), "a"])
+    said = "texts with the prompt 'passage: ', but the model's prompt of documents is 'text: '"
+    assert said in capsys.readouterr().err
+
+
+def test_embed_uses_the_prompt_of_documents_or_the_named_one(folder, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    common = ["embed", "--model", str(folder()), "--input", str(tmp_path / "text.txt")]
+    main([*common, "--output", str(tmp_path / "documents")])
+    main([*common, "--output", str(tmp_path / "queries"), "--prompt_name", "query"])
+    main(["search", "--input", str(tmp_path / "documents"), "Write to the list."])
+    capsys.readouterr()
+    main(["search", "--input", str(tmp_path / "queries"), "--top_k", "1", TEXTS[1]])
+    assert "1.000  text.txt:2  Write to the list." in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["search", "--input", str(tmp_path / "queries"), "--prompt_name", "passage", TEXTS[1]])
+    with pytest.raises(SystemExit):
+        main([*common, "--output", str(tmp_path / "documents"), "--prompt_name", "query"])
+    assert "prompt passage:  there, query:  here" in capsys.readouterr().err
