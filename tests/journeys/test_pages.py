@@ -48,7 +48,7 @@ def prepared(tmp_path_factory, minilm_dir) -> Workspace:
         "--model minilm": f"--model {adapted}", '"minilm"': f'"{adapted}"', "--against minilm": f"--against {adapted}",
         "TEACHER": adapted, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
         "--truncate_dim 128": "--truncate_dim 8", 
-        "--config.model.name_or_path=xlm-roberta-base": "",
+        "--config.model.name_or_path=xlm-roberta-base": "", "intfloat/e5-small-v2": adapted,
     }  # fmt: skip
     workspace = Workspace(folder, commands, renamed)
     workspace.run_command("diffcse train --config adapt --workdir runs/mine --config.data.train_file=my_documents/")
