@@ -54,7 +54,8 @@ def write(
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
         modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
     mode = "cls_token" if pooler in ("cls", "cls_before_pooler") else "mean_tokens"
-    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES} | {"include_prompt": prompts.pooled}
+    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES}
+    config |= {} if prompts.pooled else {"include_prompt": False}
     modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
     if pooler == "cls":
         assert head is not None
