@@ -222,7 +222,7 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ({"matryoshka.sizes": (8,)}, "model.projector='batchnorm' is dropped when encoding"),
         (
             {"matryoshka.sizes": (8,), "model.projector": "none", "matryoshka.weights": (1.0, 1.0)},
-            "matryoshka.weights has 2 values for 1 sizes",
+            "matryoshka.weights=(1.0, 1.0) needs a value for each of matryoshka.sizes=",
         ),
     ],
 )

@@ -179,7 +179,7 @@ def test_few_documents_have_a_caveat_or_are_refused(tmp_path, monkeypatch, capsy
         notice = capsys.readouterr().err
         assert notice.startswith(f"notice: {few}. With eval.keep_start the starting ") if caveat else not notice
     (tmp_path / "a.txt").write_text("\n".join([documents[0], *single]))
-    with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pairs for lead_retrieval"):
+    with pytest.raises(DataError, match=r"data\.held_out=0\.1 of .* leaves 1 pair for lead_retrieval"):
         build(data=data, metric="lead_retrieval")
 
 

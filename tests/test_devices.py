@@ -142,8 +142,8 @@ def test_what_is_left_to_the_machine_is_decided_by_the_mesh():
     [
         ({"train": {"batch_size": 12}}, r"train\.batch_size=12 is not divisible by the 8 devices"),
         ({"generator": {"name_or_path": "", "head_batch_size": 4}}, r"generator\.head_batch_size=4 is not divisible"),
-        ({"mesh": {"data": 3, "model": 3}}, r"mesh\.data=3, mesh\.model=3, but there are 8 devices"),
-        ({"mesh": {"model": 9}}, r"mesh\.model=9, but there are 8 devices"),
+        ({"mesh": {"data": 3, "model": 3}}, r"mesh\.data=3, mesh\.model=3: this run has 8 devices"),
+        ({"mesh": {"model": 9}}, r"mesh\.model=9: this run has 8 devices"),
     ],
 )
 def test_a_mesh_takes_all_devices_or_the_first_ones(parts, message):

@@ -136,7 +136,7 @@ def test_teachers_are_mixed_and_have_no_dropout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 values for 2 teachers"),
+        ({"teachers": ("a", "b"), "poolers": ("avg",)}, "distillation.poolers has 1 value for 2 teachers"),
         ({"teachers": ("a",), "shares": (0.0,)}, "distillation.shares are all 0"),
         ({"teachers": ("start",), "poolers": ("avg",)}, "model.pooler is the pooler of `start`"),
     ],

@@ -206,7 +206,7 @@ def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys
     log = tmp_path / "with-DCL/seed-1/log.txt"
     assert made.runs[1].state() == f"failed: ValueError: no (exit code 1) (see {log})"
     printed = capsys.readouterr().err
-    assert "1 of 4 runs are done already" in printed
+    assert "done already: 1 of 4 runs" in printed
     assert f"run 3 of 4: plain, seed 2: started in {tmp_path}/plain/seed-2\nrun 3 of 4: plain, seed 2: done" in printed
     assert "run 2 of 4: with DCL, seed 1: failed: ValueError: no (exit code 1)" in printed
     assert work_through(made, Recorder()) == ["with DCL, seed 1", "with DCL, seed 2"]
@@ -513,7 +513,7 @@ def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, min
     second = subprocess.run(call, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
 
     assert second.returncode == 0, second.stderr + second.stdout
-    assert "1 of 2 runs are done already\nrun 2 of 2: with DCL + 1, seed 1: started in" in second.stderr
+    assert "done already: 1 of 2 runs\nrun 2 of 2: with DCL + 1, seed 1: started in" in second.stderr
     assert "[with DCL + 1, seed 1] " in second.stderr
     assert time_done == done.stat().st_mtime_ns
     steps = [json.loads(line)["step"] for line in (training.parent / "metrics.jsonl").read_text().splitlines()]

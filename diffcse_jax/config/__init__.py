@@ -342,7 +342,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             "dropped when encoding. Use model.projector='none', or 'mlp' with model.projector_train_only=False."
         )
     if matryoshka.sizes and len(matryoshka.weights) not in (0, len(matryoshka.sizes)):
-        yield f"matryoshka.weights has {len(matryoshka.weights)} values for {len(matryoshka.sizes)} sizes"
+        yield f"matryoshka.weights={matryoshka.weights} needs a value for each of matryoshka.sizes={matryoshka.sizes}"
     if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
         yield f"matryoshka.sizes={matryoshka.sizes}, but no loss with a weight compares embeddings"
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:

@@ -434,9 +434,8 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
             raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
         first = first or row
         if len(row) != len(first):
-            raise DataError(
-                f"text {number} has {len(row)} columns ({', '.join(row)}), but the first text has {len(first)}"
-            )
+            found = counted(len(row), "column{s}")
+            raise DataError(f"text {number} has {found} ({', '.join(row)}), but the first text has {len(first)}")
         yield row
     if not first:
         raise DataError("the list of texts to train on is empty")

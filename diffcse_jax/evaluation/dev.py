@@ -20,7 +20,7 @@ from diffcse_jax.data.documents import Section
 from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
 from diffcse_jax.data.readers import Fault, checked
 from diffcse_jax.data.sources import open_documents
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.results import size_problem
@@ -313,7 +313,7 @@ def _all_texts(config: Config, training: Training) -> tuple[Texts, list[Texts], 
         try:
             texts = _texts(config, name, training, MOST_HOLD_PAIRS)
             if (count := len(texts["pairs"][0])) < FEWEST:
-                raise DataError(f"it has {count} pairs and needs at least {FEWEST}")
+                raise DataError(f"it has {counted(count, 'pair{s}')} and needs at least {FEWEST}")
             hold.append(texts)
         except DataError as error:
             _notice(f"eval.hold: {name} is left out: {error}")
@@ -420,8 +420,8 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
     chosen = retrieval.choose_pairs(usable_pairs(), most, digest)
     if len(chosen) < 2:
         raise DataError(
-            f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves {len(chosen)} pairs for "
-            f"{metric}, which needs two different ones. Hold out more documents or choose another eval.metric"
+            f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves "
+            f"{counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more documents or choose another eval.metric"
         )
     return {"pairs": [list(texts) for texts in zip(*chosen, strict=True)], "documents": [having, documents]}
 

@@ -178,7 +178,7 @@ def read_retrieval_pairs(file: str) -> tuple[list[str], list[str]]:
     table = read_table(path, 1)
     for number, fields in table:
         if len(fields) != 2:
-            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)} columns")
+            raise DataError(f"{path}, line {number}: expected two tab-separated texts, found {len(fields)}")
     if len(table) < 2:
         raise DataError(f"{path}: pairs_retrieval needs at least two pairs")
     return [query for _, (query, _) in table], [target for _, (_, target) in table]

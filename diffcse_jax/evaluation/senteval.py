@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, hold_out
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, read_lines, read_table, single_spaced
@@ -243,7 +243,8 @@ class TransferTask(Task):
         fewest = min(range(self.classes), key=labels.count)
         if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
             files = ", ".join(map(str, self.paths(folder, "train")))
-            raise DataError(f"{files}: {count} examples of class {fewest}; every class needs {FEWEST_PER_CLASS}")
+            found = counted(count, "example{s}")
+            raise DataError(f"{files}: {found} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
         return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[mode])
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
 from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher, teacher_lists
 from diffcse_jax.models.pooling import POOLERS, cosine_similarity, similarity_lists
@@ -89,9 +89,8 @@ class RankingDistillation(Loss):
             raise ConfigError(f"distillation.teachers names a teacher twice: {self.teachers}")
         for key, values in (("poolers", self.poolers), ("shares", self.shares)):
             if len(values) not in (0, count):
-                raise ConfigError(
-                    f"distillation.{key} has {len(values)} values for {count} teachers. Give one per teacher, or none."
-                )
+                found = f"{counted(len(values), 'value{s}')} for {counted(count, 'teacher{s}')}"
+                raise ConfigError(f"distillation.{key} has {found}. Give one per teacher, or none.")
         if self.shares and not sum(self.shares) > 0:
             raise ConfigError("distillation.shares are all 0. Leave them out to give all teachers the same weight.")
         if START in self.teachers and self.poolers and self.poolers[self.teachers.index(START)]:

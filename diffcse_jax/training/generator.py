@@ -26,7 +26,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.hosts import hides_progress, log_line
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
@@ -60,7 +60,7 @@ def own_generator(
             ) from error
         log_line(f"generator: using the masked-LM head in {folder} ({found})")
         return dataclasses.replace(encoder, mlm_head=head)
-    log_line(f"generator: training a masked-LM head for {config.generator.head_steps} steps")
+    log_line(f"generator: training a masked-LM head for {counted(config.generator.head_steps, 'step{s}')}")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
     if bad := next((name for name, array in head.items() if not np.isfinite(array).all()), None):
         raise ConfigError(
@@ -166,4 +166,5 @@ def _head_loss(
 
 
 def _summary(scores: dict[str, float]) -> str:
-    return f"masked accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {scores['steps']} steps"
+    steps = counted(int(scores["steps"]), "step{s}")
+    return f"masked accuracy {scores['accuracy']:.1f}%, perplexity {scores['perplexity']:.0f}, {steps}"

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Packing, Shards
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.models.parameters import Params
 
 # Packing pays if at most this many sixteenths of the positions are tokens: measured on CPUs, estimated by the compiler
@@ -53,7 +53,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     model, train = config.mesh.model, config.train
     data = config.mesh.data or len(available) // model
     if not 0 < data * model <= len(available):
-        raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}, but there are {len(available)} devices")
+        found = counted(len(available), "device{s}")
+        raise ConfigError(f"mesh.data={config.mesh.data}, mesh.model={model}: this run has {found}")
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks

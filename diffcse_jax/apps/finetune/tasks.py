@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 
 from diffcse_jax.data.pair_builders import is_in_share
 from diffcse_jax.data.readers import TABLES, Corpus, Fault, Row, extension, listed, open_file
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.losses.finetune import Task
@@ -104,8 +104,8 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
         )
     test = read("test_file")[0] if task.test_file else None
     log_line(
-        f"task {name}: {len(train):,} training rows, {len(dev):,} dev rows"
-        + (f", {len(test):,} rows to predict" if test else "")
+        f"task {name}: {counted(len(train), 'training row{s}')}, {counted(len(dev), 'dev row{s}')}"
+        + (f", {counted(len(test), 'row{s}')} to predict" if test else "")
         + (f"; classes {', '.join(task.labels)}" if task.labels else "")
     )
     return TaskData(name, task, train, dev, test)

@@ -19,7 +19,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
 from diffcse_jax.data.token_store import SentenceVectors, build_or_open, make_arrays
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder
 from diffcse_jax.evaluation.dev import build_drift_check
 from diffcse_jax.hosts import log_line
@@ -101,8 +101,9 @@ class Tuning:
         )
         for each in self.tasks:
             if len(each.train) < size:
+                found = counted(len(each.train), "training row{s}")
                 raise DataError(
-                    f"{each.train.file}: task {each.name} has {len(each.train):,} training rows, fewer than "
+                    f"{each.train.file}: task {each.name} has {found}, fewer than "
                     f"train.batch_size={size}. Set train.batch_size={len(each.train)} or less"
                 )
         found = {"tasks": {each.name: dataclasses.asdict(each.task) for each in self.tasks}}  # with their classes
@@ -139,7 +140,8 @@ class Tuning:
         config = self.config_of_heads()
         open_run(workdir, config, self.checkpoint, self.tokenizer, None)
         log_line(
-            f"stage 1 of 2: training the heads for {config.train.steps:,} steps on embeddings of the frozen encoder"
+            f"stage 1 of 2: training the heads for {counted(config.train.steps, 'step{s}')} on embeddings of the frozen "
+            "encoder"
         )
         stored, frozen = self.frozen_vectors(workdir / "vectors")
         built = self.built(config)
@@ -191,7 +193,7 @@ class Tuning:
         distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(data.train.sentences))}
 
         def make(new: Path) -> None:
-            log_line(f"task {data.name}: embedding {len(distinct):,} sentences")
+            log_line(f"task {data.name}: embedding {counted(len(distinct), 'sentence{s}')}")
             np.save(new / "vectors.npy", frozen.encode([*distinct], batch_size, show_progress=True, max_length=length))
             np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in data.train.sentences], np.int64))
 

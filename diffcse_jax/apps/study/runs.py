@@ -35,7 +35,7 @@ from diffcse_jax.apps.study.plan import (
 from diffcse_jax.apps.study.table import SAFE, log_line
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, reported_to_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, counted, reported_to_user
 from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
@@ -139,7 +139,7 @@ def work_through(
     names = {run.label: f"run {number} of {len(runs)}: {run.label}" for number, run in enumerate(runs, 1)}
     waiting = [run for run in runs if run.results() is None]
     if len(waiting) < len(runs):
-        log_line(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already")
+        log_line(f"done already: {len(runs) - len(waiting)} of {counted(len(runs), 'run{s}')}")
     idle = collections.deque(environments)
 
     def attempt(run: Run) -> bool:
