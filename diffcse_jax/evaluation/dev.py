@@ -419,9 +419,10 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
 
     chosen = retrieval.choose_pairs(usable_pairs(), most, digest)
     if len(chosen) < 2:
+        left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
         raise DataError(
-            f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves "
-            f"{counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more documents or choose another eval.metric"
+            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
+            "documents or choose another eval.metric"
         )
     return {"pairs": [list(texts) for texts in zip(*chosen, strict=True)], "documents": [having, documents]}
 

@@ -101,9 +101,9 @@ class Tuning:
         )
         for each in self.tasks:
             if len(each.train) < size:
-                found = counted(len(each.train), "training row{s}")
+                rows = counted(len(each.train), "training row{s}")
                 raise DataError(
-                    f"{each.train.file}: task {each.name} has {found}, fewer than "
+                    f"{each.train.file}: task {each.name} has {rows}, fewer than "
                     f"train.batch_size={size}. Set train.batch_size={len(each.train)} or less"
                 )
         found = {"tasks": {each.name: dataclasses.asdict(each.task) for each in self.tasks}}  # with their classes
@@ -139,10 +139,8 @@ class Tuning:
         """Train the heads on embeddings of the frozen encoder, and return those that are best on dev."""
         config = self.config_of_heads()
         open_run(workdir, config, self.checkpoint, self.tokenizer, None)
-        log_line(
-            f"stage 1 of 2: training the heads for {counted(config.train.steps, 'step{s}')} on embeddings of the frozen "
-            "encoder"
-        )
+        steps = counted(config.train.steps, "step{s}")
+        log_line(f"stage 1 of 2: training the heads for {steps} on embeddings of the frozen encoder")
         stored, frozen = self.frozen_vectors(workdir / "vectors")
         built = self.built(config)
         definitions = {name: each for name, each in built.networks.definitions.items() if name in self.heads}
