@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _NOT_THE_USERS = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
@@ -117,19 +117,25 @@ def no_interruption_lost() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ctrl_c_ends_process() -> Iterator[None]:
+def handled(signals: Iterable[int], handler: Any) -> Iterator[None]:
+    """Handle signals in the block. Other threads than the main one cannot do this, so they change nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: set outside Python
+
+
+def ctrl_c_ends_process() -> contextlib.AbstractContextManager[None]:
     """Let Ctrl-C end the process at once inside the block, which imports packages.
 
     Some packages swallow the exception of Ctrl-C while they are imported, or turn it into another one.
     """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    return handled([signal.SIGINT], signal.SIG_DFL)
 
 
 def counted(count: int, what: str) -> str:

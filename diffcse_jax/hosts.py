@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Literal
 
@@ -317,7 +317,7 @@ def stop_requested() -> Iterator[StopRequest]:
         request.make()
         print("\nstopping after the steps already started; saving first", file=sys.stderr)
 
-    with _handled([signal.SIGINT, signal.SIGTERM], on_signal):
+    with errors.handled([signal.SIGINT, signal.SIGTERM], on_signal):
         yield request
 
 
@@ -328,18 +328,5 @@ def terminated_like_interrupted() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled([signal.SIGTERM], interrupt), errors.no_interruption_lost():
+    with errors.handled([signal.SIGTERM], interrupt), errors.no_interruption_lost():
         yield
-
-
-@contextlib.contextmanager
-def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: set outside Python

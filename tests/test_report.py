@@ -91,8 +91,9 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     for text in (*texts, "diffcse evaluate --model", "diffcse train --config"):
         assert text in shown.text
     titles = set(shown.values("aria-label"))
-    assert {"dev metric stsb spearman", "contrast loss", "new measure", "replaced-token detection"} <= titles
-    assert {"alignment", "sentences per second", "learning rate"} <= titles
+    assert {"dev metric stsb spearman", "contrast loss", "replaced-token detection"} <= titles
+    assert "new measure (training batches)" in titles
+    assert {"alignment (training batches)", "sentences per second", "learning rate"} <= titles
     (dev,) = curves.curves([run])["dev"]
     assert dev.numbers == [["step", dev.title], *([short(x), short(y)] for x, y in run.evaluations)]
     assert ([(level.y, level.colour) for level in dev.levels], dev.marks[0].label) == (
@@ -112,11 +113,12 @@ def test_curves_have_numbers_and_whole_steps_and_a_panel_for_the_metric_that_cho
     writer = MetricsWriter(tmp_path, resumed_at=0)
     writer.write(0, {"start/mrr": 60.0, "dev/mrr": 60.0, "dev/uniformity": -2.0})
     for step, loss in enumerate(losses.tolist(), 1):
-        writer.write(step, {"loss": loss, "loss_contrast": loss})
+        writer.write(step, {"loss": loss, "loss_contrast": loss, "uniformity": -1.0})
     writer.write(len(losses), {"dev/mrr": 65.0, "dev/uniformity": -2.5})
     found = curves.curves(read_runs([tmp_path]))
     drawn = {chart.title: chart for chart in (*found["dev"], *found["losses"])}
     assert list(drawn) == ["dev metric mrr", "uniformity", "contrast loss"]
+    checked(page.render_report(read_runs([tmp_path])))  # the two charts of uniformity have different names
     figure = Figure(figsize=(4.6 * len(drawn), 4.2), layout="constrained")
     panels = {title: figure.add_subplot(1, len(drawn), number) for number, title in enumerate(drawn, 1)}
     for title, axes in panels.items():

@@ -211,7 +211,8 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
         "dev": [*(chart for chart in chosen if chart.lines), *_panels(dev_panels, runs)],
         "losses": _panels(panels, runs),
         "optimisation": optimisation,
-        "others": _panels({readable(name): [name] for name in others}, runs),
+        # A dev metric may have the same name, such as `uniformity`.
+        "others": _panels({f"{readable(name)} (training batches)": [name] for name in others}, runs),
     }
 
 

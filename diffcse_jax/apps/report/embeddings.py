@@ -14,6 +14,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
 from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.retrieval import encode_pairs, retrieval_scores
@@ -128,7 +129,7 @@ def encode_sample(encoders: Mapping[str, tuple[str, Loader]], sample: Sample) ->
     return Comparison(sample, models, problems)
 
 
-def _encode(encoder: SentenceEncoder, sample: Sample) -> Float32[np.ndarray, "texts dim"]:
+def _encode(encoder: Encoder, sample: Sample) -> Float32[np.ndarray, "texts dim"]:
     """Return the embeddings of the sample's texts, with the encoder's prompts of queries and documents."""
     if sample.gold is not None or not sample.second:
         return encoder.encode(sample.texts)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -35,7 +35,7 @@ from diffcse_jax.apps.study.plan import (
 from diffcse_jax.apps.study.table import SAFE, log_line
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, counted, reported_to_user
+from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, counted, handled, reported_to_user
 from diffcse_jax.evaluation import results, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
@@ -96,7 +96,8 @@ def run_study(
         of_workers = environments(workers)
         check_same(plan.runs)
         check_earlier(chosen)
-        with commands.stopped_by_signals():
+        stops = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        with handled(stops, commands.stop):
             work_through(chosen, of_workers, train_and_score(plan, commands), lambda: commands.stopped)
     summary = table.write(plan, folder)
     print(table.show(summary, format), end="")
@@ -240,17 +241,6 @@ class Commands:
             self.stopped = True
             for process in self._running:
                 process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-
-    @contextlib.contextmanager
-    def stopped_by_signals(self) -> Iterator[None]:
-        """Stop all processes at SIGINT, SIGTERM and SIGHUP inside the block."""
-        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        previous = {number: signal.signal(number, self.stop) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _follow(process: subprocess.Popen, log: Path, start: int, name: str) -> int:
