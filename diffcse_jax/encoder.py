@@ -62,7 +62,7 @@ class SentenceEncoder:
         transformer: The parameters of the transformer. Batches are spread over the device mesh of these arrays; other
             arrays are copied to all devices of this host.
         tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor changed.
-        pooler: `cls`, `cls_before_pooler`, `avg`, `avg_top2`, `avg_first_last` or `avg_first_block_last`.
+        pooler: One of `diffcse_jax.models.pooling.POOLERS`.
         pooler_head: The parameters of the dense + tanh head that the pooler `cls` needs.
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         truncate_dim: Keep only the first dimensions of each embedding; None keeps all.

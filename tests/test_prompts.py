@@ -20,7 +20,7 @@ from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.pooling import POOLERS
-from diffcse_jax.models.pooling_modules import prompts_of, read, write
+from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, prompts_of, read, write
 from diffcse_jax.models.prompts import Prompts, for_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -35,7 +35,7 @@ def folder(tmp_path, minilm_dir):
 
     def make(prompts=E5, pooler="avg"):
         path = write_tiny_model(tmp_path / pooler, minilm_dir)
-        if pooler in ("avg_top2", "avg_first_last", "avg_first_block_last"):
+        if pooler in TWO_LAYER_POOLERS:
             config = json.loads((path / "config.json").read_text())
             (path / "config.json").write_text(json.dumps(config | {"output_hidden_states": True}))
         head = {"dense.kernel": np.eye(16, dtype=np.float32), "dense.bias": np.zeros(16, np.float32)}
@@ -48,7 +48,7 @@ def folder(tmp_path, minilm_dir):
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("pooler", POOLERS)
 def test_embeddings_equal_those_of_sentence_transformers(folder, pooler, pooled):
-    if not pooled and pooler not in ("cls", "cls_before_pooler", "avg"):
+    if not pooled and pooler in TWO_LAYER_POOLERS:
         pytest.skip("WeightedLayerPooling of sentence-transformers does not pass the length of the prompt on")
     path = folder(Prompts({**E5.by_name, "title": "title: "}, "title", pooled), pooler)
     ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")

@@ -33,7 +33,8 @@ class ModelConfig:
         "how hidden states become the sentence embedding: position 0 of the last layer (`cls`, `cls_before_pooler`); "
         "the mean over real tokens of the last layer (`avg` or `mean`), of the last two (`avg_top2`), of the embedding "
         "output and the last (`avg_first_last`, DiffCSE code), or of the first block and the last "
-        "(`avg_first_block_last`, SimCSE code of 2022); `own`: the one that the checkpoint records, or else `avg`",
+        "(`avg_first_block_last`, SimCSE code of 2022); `max`, `mean_sqrt_len_tokens`, `weightedmean` and `lasttoken` "
+        "as in sentence-transformers; `own`: the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
         aliases={"mean": "avg"},
     )

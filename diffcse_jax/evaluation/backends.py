@@ -130,9 +130,17 @@ class TorchEncoder:
         if self.pooler == "cls_before_pooler":
             return outputs.last_hidden_state[:, self._unpooled]
         attention_mask[:, : self._unpooled] = 0
-        states = torch.stack([outputs.hidden_states[layer] for layer in AVERAGED_LAYERS[self.pooler]]).mean(dim=0)
+        layers = AVERAGED_LAYERS.get(self.pooler, (-1,))
+        states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        return (states * mask).sum(dim=1) / mask.sum(dim=1)
+        if self.pooler == "max":
+            return states.masked_fill(mask == 0, -torch.inf).amax(dim=1)
+        if self.pooler == "lasttoken":
+            return states[torch.arange(len(states)), (mask[:, :, 0] * torch.arange(mask.shape[1])).argmax(dim=1)]
+        if self.pooler == "weightedmean":
+            mask = mask.cumsum(dim=1) * mask
+        total = mask.sum(dim=1)
+        return (states * mask).sum(dim=1) / (total.sqrt() if self.pooler == "mean_sqrt_len_tokens" else total)
 
 
 def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:

@@ -18,6 +18,7 @@ from diffcse_jax.evaluation.results import Results, Row, format_scores, scores_b
 from diffcse_jax.export.onnx import GRAPH
 from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run, read_json_object
 from diffcse_jax.models import families
+from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.run_folder.folder import BaseModel, is_local
 from diffcse_jax.run_folder.records import SELECTION, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -124,6 +125,7 @@ def model_card(
         test_table=_markdown([Row(label, format_scores(scores_by_column(each))) for label, each in tests if each]),
         not_official=results[0].get("not_official", {}),
         max_length=sizes.max_length,
+        other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(families.find(sizes.family).pooler),
         graph=GRAPH if onnx else "",

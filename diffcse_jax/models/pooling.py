@@ -11,9 +11,11 @@ from jaxtyping import Array, Float, Int
 from diffcse_jax.batch import RowKeys, TokenRows
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
+CLS_POOLERS = ("cls", "cls_before_pooler")
 # Poolers that average over real tokens, and the hidden states they read. 0 is the output of the embedding layer.
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
-POOLERS = ("cls", "cls_before_pooler", *AVERAGED_LAYERS)
+OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")  # as sentence-transformers names them
+POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
 
 
 def pool(
@@ -27,24 +29,35 @@ def pool(
     `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real tokens, `avg_top2` that
     of the last two layers, `avg_first_last` that of the embedding layer and the last layer (DiffCSE's code and SimCSE's
     paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
+    Over the real tokens of the last layer, `max` is the maximum, `mean_sqrt_len_tokens` the sum divided by the square
+    root of their number, `weightedmean` the mean with weights 1, 2, 3, ..., and `lasttoken` the last one.
     All of them leave out the first `prompt_tokens` positions, if given.
     """
+    last = hidden_states[-1]
     if prompt_tokens is not None:
         is_text = jnp.arange(attention_mask.shape[1])[None] >= prompt_tokens[:, None]
         attention_mask = jnp.where(is_text, attention_mask, 0)
-    if pooler not in AVERAGED_LAYERS:
-        if prompt_tokens is None:
-            return hidden_states[-1][:, 0]
-        return hidden_states[-1][jnp.arange(len(attention_mask)), attention_mask.argmax(axis=1)]
-    layers = [hidden_states[layer] for layer in AVERAGED_LAYERS[pooler]]
+    if pooler in CLS_POOLERS and prompt_tokens is None:
+        return last[:, 0]
+    rows, positions = jnp.arange(len(attention_mask)), jnp.arange(attention_mask.shape[1])[None]
+    if pooler in CLS_POOLERS:
+        return last[rows, attention_mask.argmax(axis=1)]
+    if pooler == "lasttoken":
+        return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
+    if pooler == "max":
+        return jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(axis=1)
+    layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
-    return (states * weights).sum(axis=1) / jnp.maximum(weights.sum(axis=1), 1.0)
+    if pooler == "weightedmean":
+        weights = weights * (positions + 1).astype(states.dtype)[:, :, None]
+    total = jnp.maximum(weights.sum(axis=1), 1.0)
+    return (states * weights).sum(axis=1) / (jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total)
 
 
 def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows hidden"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
-    positions = None if pooler in AVERAGED_LAYERS or rows.prompt_tokens is not None else 1
+    positions = 1 if pooler in CLS_POOLERS and rows.prompt_tokens is None else None
     states = network(rows, keys=keys, last_positions=positions)["hidden_states"]
     return pool(states, rows.attention_mask, pooler, rows.prompt_tokens)
 

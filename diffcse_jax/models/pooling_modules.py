@@ -15,11 +15,21 @@ from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
 from diffcse_jax.models.hf import FLOATS, Pretrained, read_safetensors
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS
+from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS, OTHER_POOLERS, POOLERS
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
 
 _KNOWN_MODULES = {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
-_POOLING_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+# Poolers over one layer by the mode of a Pooling module: since release 5.2 `pooling_mode`, before a key of its own.
+_MODES = {
+    "cls": "cls_before_pooler",
+    "mean": "avg",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean",
+    "lasttoken": "lasttoken",
+}
+_KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
+_FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 _TANH = "torch.nn.modules.activation.Tanh"
 
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
@@ -53,8 +63,8 @@ def write(
     if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
         modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
-    mode = "cls_token" if pooler in ("cls", "cls_before_pooler") else "mean_tokens"
-    config = {f"pooling_mode_{name}": name == mode for name in _POOLING_MODES}
+    mode = pooler if pooler in OTHER_POOLERS else "cls" if pooler in CLS_POOLERS else "mean"
+    config = {f"pooling_mode_{_KEYS.get(each, each)}": each == mode for each in dict.fromkeys((*_FIRST_MODES, mode))}
     config |= {} if prompts.pooled else {"include_prompt": False}
     modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
     if pooler == "cls":
@@ -108,14 +118,14 @@ def read(folder: Path) -> RecordedPooler | None:
     if size is not None and (type(size) is not int or size < 1):
         raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
     config, layers = read_json_object(modules["Pooling"] / "config.json"), modules.get("WeightedLayerPooling")
-    mode = "+".join(name for name in _POOLING_MODES if config.get(f"pooling_mode_{name}"))
-    if "pooling_mode" in config:  # since release 5.2
-        mode = str(config["pooling_mode"])[:60]
-        mode = {"mean": "mean_tokens", "cls": "cls_token"}.get(mode, mode)
-    if mode == "cls_token" and layers is None:
-        return RecordedPooler("cls" if head else "cls_before_pooler", head, size)
-    if mode == "mean_tokens" and head is None:
-        return RecordedPooler("avg" if layers is None else _layer_pooler(layers), None, size)
+    mode = "+".join(each for each in _MODES if config.get(f"pooling_mode_{_KEYS.get(each, each)}"))
+    mode = str(config.get("pooling_mode", mode))[:60]
+    if mode == "cls" and head and layers is None:
+        return RecordedPooler("cls", head, size)
+    if mode == "mean" and layers and head is None:
+        return RecordedPooler(_layer_pooler(layers), None, size)
+    if mode in _MODES and layers is None and head is None:
+        return RecordedPooler(_MODES[mode], None, size)
     raise CheckpointError(
         f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
     )
