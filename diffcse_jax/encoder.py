@@ -67,6 +67,7 @@ class SentenceEncoder:
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
         prompts: The prompts that the encoder was trained with.
+        max_length: The number of tokens that texts are cut to. By default it is that of the model's positions.
         name: The name of the model, for records and errors.
     """
 
@@ -87,6 +88,7 @@ class SentenceEncoder:
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
         prompts: Prompts = NO_PROMPTS,
+        max_length: int | None = None,
         name: str = "an encoder without a name",
     ):
         if pooler not in POOLERS:
@@ -104,6 +106,7 @@ class SentenceEncoder:
             )
         self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
         self.prompts, self._warned = prompts, False
+        self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
         self._index: SentenceIndex | None = None
@@ -155,6 +158,7 @@ class SentenceEncoder:
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
             prompts=pooling_modules.prompts_of(model.folder),
+            max_length=pooling_modules.max_length_of(model.folder, model.config.max_length),
             name=name,
         )
 
@@ -171,6 +175,7 @@ class SentenceEncoder:
             pooler=choose_pooler(pooler, saved.pooler, step),
             pooler_head=saved.pooler_head,
             prompts=saved.prompts,
+            max_length=saved.max_length,
             name=name or step,
             **options,
         )
@@ -182,7 +187,8 @@ class SentenceEncoder:
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy make an equal encoder from NumPy arrays, without locks and devices."""
         params = {name: np.asarray(array) for name, array in self.params.items()}
-        options = {name: getattr(self, name) for name in ("pooler", "dtype", "truncate_dim", "prompts", "name")}
+        kept = ("pooler", "dtype", "truncate_dim", "prompts", "max_length", "name")
+        options = {name: getattr(self, name) for name in kept}
         transformer, head = (parameters.subset(params, part) for part in ("transformer", "pooler_head"))
         make = functools.partial(type(self), self.config, transformer, self.tokenizer, pooler_head=head, **options)
         return make, (), {"_index": self._index}
@@ -371,7 +377,9 @@ class SentenceEncoder:
             "pooler": self.pooler,
             "precision": self.dtype.name,
             "dimension": self.dimension,
-        } | ({} if self.prompts.pooled else {"include_prompt": False})
+        }
+        settings |= {} if self.prompts.pooled else {"include_prompt": False}
+        settings |= {} if self.max_length == self.config.max_length else {"max_length": self.max_length}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         with self._tokenizing:
             self._backend.no_truncation()
@@ -411,6 +419,7 @@ class SentenceEncoder:
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
         least, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
+        most = self.max_length if max_length is None else most
         if max_length is not None and max_length < least:
             raise ConfigError(
                 f"max_length={max_length}: expected at least {least} tokens, or None for the model's length"

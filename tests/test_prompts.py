@@ -194,3 +194,15 @@ def test_embed_uses_the_prompt_of_documents_or_the_named_one(folder, tmp_path, c
     with pytest.raises(SystemExit):
         main([*common, "--output", str(tmp_path / "documents"), "--prompt_name", "query"])
     assert "prompt passage:  there, query:  here" in capsys.readouterr().err
+
+
+def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn):
+    path = folder(Prompts())
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": None}))
+    ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
+    texts = ["A Man PLAYS the guitar", "word " * 30]
+    np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), atol=1e-5)
+    assert "truncated 1 of 2 sentences that are longer than the model's 12 tokens" in str(recwarn[-1].message)
+    assert np.abs(ours.encode(texts[1], max_length=40) - ours.encode(texts[1])).max() > 1e-3

@@ -79,7 +79,7 @@ class TorchEncoder:
         self.prompts = pooling_modules.prompts_of(checkpoint.folder)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(checkpoint.folder)
-        self._max_length = checkpoint.config.max_length
+        self._max_length = pooling_modules.max_length_of(checkpoint.folder, checkpoint.config.max_length)
         recorded = record.truncate_dim if record else None
         size = checkpoint.config.hidden_size
         self.truncate_dim = pooling_modules.checked_truncation(recorded if truncate_dim is None else truncate_dim, size)

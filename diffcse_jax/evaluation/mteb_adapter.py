@@ -43,7 +43,7 @@ class MtebEncoder(AbsEncoder):
                 "name": f"diffcse_jax/{folder}-{fingerprint[:8]}",
                 "revision": revision or fingerprint,
                 "embed_dim": self.encoder.dimension,
-                "max_tokens": self.encoder.config.max_length,
+                "max_tokens": self.encoder.max_length,
                 "similarity_fn_name": ScoringFunction.COSINE,
             }
         )

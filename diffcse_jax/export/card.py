@@ -124,7 +124,7 @@ def model_card(
         verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
         test_table=_markdown([Row(label, format_scores(scores_by_column(each))) for label, each in tests if each]),
         not_official=results[0].get("not_official", {}),
-        max_length=sizes.max_length,
+        max_length=saved.max_length or sizes.max_length,
         other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
         has_pooler=bool(families.find(sizes.family).pooler),

@@ -174,7 +174,8 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         truncate_dim=truncate_dim,
         prompts=saved.prompts,
     )
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": sizes.max_length, "do_lower_case": False})
+    length = saved.max_length or sizes.max_length
+    write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 
 
 def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> dict[str, Any]:

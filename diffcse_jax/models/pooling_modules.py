@@ -30,6 +30,7 @@ _MODES = {
 }
 _KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
+TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
 _TANH = "torch.nn.modules.activation.Tanh"
 
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
@@ -129,6 +130,19 @@ def read(folder: Path) -> RecordedPooler | None:
     raise CheckpointError(
         f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
     )
+
+
+def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
+    """Return the number of tokens that texts are cut to.
+
+    It is the one that the folder records, or that of the sentences in training (`trained`) if they are longer, and at
+    most the number of positions.
+    """
+    path = folder / TEXT_SETTINGS
+    recorded = read_json_object(path).get("max_seq_length") if path.is_file() else None
+    if recorded is not None and (type(recorded) is not int or recorded < 3):
+        raise CheckpointError(f"{path}: max_seq_length: expected a whole number from 3, got {str(recorded)[:60]!r}")
+    return min(max(recorded or positions, trained), positions)
 
 
 def prompts_of(folder: Path) -> Prompts:

@@ -38,6 +38,7 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import TEXT_SETTINGS, max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
 
 START = "start.json"
@@ -328,6 +329,8 @@ def _write_encoder(
     tokenizer.save_pretrained(folder)
     base = describe_base_model(config.model.name_or_path, encoder.folder, encoder.hf_config)
     write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
+    length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
+    write_json(folder / TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
     if settings := prompts.settings():
         write_json(folder / SETTINGS, settings | {"include_prompt": prompts.pooled})
     if encoder.pooler:

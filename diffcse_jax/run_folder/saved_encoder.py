@@ -10,6 +10,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import CHECKPOINTS, find_run
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
@@ -28,6 +29,7 @@ class SavedEncoder(Record):
     transformer: Params
     pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
     prompts: Prompts = NO_PROMPTS
+    max_length: int | None = None  # the number of tokens that texts are cut to; None: that of the positions
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
     verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
@@ -50,14 +52,16 @@ def read_encoder(path: Path) -> SavedEncoder:
         params, record = read_parameters(workdir, None if path == workdir else int(path.name))
     folder = encoder_folder(workdir)
     hf_config = hf.read_hf_config(folder)
+    sizes = hf.transformer_config(hf_config, source=str(folder))
     return SavedEncoder(
         **vars(record),
         config=config,
         hf_config=hf_config,
         folder=folder,
-        transformer_config=hf.transformer_config(hf_config, source=str(folder)),
+        transformer_config=sizes,
         transformer=parameters.subset(params, "encoder"),
         prompts=read_run_prompts(folder),
+        max_length=max_length_of(folder, sizes.max_length),
         pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",

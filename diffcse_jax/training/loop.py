@@ -28,6 +28,7 @@ from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses.base import Metrics
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (
@@ -77,13 +78,15 @@ class Run:
         """Evaluate the model with these parameters on the dev data."""
         if self.model_of:
             return self.evaluation.measure(self.model_of(params))
+        start = self.base.checkpoint
         encoder = SentenceEncoder(  # all encoders of the same sizes share one compiled function
-            self.base.checkpoint.config,
+            start.config,
             parameters.subset(params, "encoder"),
             self.base.tokenizer,
             pooler=self.config.encoding_pooler,
             pooler_head=parameters.subset(params, "projector"),
             prompts=self.base.prompts,
+            max_length=max_length_of(start.folder, start.config.max_length, self.config.data.max_length),
         )
         return self.evaluation.measure(encoder)
 

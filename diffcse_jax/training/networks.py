@@ -70,8 +70,9 @@ class StartingCheckpoint:
     def encoder(self, config: Config) -> SentenceEncoder:
         """Return the starting checkpoint as its users use it."""
         model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
-        options: dict[str, Any] = {"pooler": pooler, "pooler_head": head, "prompts": self.prompts}
-        return SentenceEncoder(model.config, model.transformer, self.tokenizer, **options)
+        length = pooling_modules.max_length_of(model.folder, model.config.max_length)
+        options: dict[str, Any] = {"pooler_head": head, "prompts": self.prompts, "max_length": length}
+        return SentenceEncoder(model.config, model.transformer, self.tokenizer, pooler=pooler, **options)
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""

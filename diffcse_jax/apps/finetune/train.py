@@ -28,6 +28,7 @@ from diffcse_jax.losses.finetune import ENCODER, head_of
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.run_folder.folder import HEADS, check_run, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
@@ -128,8 +129,10 @@ class Tuning:
 
     def encoder(self, transformer: Params, pooler_head: Params | None) -> SentenceEncoder:
         """Return an encoder with these weights and the pooler that the run trains."""
-        options: dict[str, Any] = {"pooler": self.config.encoding_pooler, "prompts": self.start.prompts}
-        return SentenceEncoder(self.checkpoint.config, transformer, self.tokenizer, pooler_head=pooler_head, **options)
+        folder, sizes, pooler = self.checkpoint.folder, self.checkpoint.config, self.config.encoding_pooler
+        length = max_length_of(folder, sizes.max_length, self.config.data.max_length)
+        options: dict[str, Any] = {"pooler_head": pooler_head, "prompts": self.start.prompts, "max_length": length}
+        return SentenceEncoder(sizes, transformer, self.tokenizer, pooler=pooler, **options)
 
     def start_encoder(self) -> SentenceEncoder:
         """Return the encoder to start from."""
