@@ -220,7 +220,7 @@ class SentenceEncoder:
             show_progress: Report progress on stderr.
             max_length: Truncate sentences to this many tokens, special tokens included. By default sentences are
                 truncated only to the model's positions, with a warning.
-            prompt: A text to put in front of each sentence, such as `query: `.
+            prompt: A text to put in front of each sentence, such as "query: ".
             prompt_name: The name of one of the model's prompts. By default its default prompt is used, if it has one.
             normalize_embeddings: The name of `normalize` in sentence-transformers.
 

@@ -1,4 +1,4 @@
-"""Prompts: texts that some encoders expect in front of each text, such as `query: `.
+"""Prompts: texts that some encoders expect in front of each text, such as "query: ".
 
 They are recorded and applied as in sentence-transformers: `config_sentence_transformers.json` names prompts and perhaps
 a default one. A prompt is put in front of the text before it is tokenised. The configuration of the pooling says
