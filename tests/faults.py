@@ -364,7 +364,8 @@ def trials(kind: str, observed: Mapping[tuple[str, str], Observed], files: Seque
             begun = observed["begun", "train"].operations
             saving = [number for number, _, path in begun if "checkpoints/" in path]
             kill, full = (Fault(*what, chance.choice(saving)) for what in ((signal.SIGKILL, 0), (0, errno.ENOSPC)))
-            checkpoints = [path for path in of_training if "checkpoints/2/" in path]
+            checkpoints = [path for path in of_training if "checkpoints/" in path]
+            checkpoints = [path for path in checkpoints if "checkpoints/2/" in path] or checkpoints
             yield Trial(kind, "begun", "train", (kill,), (chance.choice(checkpoints),))
             yield Trial(kind, "begun", "train", (full, Fault(signal.SIGTERM, 0, full.operation)))
             yield Trial(kind, "finished", "train", (), tuple(chance.sample(of_training, 2)))
