@@ -354,18 +354,21 @@ class Observed(NamedTuple):
     seconds: float
 
 
-def trials(kind: str, observed: Mapping[tuple[str, str], Observed], files: Sequence[str], chance: random.Random):
+def trials(
+    kind: str, observed: Mapping[tuple[str, str], Observed], files: Mapping[str, Sequence[str]], chance: random.Random
+) -> Iterator[Trial]:
     """Faults of a kind without end, spread evenly over commands, kinds of file and moments of computing."""
-    of_training = [path for path in files if re.match(r"workdir/(checkpoints|encoder|metrics|start|generator)", path)]
+    checkpoints = [path for path in files.get("begun", ()) if "workdir/checkpoints/" in path]
+    of_training = [
+        path for path in files["finished"] if re.match(r"workdir/(checkpoints|encoder|metrics|start|generator)", path)
+    ]
     while True:
         if kind in DAMAGES:
-            yield from damages(kind, files, chance)
+            yield from damages(kind, files["finished"], chance)
         elif kind == "two at once":
             begun = observed["begun", "train"].operations
             saving = [number for number, _, path in begun if "checkpoints/" in path]
             kill, full = (Fault(*what, chance.choice(saving)) for what in ((signal.SIGKILL, 0), (0, errno.ENOSPC)))
-            checkpoints = [path for path in of_training if "checkpoints/" in path]
-            checkpoints = [path for path in checkpoints if "checkpoints/2/" in path] or checkpoints
             yield Trial(kind, "begun", "train", (kill,), (chance.choice(checkpoints),))
             yield Trial(kind, "begun", "train", (full, Fault(signal.SIGTERM, 0, full.operation)))
             yield Trial(kind, "finished", "train", (), tuple(chance.sample(of_training, 2)))
@@ -604,11 +607,13 @@ def main() -> int:
     make_inputs(world.inputs)
     judge = Judge(world, options.seed, untrained=options.untrained)
     observed = judge.observe()
-    finished = world.base / "kept" / "finished"
-    files = sorted(str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file())
+    files = {
+        state.name: sorted(str(path.relative_to(state)) for path in state.rglob("*") if path.is_file())
+        for state in (world.base / "kept").iterdir()
+    }
     shares = SHARES
     if options.untrained:
-        files = [path for path in files if path.startswith(("cache", "embedded"))]
+        files["finished"] = [path for path in files["finished"] if path.startswith(("cache", "embedded"))]
         shares = {kind: share for kind, share in SHARES.items() if kind not in ("SIGTERM", "two at once")}
     chance, chosen = random.Random(options.seed), []
     for kind, share in shares.items():
