@@ -210,7 +210,8 @@ class Worker:
     def run(self, command: str, fault: Fault | None = None, *, record_all: bool = False) -> Ended:
         if self.process is None:
             self._connection, there = multiprocessing.Pipe()
-            self.process = multiprocessing.get_context("fork").Process(target=serve, args=(there, self._world))
+            fork = multiprocessing.get_context("fork")
+            self.process = fork.Process(target=serve, args=(there, self._world), daemon=True)
             self.process.start()
             there.close()
         log, record = self._world.base / "log", self._world.base / "record"
