@@ -102,13 +102,6 @@ def test_options_that_a_page_mentions_exist(command):
         assert option.startswith(("--config.", "--finetune.")) or re.search(rf"{option}\b", known), option
 
 
-def test_no_page_names_an_earlier_way_to_start_a_command():
-    earlier = re.compile(r"python -m diffcse_jax|python train\.py|python eval\.py|--corpus\b|configs/\w+\.py --")
-    found = [page for page, text in TEXTS.items() if earlier.search(text)]
-    # README, CONTRIBUTING and these pages say that the two files are short for commands.
-    assert set(found) <= {"README.md", "CONTRIBUTING.md", "docs/reference.md", "docs/evaluation.md"}
-
-
 # Names, links and length
 
 

@@ -47,19 +47,6 @@ def test_the_own_pooler_is_the_recorded_one(recorded, pooler, said):
     assert start.describe_pooler("own", config).startswith(said)
 
 
-def test_an_explicit_pooler_is_obeyed():
-    config = config_of({"model": {"pooler": "cls", "projector": "mlp"}})
-    assert with_own_pooler(config, RECORDED["avg"]) is config
-    sentence_encoder, masked_lm = start_of("avg"), start_of(None)
-    assert not sentence_encoder.is_trained_embedding(config)
-    assert sentence_encoder.pooler(config) == "avg"
-    said = sentence_encoder.describe_pooler("cls", config)
-    assert "a sentence encoder with the pooler avg, but this run trains cls_before_pooler" in said
-    assert masked_lm.pooler(config) == "cls_before_pooler"
-    assert masked_lm.is_trained_embedding(config)
-    assert masked_lm.describe_pooler("cls", config) == ""
-
-
 def test_a_recorded_head_is_trained_on():
     config = with_own_pooler(config_of(OWN), RECORDED["cls"])
     params = networks.build(config, ENCODER, None, VOCABULARY, projector=HEAD).params

@@ -48,19 +48,6 @@ def workdir(tmp_path):
                 "| longer_name |  9.50 |     - |",
             ],
         ),
-        (
-            "latex",
-            [
-                r"\begin{tabular}{lrr}",
-                r"\toprule",
-                r"model & STS12 & STS-B \\",
-                r"\midrule",
-                r"a & 70.12 & 80.00 \\",
-                r"longer\_name & 9.50 & - \\",
-                r"\bottomrule",
-                r"\end{tabular}",
-            ],
-        ),
     ],
 )
 def test_a_table_has_a_row_a_model_and_a_column_a_task(style, expected):

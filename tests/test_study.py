@@ -240,29 +240,6 @@ def test_workers_share_the_runs_and_wait_for_a_slow_encoder(tmp_path):
     assert work.environments == {"0", "1"}
 
 
-@pytest.mark.parametrize("trained", ["", "heads/checkpoints/1150"])
-def test_settings_may_be_corrected_until_something_is_trained(trained, tmp_path):
-    def fail_midway(run):
-        (run.folder / "heads/checkpoints").mkdir(parents=True)
-        (run.folder / trained).mkdir(parents=True, exist_ok=True)
-        fail(run)
-
-    wrong, moved, right = (
-        plan_of(tmp_path, [f"--config.{change}"], variants={"A": {}}, seeds=(1,))
-        for change in ("data.train_file=typo.txt", "eval.data_dir=here", "data.train_file=text.txt")
-    )
-    work_through(wrong, Recorder(A=fail_midway))
-    if trained:
-        message = r"A/seed-1 holds A, seed 1 with another(.|\n)*  data\.train_file: 'typo.txt' then, 'text.txt' now$"
-        with pytest.raises(ConfigError, match=message):
-            runs.check_same(right.runs)
-        return
-    runs.check_same([*right.runs, *moved.runs])
-    seen = []
-    work_through(right, Recorder(A=lambda run: seen.extend(path.name for path in run.folder.iterdir())))
-    assert sorted(seen) == [RUN, LOCK]
-
-
 def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path, capsys):
     made = plan_of(tmp_path, **TUNED)
     broken = work_through(made, Recorder(plain=fail))

@@ -21,18 +21,6 @@ def test_groups_expand_once():
 
 
 @pytest.mark.parametrize(
-    ("names", "task"),
-    [
-        ("STSB,STS-B,stsbenchmark,STSBenchmark,sts_benchmark, stsb", "STSBenchmark"),
-        ("SICK-R,sickr,SICKRelatedness,SICK Relatedness", "SICKRelatedness"),
-    ],
-)
-def test_common_spellings_are_understood(names, task):
-    assert expand_groups(names.split(","), "test") == [task]
-    assert expand_groups(["STS", "ALL"], "test") == expand_groups(["full"], "test")
-
-
-@pytest.mark.parametrize(
     ("name", "near"),
     [
         ("STS17", "STS16"),
