@@ -496,7 +496,8 @@ class Judge:
                 ended = self.worker.run(trial.command, fault)
             printed += ended.output
             self._judge_fault(verdict, fault, ended)
-        checkpoints = sorted(int(path.name) for path in (world.workdir / "checkpoints").glob("[0-9]*"))
+        names = [path.name for path in (world.workdir / "checkpoints").glob("*")]
+        checkpoints = sorted(int(name) for name in names if name.isdecimal())
         intact = {path: self._damage(trial.kind, world.trial / path) for path in trial.damaged}
         ended = self.worker.run(trial.command)
         self._judge_message(verdict, ended)
