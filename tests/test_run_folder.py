@@ -130,6 +130,13 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     assert (path.read_text() if path.exists() else None) == content
 
 
+def test_a_run_without_its_digests_is_named_with_the_remedy(tmp_path):
+    start(tmp_path)
+    (tmp_path / "start.json").unlink()
+    with pytest.raises(CheckpointError, match=r"start\.json: no such file\. Restore it .* start\.json under `digests`"):
+        start(tmp_path)
+
+
 def test_an_interrupted_start_begins_again(tmp_path):
     start(tmp_path)
     (tmp_path / "config.json").unlink()  # it is written last

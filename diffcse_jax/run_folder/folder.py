@@ -174,15 +174,15 @@ def _has_checkpoint(workdir: Path) -> bool:
 
 
 def _read_config(workdir: Path) -> Config:
-    path, recorded = workdir / CONFIG, _recorded_files(workdir, CONFIG)
+    path = workdir / CONFIG
     try:
         content = read_json_object(path)
-        if recorded.get(CONFIG) != json_digest(content):
+        if _recorded_files(workdir, CONFIG).get(CONFIG) != json_digest(content):
             raise CheckpointError(f"{path} differs from its checksum in {START}")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has it under "
-            "`configuration`. Or begin a new run in another --workdir"
+            f"{error}. Restore it from a copy, or from starts.jsonl in that folder, where each line has {CONFIG} under "
+            f"`configuration` and {START} under `digests`. Or begin a new run in another --workdir"
         ) from error
     return Config.from_dict(content)
 
