@@ -1,5 +1,6 @@
 """Reads a run's records, whether it is finished or in progress, and describes the result in words."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,7 +13,7 @@ from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import expand_path, find_run, read_json
 from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.folder import read_config
+from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_run_prompts
 
 RESULTS = ("evaluation.json", "results.json", "export/results.json")  # where a run's own test scores may be
 
@@ -128,6 +129,14 @@ class Run:
         """What was trained on."""
         described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
         return described or f"{self.config.data.train_file} (pairs: {self.config.data.pairs})"
+
+    @property
+    def prompts(self) -> str:
+        """The prompts of the trained model, or an empty string."""
+        with contextlib.suppress(CheckpointError):
+            by_name = read_run_prompts(encoder_folder(self.workdir)).by_name
+            return ", ".join(f"{name} {prompt!r}" for name, prompt in by_name.items() if prompt)
+        return ""
 
     @property
     def warnings(self) -> list[str]:
