@@ -367,7 +367,7 @@ class SentenceEncoder:
         sizes = {
             field.name: value
             for field in dataclasses.fields(self.config)
-            if isinstance(value := getattr(self.config, field.name), str | int | float)
+            if isinstance(value := getattr(self.config, field.name), str | int | float | tuple)
             and value != field.default
             and field.repr  # otherwise it changes how embeddings are computed, not what they are
             and "dropout" not in field.name

@@ -21,7 +21,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
 
 # The families that compute something of their own; others differ from these in names alone.
-FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra", "modernbert")
 PAD = 1
 IDS = jnp.array([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [9, 8, PAD, PAD, PAD]])
 MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
@@ -81,6 +81,16 @@ def test_a_sentence_depends_neither_on_padding_nor_on_its_neighbours(family):
     assert [states.shape for states in together] == [(3, 5, 16)] * 4
     alone = run(config, params, TokenRows(IDS[2:, :2], MASK[2:, :2]))
     np.testing.assert_allclose(alone[-1], together[-1][2:, :2], atol=1e-5)
+
+
+def test_what_padding_sees_does_not_depend_on_its_length():
+    """DiffCSE's loss reads padding. The last padding of the third sentence is outside the windows of its tokens."""
+    config = sizes("modernbert")
+    params = random_params(config)
+    padded = partial(jnp.pad, pad_width=((0, 0), (0, 4)))
+    longer = TokenRows(padded(IDS, constant_values=PAD), padded(MASK))
+    for states, expected in zip(run(config, params, longer), run(config, params), strict=True):
+        np.testing.assert_allclose(states[:, :5], expected, atol=1e-5)
 
 
 # --- dropout ---
@@ -201,7 +211,7 @@ def test_equal_views_cause_a_warning(values, message):
 # --- ways to compute that change nothing ---
 
 
-@pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("mpnet", 2)])
+@pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("mpnet", 2), ("modernbert", 3)])
 def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(family, positions):
     config = sizes(family)
     params = random_params(config)
@@ -214,8 +224,10 @@ def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(fami
             np.testing.assert_allclose(np.asarray(states)[real], np.asarray(expected)[real], rtol=1e-5, atol=1e-5)
 
 
-def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients():
-    config = dataclasses.replace(sizes("mpnet"), num_blocks=1)
+@pytest.mark.parametrize("family", ["mpnet", "modernbert"])
+def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients(family):
+    config = dataclasses.replace(sizes(family), num_blocks=1)
+    config = dataclasses.replace(config, windows=config.windows and (2,))
     params, keys = random_params(config), row_keys(0)
 
     @partial(compiled, static_argnums=0)
@@ -323,7 +335,7 @@ def test_the_gradients_of_a_layer_norm_follow_its_formula():
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
 def test_bfloat16_is_close_to_float32(family):
     config = sizes(family)
     params = random_params(config)

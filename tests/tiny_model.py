@@ -71,11 +71,20 @@ def hf_config_of(family: str, blocks: int = 3) -> dict:
             "n_layers": blocks, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": MAX_LENGTH,
             "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "pad_token_id": 0,
         }  # fmt: skip
-    pad_token_id = 0 if family == "bert" else 1  # the other families number positions from the padding id + 1
+    if family == "modernbert":
+        return {
+            "model_type": family, "architectures": ["ModernBertForMaskedLM"], "vocab_size": 30522,
+            "hidden_size": HIDDEN, "num_hidden_layers": blocks, "num_attention_heads": 2, "intermediate_size": 32,
+            "max_position_embeddings": MAX_LENGTH, "hidden_activation": "gelu", "norm_eps": 1e-5, "pad_token_id": 0,
+            "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0, "local_attention": 4,
+            "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+        }  # fmt: skip
+    like_bert = family in ("bert", "electra")
+    pad_token_id = 0 if like_bert else 1  # the other families number positions from the padding id + 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
         "num_hidden_layers": blocks, "num_attention_heads": 2, "intermediate_size": 32, "hidden_act": "gelu",
-        "max_position_embeddings": MAX_LENGTH + (0 if family == "bert" else pad_token_id + 1), "type_vocab_size": 2,
+        "max_position_embeddings": MAX_LENGTH + (0 if like_bert else pad_token_id + 1), "type_vocab_size": 2,
         "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-        "pad_token_id": pad_token_id,
+        "pad_token_id": pad_token_id, **({"embedding_size": 8} if family == "electra" else {}),
     }  # fmt: skip

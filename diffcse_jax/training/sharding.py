@@ -30,8 +30,8 @@ PACKED = {"cpu": 15, "tpu": 14}
 RULES = (
     (r"embeddings\.word\.embedding|\.decoder", ("model", "data")),
     (r"\.embedding", (None, "data")),
-    (r"\.(query|key|value|intermediate)\.kernel", ("data", "model")),
-    (r"\.(query|key|value|intermediate)\.bias", ("model",)),
+    (r"\.(query|key|value|intermediate|gate)\.kernel", ("data", "model")),
+    (r"\.(query|key|value|intermediate|gate)\.bias", ("model",)),
     (r"\.output\.kernel", ("model", "data")),
     (r"\.kernel", ("data", None)),
     (r"(bias|scale)", (None,)),

@@ -117,9 +117,12 @@ def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str
 def why_not(task: Task, saved: SavedEncoder) -> str:
     """Return why transformers' classifiers cannot hold a head, or an empty string."""
     family = saved.transformer_config.family
-    activation = families.find(family).sequence_classifier.activation
+    classifier = families.find(family).sequence_classifier
     if task.is_pair:
         return "transformers reads a pair as one sequence, but this head compares two embeddings"
+    if classifier is None:
+        return f"the classifier of {family} has other layers in transformers"
+    activation = classifier.activation
     if saved.pooler not in ("cls", "cls_before_pooler"):
         return f"transformers' classifiers read position 0, but the pooler of this encoder is {saved.pooler}"
     if saved.pooler == "cls_before_pooler" and (task.depth, task.activation) != (2, activation):
@@ -149,6 +152,7 @@ def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, fol
         layers[1] = tuple(np.concatenate([np.zeros_like(part), part], axis=-1) for part in layers[1])  # type: ignore[assignment]
     encoder = hf.to_hf(saved.transformer, "transformer", sizes)
     tensors = {family.prefix + name: value for name, value in encoder.items()}
+    assert family.sequence_classifier is not None
     names = family.sequence_classifier.dense, family.sequence_classifier.classifier
     for name, (kernel, bias) in zip(names, layers, strict=True):
         tensors |= {f"{name}.weight": np.ascontiguousarray(kernel.T), f"{name}.bias": bias}

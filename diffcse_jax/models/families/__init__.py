@@ -1,13 +1,20 @@
 """Families of encoders, by the `model_type` in a checkpoint's `config.json`.
 
 A family's module holds all that is particular to it: how to read its sizes, the names of its tensors and, if they
-differ, its embeddings and attention bias. To add a family, add a module and its name to `FAMILIES`.
+differ, its embeddings, blocks and attention bias. To add a family, add a module and its name to `FAMILIES`.
 """
 
-from diffcse_jax.models.families import bert, distilbert, mpnet, roberta
+from diffcse_jax.models.families import bert, distilbert, electra, modernbert, mpnet, roberta
 from diffcse_jax.models.families.base import Family
 
-FAMILIES: dict[str, Family] = bert.FAMILIES | distilbert.FAMILIES | mpnet.FAMILIES | roberta.FAMILIES
+FAMILIES: dict[str, Family] = {
+    **bert.FAMILIES,
+    **distilbert.FAMILIES,
+    **electra.FAMILIES,
+    **modernbert.FAMILIES,
+    **mpnet.FAMILIES,
+    **roberta.FAMILIES,
+}
 
 
 def find(model_type: str) -> Family:

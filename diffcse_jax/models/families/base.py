@@ -33,15 +33,25 @@ class HfConfig:
         valid = type(value) in (int, float) and 0 <= value < 1
         return float(self._checked(key, value, valid, "a number from 0 to below 1"))
 
-    def text(self, key: str) -> str:
-        """Return a string."""
-        value = self._value(key)
+    def number(self, key: str, default: float) -> float:
+        """Return a number above 0, or `default` if the key is missing."""
+        value = self._value(key, default)
+        return float(self._checked(key, value, type(value) in (int, float) and value > 0, "a number above 0"))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string, or `default` if the key is missing."""
+        value = self._value(key, default)
         return self._checked(key, value, isinstance(value, str), "a string")
 
-    def require(self, key: str, supported: str | int | bool) -> None:
-        """Raise ValueError unless the key is missing or has the supported value."""
-        value = self._value(key, supported)
-        self._checked(key, value, value == supported, json.dumps(supported))
+    def require(self, key: str, *supported: str | int | bool) -> None:
+        """Raise ValueError unless the key is missing or has a supported value."""
+        value = self._value(key, supported[0])
+        self._checked(key, value, value in supported, " or ".join(map(json.dumps, supported)))
+
+    def inside(self, key: str) -> "HfConfig":
+        """Return the configuration nested under a key, which is empty if the key is missing."""
+        value = self._value(key, {})
+        return HfConfig(self._checked(key, value, isinstance(value, Mapping), "an object"))
 
     def _value(self, key: str, default: Any = None) -> Any:
         name = self.names.get(key, key)
@@ -61,6 +71,9 @@ class SequenceClassifier(NamedTuple):
     classifier: str  # name of the last layer
 
 
+Modules = Mapping[str, str | tuple[str, ...]]  # ours by the checkpoint's names. Several of ours are stacked there
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """The particulars of a family. Each table maps the checkpoint's name of a module to ours."""
@@ -68,11 +81,12 @@ class Family:
     architecture: str  # the class of the encoder in transformers
     sizes: Callable[[HfConfig], TransformerConfig]  # raises KeyError and ValueError as `HfConfig` does
     prefix: str  # before the encoder's names inside a model with a head
-    modules: Mapping[str, str]  # outside the blocks
+    modules: Modules  # outside the blocks
     block_prefix: str  # before a block's number
-    block: Mapping[str, str]
-    pooler: Mapping[str, str]  # the dense + tanh head on position 0; empty if the family has none
-    mlm_head: Mapping[str, str]
+    block: Modules
+    pooler: Modules  # the dense + tanh head on position 0; empty if the family has none
+    mlm_head: Modules
     decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
     ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
-    sequence_classifier: SequenceClassifier
+    discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
+    sequence_classifier: SequenceClassifier | None = None  # None: it has other layers
