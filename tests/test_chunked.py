@@ -8,6 +8,7 @@ import pytest
 from tiny_networks import (
     ENCODER,
     GENERATOR,
+    MODERN,
     SIMCSE,
     VOCABULARY,
     config_of,
@@ -70,6 +71,7 @@ CASES = {
     "all": (2, OFF_DROPOUT, DCL, MLM, {"difference": {"weight": 0.5}, "dropout_contrast": {"weight": 0.5}}),
 }
 FAST = SEVERAL_BLOCKS = {"hard negatives"}
+MODERNBERT = {"reconstruction"}
 
 
 @functools.cache
@@ -79,7 +81,8 @@ def evaluate(name: str, chunk_size: int, devices: int = 1, packed: bool = False)
     sizes = {"train": {"batch_size": BATCH_SIZE, "chunk_size": chunk_size}, "mesh": {"data": devices}}
     config = config_of(*parts, sizes)
     encoder = deeper(ENCODER) if name in SEVERAL_BLOCKS else ENCODER
-    built = networks.build(config, encoder, GENERATOR, VOCABULARY)
+    networks_of = (MODERN, MODERN) if name in MODERNBERT else (encoder, GENERATOR)
+    built = networks.build(config, *networks_of, VOCABULARY)
     computation = functools.partial(Computation, built.networks, chunks=config.train.chunks, devices=devices)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

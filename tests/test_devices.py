@@ -13,6 +13,7 @@ from tiny_networks import (
     ENCODER,
     GENERATOR,
     MASK,
+    MODERN,
     SIMCSE,
     VOCABULARY,
     config_of,
@@ -47,7 +48,7 @@ OBJECTIVES = {
     "finetune": {"weight": 0.5, "tasks": {"pair": {"texts": ("a", "b"), "kind": "regression", "depth": 2}}},
     "optim": {"learning_rate": 1e-4},
 }
-# What edits sentences: the next ones, the anchors, the second views.
+# What edits sentences: the next ones, the anchors, the second views. The networks are ModernBERTs.
 EDITS = {
     "data": {"documents": "blank_lines", "augmentation": "mlm", "max_length": 16},
     "difference": {"weight": 0.5, "objective": "conditional_mlm", "sentence": "next"},
@@ -66,7 +67,7 @@ def train(
     """Return the metrics of a few steps, and the parameters after them."""
     mesh_options = {"data": data, "model": model, "fully_sharded": fully_sharded}
     config = config_of(EDITS if edits else OBJECTIVES, {"train": {"batch_size": 16}, "mesh": mesh_options})
-    encoder, generator = (network.on("cpu", data) for network in (ENCODER, GENERATOR))
+    encoder, generator = (network.on("cpu", data) for network in ((MODERN, MODERN) if edits else (ENCODER, GENERATOR)))
     definitions, params, frozen = networks.build(config, encoder, generator, VOCABULARY)
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=STEPS)
     frozen = jax.device_put(frozen, by_rules(frozen, mesh, config))

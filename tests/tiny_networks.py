@@ -13,6 +13,7 @@ from tiny_model import random_params
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, in_blocks, lay_out
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchShape
+from diffcse_jax.models.families.modernbert import ModernBertBlock
 from diffcse_jax.models.forward import Computation, Embeddings, Networks, SharedForward
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
@@ -32,6 +33,18 @@ GENERATOR = dataclasses.replace(
     ENCODER,
     transformer=random_params(Transformer, SIZES, seed=1),
     mlm_head=random_params(MaskedLMHead, SIZES, seed=2),
+)
+# A ModernBERT: a global and a local block.
+MODERN_SIZES = dataclasses.replace(
+    SIZES, family="modernbert", num_blocks=2, type_vocab_size=0, hidden_dropout=(0.1,) * 2,
+    attention_dropout=(0.1,) * 2, mlm_transform_bias=False, norm_bias=False, final_norm=True, block=ModernBertBlock,
+    rotary_bases=(1e5, 1e4), windows=(0, 3),
+)  # fmt: skip
+MODERN = dataclasses.replace(
+    ENCODER,
+    config=MODERN_SIZES,
+    transformer=random_params(Transformer, MODERN_SIZES),
+    mlm_head=random_params(MaskedLMHead, MODERN_SIZES, seed=2),
 )
 
 
