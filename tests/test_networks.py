@@ -16,8 +16,10 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.io import write_json
 from diffcse_jax.models import hf
-from diffcse_jax.models.heads import MlpProjector
+from diffcse_jax.models.families.electra import ElectraEmbeddings
+from diffcse_jax.models.heads import MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.training import networks
 from diffcse_jax.training.networks import StartingCheckpoint, recorded_pooler, with_own_pooler
 
@@ -141,6 +143,34 @@ def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir,
     with pytest.raises(ConfigError, match=r"data\.max_length=32 is more than distilbert"):
         load({}, folder=tmp_path)
     assert load({"max_length": 16}, folder=tmp_path).folder == tmp_path
+
+
+def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, tmp_path):
+    sizes = dataclasses.replace(SIZES, intermediate_size=24, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings)
+    electra = dataclasses.replace(
+        ENCODER, folder=tmp_path, config=sizes, transformer=random_params(Transformer, sizes, seed=3),
+        discriminator_head=random_params(ReplacedTokenHead, sizes),
+    )  # fmt: skip
+    config = config_of({"difference": {"discriminator": "electra"}})
+
+    def load(of=config, **parts):
+        monkeypatch.setattr(networks, "read", lambda *_, **__: dataclasses.replace(electra, **parts))
+        return networks.load_discriminator(of, ENCODER, load_tokenizer(minilm_dir))
+
+    _, params, _ = networks.build(config, ENCODER, GENERATOR, VOCABULARY, discriminator=load())
+    for name, array in electra.discriminator_head.items():
+        np.testing.assert_array_equal(params[f"token_classifier.{name}"], array)
+    for name, array in electra.transformer.items():
+        np.testing.assert_array_equal(params[f"discriminator.{name}"], array)
+    assert load(config_of(SIMCSE, {"difference": {"discriminator": "electra"}})) is None  # nothing needs it
+    with pytest.raises(CheckpointError, match="has no head for replaced tokens"):
+        load(discriminator_head=None)
+    with pytest.raises(ConfigError, match="hidden states of 24, but it reads the encoder's embedding, which has 16"):
+        load(config=dataclasses.replace(sizes, hidden_size=24))
+    with pytest.raises(CheckpointError, match=r"discriminator='electra' and .* differ in their vocabulary \(59 and 60"):
+        load(config=dataclasses.replace(sizes, vocab_size=59))
+    with pytest.raises(ConfigError, match=r"needs difference\.objective='rtd', the task of ELECTRA"):
+        config_of({"difference": {"discriminator": "electra", "objective": "corrective_lm"}}).losses  # noqa: B018
 
 
 def test_vocabulary_of_a_tokenizer(minilm_dir):

@@ -55,6 +55,25 @@ def write_smallest_model(folder: Path, words: Sequence[str]) -> Path:
     return folder
 
 
+def write_bpe_tokenizer(folder: Path, text: str) -> int:
+    """Write a tokenizer of ModernBERT's kind, byte-level BPE with BERT's special tokens, and return its size."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = [f"[{name}]" for name in ("UNK", "CLS", "SEP", "PAD", "MASK")]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator([text], trainer)
+    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    template = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B [SEP]", "special_tokens": ends}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**template)
+    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"], **names
+    ).save_pretrained(folder)
+    return backend.get_vocab_size()
+
+
 def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: int = 0) -> parameters.Params:
     """Weights far larger than at initialisation, biases and norms included, so that every one of them matters."""
     rng = np.random.default_rng(seed)

@@ -36,6 +36,7 @@ class Checkpoints(NamedTuple):
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
     teachers: Mapping[str, Teacher] = MappingProxyType({})  # by the names that losses give
+    discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
 
 @dataclasses.dataclass(frozen=True)

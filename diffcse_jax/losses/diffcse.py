@@ -12,7 +12,8 @@ which tokens of an edited sentence differ from the original? This file contains 
     L     the mean of -log D(y_t) over all positions t                          replaced_token_detection
 
 D learns about x only through h, so the gradient flows through h into the encoder: to help D, an embedding must record
-what its sentence says. D starts as a copy of the encoder. After training, D and the generator are dropped.
+what its sentence says. D starts as a copy of the encoder, or as an ELECTRA discriminator, which has learnt this task
+without h. After training, D and the generator are dropped.
 
 The whole loss is contrast + lambda L, with lambda = 0.005. Where the authors' code differs from the paper, the code's
 rule is the default, because it produced the published numbers, and an option selects the paper's rule.
@@ -31,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
 from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
-from diffcse_jax.models.heads import linear
+from diffcse_jax.models.heads import ReplacedTokenHead, linear
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 
@@ -76,6 +77,11 @@ class DiffCSE(Loss, MaskOptions):
         "embedding that the discriminator reads: after or before the projector",
         choices=("projected", "pooled"),
     )
+    discriminator: str = option(
+        "",
+        "ELECTRA discriminator (folder or hub id) that the discriminator starts from, with its head, for `rtd`; it "
+        "needs the encoder's vocabulary and hidden size; empty: a copy of the encoder, with a new head",
+    )
     loss_positions: str = option(
         "all", "mean over all positions, padding included (authors' code), or over real tokens", choices=("all", "real")
     )
@@ -93,12 +99,13 @@ class DiffCSE(Loss, MaskOptions):
         return frozenset({"vectors", "mask_token", "generator"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the discriminator, which starts as a copy of the encoder, and its head."""
-        sizes = checkpoints.encoder.config
-        return {
-            "discriminator": Network(partial(Transformer, sizes), checkpoints.encoder.transformer),
-            "token_classifier": Network(partial(linear, sizes.hidden_size, 2)),
-        }
+        """Return the discriminator and its head: those of an ELECTRA, or a copy of the encoder and a new head."""
+        start, head = checkpoints.encoder, Network(partial(linear, checkpoints.encoder.config.hidden_size, 2))
+        if checkpoints.discriminator is not None:
+            start = checkpoints.discriminator
+            head = Network(partial(ReplacedTokenHead, start.config), start.discriminator_head)
+        discriminator = Network(partial(Transformer, start.config), start.transformer)
+        return {"discriminator": discriminator, "token_classifier": head}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Edit every sentence of the batch: x -> x' -> x'', y."""

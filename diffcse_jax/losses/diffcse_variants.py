@@ -204,6 +204,11 @@ class _RecoversTokens(Difference):
     """A prediction of original tokens, by a masked-LM head whose decoder is the discriminator's embedding table."""
 
     def check(self, run: RunInfo) -> None:
+        if self.discriminator:
+            raise ConfigError(
+                f"difference.discriminator={self.discriminator!r} needs difference.objective='rtd', the task of "
+                f"ELECTRA. Leave it empty for {self.objective!r}."
+            )
         if self.edit != "replace":
             raise ConfigError(
                 f"difference.edit={self.edit!r} needs difference.objective='rtd': {self.objective!r} recovers the "

@@ -73,6 +73,11 @@ class Pretrained:
         """Return the same checkpoint, computed in the best way for a platform."""
         return dataclasses.replace(self, config=self.config.on(platform, devices))
 
+    def like(self, other: "Pretrained") -> "Pretrained":
+        """Return the same checkpoint, computed on the devices of another one."""
+        config = dataclasses.replace(self.config, lanes=other.config.lanes, devices=other.config.devices)
+        return dataclasses.replace(self, config=config)
+
     def digest(self) -> str:
         """Return the SHA-256 of all arrays: names, shapes, types and bytes."""
         digest = hashlib.sha256()

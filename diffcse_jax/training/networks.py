@@ -172,6 +172,7 @@ def build(
     vocabulary: Vocabulary,
     teachers: Mapping[str, Teacher] = MappingProxyType({}),
     projector: Params | None = None,
+    discriminator: Pretrained | None = None,
 ) -> Built:
     """Return the networks and their initial arrays.
 
@@ -182,6 +183,7 @@ def build(
         vocabulary: The tokenizer's vocabulary.
         teachers: The sentence encoders that losses name.
         projector: The weights that a kept projector starts from; None: random ones.
+        discriminator: The checkpoint that DiffCSE's discriminator starts from; None: the encoder.
     """
     sizes = sizes_for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
@@ -195,7 +197,9 @@ def build(
         networks["generator_head"] = Network(partial(MaskedLMHead, own), generator.mlm_head, frozen=True)
     else:
         generator = None
-    checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers)
+    if discriminator is not None:
+        discriminator = dataclasses.replace(discriminator, config=sizes_for_run(discriminator.config, config))
+    checkpoints = Checkpoints(dataclasses.replace(encoder, config=sizes), generator, teachers, discriminator)
     for loss in config.losses.values():
         networks |= loss.networks(checkpoints, config.run_info)
 
@@ -250,14 +254,37 @@ def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTok
         return encoder
     name = config.generator.name_or_path
     generator = read(name, needs_mlm_head=True)
-    difference = ""
-    if generator.config.vocab_size != encoder.config.vocab_size:
-        difference = f"{generator.config.vocab_size} and {encoder.config.vocab_size} tokens"
-    elif (generator.folder / "tokenizer.json").is_file():
-        difference = _difference(load_tokenizer(generator.folder), tokenizer)
+    difference = _vocabulary_difference(generator, encoder, tokenizer)
     _require_same_vocabulary(config, f"generator.name_or_path={name!r}", difference)
     check_max_length(config, generator.config, name)
     return generator
+
+
+def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
+    """Load the ELECTRA discriminator that the configuration names, if it names one.
+
+    Raises:
+        CheckpointError: It has no head for replaced tokens, or another vocabulary than the encoder.
+        ConfigError: It has another hidden size than the encoder, or fewer positions than data.max_length.
+    """
+    name = config.difference.discriminator
+    if not name or "difference" not in config.losses:
+        return None
+    key, discriminator = f"difference.discriminator={name!r}", read(name)
+    if discriminator.discriminator_head is None:
+        raise CheckpointError(
+            f"{key} has no head for replaced tokens. Name an ELECTRA discriminator with its head, such as "
+            "google/electra-base-discriminator, or leave the key empty."
+        )
+    ours, theirs = encoder.config.hidden_size, discriminator.config.hidden_size
+    if ours != theirs:
+        raise ConfigError(
+            f"{key} has hidden states of {theirs}, but it reads the encoder's embedding, which has {ours}. Choose an "
+            "ELECTRA of that size (small: 256, base: 768, large: 1024), or leave the key empty."
+        )
+    _require_same_vocabulary(config, key, _vocabulary_difference(discriminator, encoder, tokenizer))
+    check_max_length(config, discriminator.config, name)
+    return discriminator.like(encoder)
 
 
 class Teachers(NamedTuple):
@@ -318,9 +345,18 @@ def _require_same_vocabulary(config: Config, name: str, difference: str) -> None
     if difference:
         raise CheckpointError(
             f"{name} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
-            "Generators and teachers read the encoder's token ids, so all need the same one. As a generator, use "
-            "distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
+            "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
+            "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
         )
+
+
+def _vocabulary_difference(checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return how a checkpoint's vocabulary differs from the encoder's. Without a tokenizer, only sizes are compared."""
+    if checkpoint.config.vocab_size != encoder.config.vocab_size:
+        return f"{checkpoint.config.vocab_size} and {encoder.config.vocab_size} tokens"
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        return _difference(load_tokenizer(checkpoint.folder), tokenizer)
+    return ""
 
 
 def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:

@@ -68,6 +68,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if config.needs("generator") and not config.trains_generator_head:
         hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
         generator = networks.load_generator(config, encoder, tokenizer).on(*hardware)
+    discriminator = networks.load_discriminator(config, encoder, tokenizer)
     teachers = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
@@ -97,6 +98,8 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     )
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     digests = dict(teachers.digests)
+    if discriminator:
+        digests["difference.discriminator"] = discriminator.digest()
     if config.data.augmentation == "synonyms":
         digests["data.synonyms_file"] = sha256([expand_path(config.data.synonyms_file)])
     open_run(workdir, config, encoder, tokenizer, generator, digests, base.prompts)
@@ -105,7 +108,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     if config.trains_generator_head:
         sentences = examples if isinstance(examples, Crops) else store
         generator = own_generator(config, encoder, sentences, vocabulary, mesh, workdir)
-    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, projector=base.head)
+    built = networks.build(config, encoder, generator, vocabulary, teachers.by_name, base.head, discriminator)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.

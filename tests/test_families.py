@@ -1,0 +1,45 @@
+"""Encoders of other families than BERT go the whole way: training, export, and back to PyTorch."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_model import hf_config_of, write_bpe_tokenizer
+from tiny_run import run_settings
+
+from diffcse_jax import train
+
+
+def write_random(folder: Path, family: str, head: str, vocabulary: int = 30522) -> Path:
+    """Write a checkpoint of transformers whose every weight is random."""
+    config = transformers.AutoConfig.for_model(**hf_config_of(family, blocks=2) | {"vocab_size": vocabulary})
+    model = getattr(transformers, type(config).__name__.replace("Config", head))(config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.15)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["modernbert", "electra"])
+def test_a_checkpoint_is_trained_exported_and_read_by_other_libraries(family, tmp_path, minilm_dir):
+    groups = {"train": {"steps": 3}, "eval": {"every": 0}, "mesh": {"data": 1}, "generator": {"name_or_path": "start"}}
+    settings = run_settings(tmp_path, minilm_dir, **groups)
+    folder, text = Path(settings["model.name_or_path"]), (tmp_path / "text.txt").read_text()
+    if family == "modernbert":
+        shutil.rmtree(folder)
+        write_random(folder, family, "ForMaskedLM", write_bpe_tokenizer(folder, text))
+    else:
+        write_random(folder, family, "ForMaskedLM")
+        settings["difference.discriminator"] = str(write_random(tmp_path / "electra", family, "ForPreTraining"))
+    trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
+    losses = [row["loss"] for row in trained.history if "loss" in row]
+    assert len(losses) == 3
+    check = json.loads((tmp_path / "run/export/export_check.json").read_text())["maximal_absolute_difference"]
+    assert check.keys() == {"diffcse_jax", "transformers", "sentence_transformers"}
+    assert max(check.values()) < 1e-5
