@@ -146,7 +146,7 @@ def test_a_generator_with_another_vocabulary_is_refused(monkeypatch, minilm_dir,
 
 
 def test_an_electra_discriminator_starts_with_its_head(monkeypatch, minilm_dir, tmp_path):
-    sizes = dataclasses.replace(SIZES, intermediate_size=24, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings)
+    sizes = dataclasses.replace(SIZES, max_positions=32, embedding_size=8, embeddings=ElectraEmbeddings)
     electra = dataclasses.replace(
         ENCODER, folder=tmp_path, config=sizes, transformer=random_params(Transformer, sizes, seed=3),
         discriminator_head=random_params(ReplacedTokenHead, sizes),
