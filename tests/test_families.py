@@ -15,7 +15,8 @@ from diffcse_jax import train
 
 def write_random(folder: Path, family: str, head: str, vocabulary: int = 30522) -> Path:
     """Write a checkpoint of transformers whose every weight is random."""
-    config = transformers.AutoConfig.for_model(**hf_config_of(family, blocks=2) | {"vocab_size": vocabulary})
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": 512}
+    config = transformers.AutoConfig.for_model(**hf_config_of(family, blocks=2) | sizes)
     model = getattr(transformers, type(config).__name__.replace("Config", head))(config)
     torch.manual_seed(0)
     with torch.no_grad():

@@ -60,7 +60,7 @@ def write_bpe_tokenizer(folder: Path, text: str) -> int:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = [f"[{name}]" for name in ("UNK", "CLS", "SEP", "PAD", "MASK")]
+    special = [f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")]
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
     backend.train_from_iterator([text], trainer)
