@@ -27,7 +27,7 @@ def write_random(folder: Path, family: str, head: str, vocabulary: int = 30522) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["modernbert", "electra"])
+@pytest.mark.parametrize("family", ["modernbert", "electra", "nomic_bert"])
 def test_a_checkpoint_is_trained_exported_and_read_by_other_libraries(family, tmp_path, minilm_dir):
     groups = {"train": {"steps": 3}, "eval": {"every": 0}, "mesh": {"data": 1}, "generator": {"name_or_path": "start"}}
     settings = run_settings(tmp_path, minilm_dir, **groups)
@@ -37,6 +37,7 @@ def test_a_checkpoint_is_trained_exported_and_read_by_other_libraries(family, tm
         write_random(folder, family, "ForMaskedLM", write_bpe_tokenizer(folder, text))
     else:
         write_random(folder, family, "ForMaskedLM")
+    if family == "electra":
         settings["difference.discriminator"] = str(write_random(tmp_path / "electra", family, "ForPreTraining"))
     trained = train(None, "diffcse_minilm", workdir=tmp_path / "run", overrides=settings)
     losses = [row["loss"] for row in trained.history if "loss" in row]

@@ -98,7 +98,7 @@ def hf_config_of(family: str, blocks: int = 3) -> dict:
             "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0, "local_attention": 4,
             "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
         }  # fmt: skip
-    like_bert = family in ("bert", "electra")
+    like_bert = family in ("bert", "electra", "nomic_bert")
     pad_token_id = 0 if like_bert else 1  # the other families number positions from the padding id + 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,

@@ -212,14 +212,28 @@ class Transformer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Self-attention and a feed-forward network, each followed by a residual connection and a norm."""
+    """Self-attention and a feed-forward network, each followed by a residual connection and a norm.
 
-    def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.attention = SelfAttention(config, index, dtype=dtype, rngs=rngs)
+    `bias` is that of dense layers. With `gated`, units are multiplied by a gate.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        *,
+        bias: bool = True,
+        gated: bool = False,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        dense = partial(Dense, bias=bias, dtype=dtype, rngs=rngs)
+        self.attention = SelfAttention(config, index, bias=bias, dtype=dtype, rngs=rngs)
         self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
-        self.intermediate = Dense(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
-        self.output = Dense(config.intermediate_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.intermediate = dense(config.hidden_size, config.intermediate_size)
+        self.output = dense(config.intermediate_size, config.hidden_size)
         self.output_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        self.gate = dense(config.hidden_size, config.intermediate_size) if gated else None
         self.activation = config.activation
         self.output_dropout = config.hidden_dropout[index]
         self.attention_output_dropout = self.output_dropout if config.attention_output_dropout else 0.0
@@ -240,10 +254,12 @@ class Block(nnx.Module):
 
     def activated(self, hidden_states: Float[Array, "*outputs hidden"]) -> Float[Array, "*outputs intermediate"]:
         """Return the intermediate units of the feed-forward network."""
-        intermediate = self.intermediate(hidden_states)
+        inputs = [self.intermediate(hidden_states)]
+        if self.gate is not None:
+            inputs.append(self.gate(hidden_states))
         with jax.named_scope("activation"):
-            function = ACTIVATIONS[self.activation]
-            return (jax.checkpoint(function) if self.recompute else function)(intermediate)
+            function = partial(gated, ACTIVATIONS[self.activation])
+            return (jax.checkpoint(function) if self.recompute else function)(*inputs)
 
 
 class SelfAttention(nnx.Module):
@@ -342,6 +358,16 @@ def rotate(
     is_first = np.arange(features) % head_size < half
     turned = jnp.where(is_first, -jnp.roll(x, -half, axis=-1), jnp.roll(x, half, axis=-1))  # by a quarter
     return (x * cosines + turned * sines).astype(states.dtype)
+
+
+def gated(
+    activation: Callable[[jax.Array], jax.Array],
+    intermediate: Float[Array, "*outputs units"],
+    gate: Float[Array, "*outputs units"] | None = None,
+) -> Float[Array, "*outputs units"]:
+    """Return the activated units of a feed-forward network, times their gates if there are any (Shazeer 2020)."""
+    activated = activation(intermediate)
+    return activated if gate is None else activated * gate
 
 
 def final_norm(config: TransformerConfig, *, dtype: DTypeLike) -> LayerNorm | None:

@@ -4,7 +4,7 @@ A family's module holds all that is particular to it: how to read its sizes, the
 differ, its embeddings, blocks and attention bias. To add a family, add a module and its name to `FAMILIES`.
 """
 
-from diffcse_jax.models.families import bert, distilbert, electra, modernbert, mpnet, roberta
+from diffcse_jax.models.families import bert, distilbert, electra, modernbert, mpnet, nomic_bert, roberta
 from diffcse_jax.models.families.base import Family
 
 FAMILIES: dict[str, Family] = {
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Family] = {
     **electra.FAMILIES,
     **modernbert.FAMILIES,
     **mpnet.FAMILIES,
+    **nomic_bert.FAMILIES,
     **roberta.FAMILIES,
 }
 

@@ -43,7 +43,7 @@ class HfConfig:
         value = self._value(key, default)
         return self._checked(key, value, isinstance(value, str), "a string")
 
-    def require(self, key: str, *supported: str | int | bool) -> None:
+    def require(self, key: str, *supported: str | float | bool | None) -> None:
         """Raise ValueError unless the key is missing or has a supported value."""
         value = self._value(key, supported[0])
         self._checked(key, value, value in supported, " or ".join(map(json.dumps, supported)))

@@ -5,6 +5,7 @@ sees all tokens, the others a window. Dense layers and norms have no biases.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import jax
 from flax import nnx
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
 from diffcse_jax.models.families.base import MOST_BLOCKS, Family, HfConfig
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, dropout
-from diffcse_jax.models.transformer import LogitBias, SelfAttention, TransformerConfig, split_keys
+from diffcse_jax.models.transformer import LogitBias, SelfAttention, TransformerConfig, gated, split_keys
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of blocks in config.json
 
@@ -55,16 +56,11 @@ class ModernBertBlock(nnx.Module):
         hidden_states += dropout(attended, self.attention_rate, attention_keys)
         normed = self.intermediate_norm(hidden_states)
         with jax.named_scope("activation"):
-            gated = (jax.checkpoint(self.gated) if self.recompute else self.gated)(
+            function = partial(gated, ACTIVATIONS[self.activation])
+            units = (jax.checkpoint(function) if self.recompute else function)(
                 self.intermediate(normed), self.gate(normed)
             )
-        return hidden_states + self.output(dropout(gated, self.rate, output_keys))
-
-    def gated(
-        self, intermediate: Float[Array, "*outputs units"], gate: Float[Array, "*outputs units"]
-    ) -> Float[Array, "*outputs units"]:
-        """Return the units of the feed-forward network (GeGLU, Shazeer 2020)."""
-        return ACTIVATIONS[self.activation](intermediate) * gate
+        return hidden_states + self.output(dropout(units, self.rate, output_keys))
 
 
 def sizes(config: HfConfig) -> TransformerConfig:

@@ -1,0 +1,83 @@
+"""NomicBERT (Nussbaum et al. 2024): BERT with rotary positions, gated units, and blocks without biases."""
+
+import dataclasses
+from functools import partial
+
+from diffcse_jax.models.families import bert
+from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.transformer import Block, TransformerConfig
+
+GATED_BLOCK = partial(Block, bias=False, gated=True)  # its norms have biases
+# Keys of the first configurations, and BERT's names of them.
+FIRST_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "rotary_emb_base": "rope_theta",
+}
+SUPPORTED = {
+    "prenorm": False,
+    "parallel_block": False,
+    "causal": False,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "use_rms_norm": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "num_experts": 0,
+}
+
+
+def sizes(config: HfConfig) -> TransformerConfig:
+    """Read the sizes of an encoder."""
+    for key, value in SUPPORTED.items():
+        if config.values.get(key, value) not in (value, None):
+            config.require(key, value)
+    renamed = {ours: config.values[theirs] for theirs, ours in FIRST_KEYS.items() if theirs in config.values}
+    if config.values.get("activation_function") == "swiglu":
+        renamed["hidden_act"] = "silu"
+    config = HfConfig({**renamed, **config.values})
+    rope = config if config.values.get("rope_parameters") is None else config.inside("rope_parameters")
+    rope.require("rope_type", "default")
+    like_bert, base = bert.sizes(config), rope.number("rope_theta", 1000.0)
+    return dataclasses.replace(like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks)
+
+
+FAMILIES = {
+    "nomic_bert": Family(
+        architecture="NomicBertModel",
+        sizes=sizes,
+        prefix="nomic_bert.",
+        modules={
+            "embeddings.word_embeddings": "embeddings.word",
+            "embeddings.token_type_embeddings": "embeddings.token_type",
+            "emb_ln": "embeddings.norm",
+        },
+        block_prefix="encoder.layers.",
+        block={
+            "attn.Wqkv": ("attention.query", "attention.key", "attention.value"),
+            "attn.out_proj": "attention.output",
+            "norm1": "attention_norm",
+            "mlp.fc11": "gate",
+            "mlp.fc12": "intermediate",
+            "mlp.fc2": "output",
+            "norm2": "output_norm",
+        },
+        pooler={},
+        mlm_head={
+            "cls.predictions.transform.dense": "transform",
+            "cls.predictions.transform.layer_norm": "norm",
+            "cls.predictions": "",
+        },
+        decoder="cls.predictions.decoder.weight",
+        ignored=r"cls\.predictions\.decoder\..*",
+    )
+}
