@@ -23,7 +23,7 @@ from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads #length length"]
-HIDDEN = float(np.finfo(np.float32).min) / 2  # bias on logits of tokens that are not seen; a sum of two is finite
+HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
 TPU_LANES = 128
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
