@@ -51,7 +51,7 @@ def attention(size: str, rows: int, length: int, backward: bool) -> Variants:
     real = sentences.attention_mask.reshape(-1, 1) > 0
 
     def of(module: type[transformer.SelfAttention]) -> Callable[[], Any]:
-        layer = module(config, 0.0, dtype=jnp.float32, rngs=nnx.Rngs(0))
+        layer = module(config, 0, dtype=jnp.float32, rngs=nnx.Rngs(0))
         definition, params = nnx.split(layer)
 
         def apply(params: nnx.State, states: jax.Array) -> jax.Array:

@@ -501,7 +501,7 @@ def compiled_forward(
     network = parameters.definition(functools.partial(SentenceNetwork, config, pooler, dtype=dtype))
 
     def forward(
-        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: int | None = None
+        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
     ) -> jax.Array:
         rows = TokenRows(input_ids, attention_mask)
         if prompt_tokens is not None:

@@ -145,7 +145,7 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
         (["--config.train.steps"], "--config.train.steps: the value is missing. Write --config.train.steps=VALUE."),
         (["--config.train.steps=abc"], "train.steps: expected a whole number such as 60, got 'abc'"),
         (["--config.distributed=perhaps"], "distributed: expected True or False, got 'perhaps'"),
-        (["--config.model.pooler=max"], "model.pooler: 'max' is not one of cls, cls_before_pooler, avg, avg_top2"),
+        (["--config.model.pooler=last"], "model.pooler: 'last' is not one of cls, cls_before_pooler, avg, avg_top2"),
     ],
 )
 def test_overrides_that_cannot_be_read(arguments, message):

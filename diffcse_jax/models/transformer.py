@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_keys, unpack
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
@@ -382,7 +382,7 @@ def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> F
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None) -> list[RowKeys]:
+def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None) -> list[Key[Array, "..."] | None]:
     """Return a block's dropout keys: of each row for attention, and of each token for two outputs."""
     of_attention, *of_outputs = _split(keys, 3)
     return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]
