@@ -35,10 +35,9 @@ from diffcse_jax.batch import (  # noqa: E402
     Vocabulary,
 )
 from diffcse_jax.config import Config, configuration, read_overrides  # noqa: E402
-from diffcse_jax.encoder import compiled_forward  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
-from diffcse_jax.models.forward import Teacher  # noqa: E402
+from diffcse_jax.models.forward import Teacher, compiled_forward  # noqa: E402
 from diffcse_jax.models.hf import Pretrained  # noqa: E402
 from diffcse_jax.models.parameters import Params  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402

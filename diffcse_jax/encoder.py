@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.batch import TokenRows
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
-from diffcse_jax.models.forward import SentenceNetwork
+from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
@@ -157,7 +156,7 @@ class SentenceEncoder:
             pooler_head=record.head if record and record.head else model.pooler,
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
-            prompts=pooling_modules.prompts_of(model.folder),
+            prompts=pooling_modules.prompts_of(model.folder, record),
             max_length=pooling_modules.max_length_of(model.folder, model.config.max_length),
             name=name,
         )
@@ -334,20 +333,10 @@ class SentenceEncoder:
             Pairs (sentence, cosine similarity), best first: a list for one string, a list of such lists for many.
         """
         index = self._built_index()
-        vectors = np.atleast_2d(self.encode(queries, normalize=True, prompt=self.query_prompt(index, prompt_name)))
+        prompt = index.query_prompt(self.prompts, prompt_name)
+        vectors = np.atleast_2d(self.encode(queries, normalize=True, prompt=prompt))
         found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
         return found[0] if isinstance(queries, str) else found
-
-    def query_prompt(self, index: SentenceIndex, prompt_name: str | None = None) -> str:
-        """Return the prompt of queries in an index, or refuse one that does not go with the prompt of its texts."""
-        prompt = self.prompts.query if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
-        if index.encoder.prompt not in (prompt, self.prompts.document):
-            raise ConfigError(
-                f"{index.name or 'the index'} holds texts with the prompt {index.encoder.prompt!r}, but the model's "
-                f"prompt of documents is {self.prompts.document!r}. Build the index again, or search it with the same "
-                "prompt (prompt_name)"
-            )
-        return prompt
 
     def _built_index(self) -> SentenceIndex:
         if self._index is None:
@@ -490,27 +479,6 @@ def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.n
             "damaged. Use an earlier checkpoint, or train with a lower learning rate"
         )
     return vectors
-
-
-@functools.lru_cache
-def compiled_forward(
-    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
-) -> Callable[..., jax.Array]:
-    """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
-    config = config.on(mesh.devices.flat[0].platform)
-    network = parameters.definition(functools.partial(SentenceNetwork, config, pooler, dtype=dtype))
-
-    def forward(
-        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
-    ) -> jax.Array:
-        rows = TokenRows(input_ids, attention_mask)
-        if prompt_tokens is not None:
-            rows = rows._replace(prompt_tokens=jnp.full(len(input_ids), prompt_tokens, jnp.int32))
-        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-            return parameters.bind(network, params)(rows)
-
-    # Replicated, so that every host can read the whole result.
-    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _bucket(length: int) -> int:

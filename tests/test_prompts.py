@@ -11,7 +11,7 @@ from tiny_run import overrides, run_settings
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.batch import Batch
 from diffcse_jax.cli import main
-from diffcse_jax.config import DataConfig
+from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data.augmentation import open_augmentation
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.readers import Corpus
@@ -22,6 +22,8 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, prompts_of, read, write
 from diffcse_jax.models.prompts import Prompts, for_columns
+from diffcse_jax.training.networks import open_start
+from diffcse_jax.training.sharding import make_mesh
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -48,8 +50,6 @@ def folder(tmp_path, minilm_dir):
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("pooler", POOLERS)
 def test_embeddings_equal_those_of_sentence_transformers(folder, pooler, pooled):
-    if not pooled and pooler in TWO_LAYER_POOLERS:
-        pytest.skip("WeightedLayerPooling of sentence-transformers does not pass the length of the prompt on")
     path = folder(Prompts({**E5.by_name, "title": "title: "}, "title", pooled), pooler)
     ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
     for encode in (
@@ -111,7 +111,7 @@ def test_wrong_prompts_are_refused(folder):
     path = folder()
     (path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q"}, "default_prompt_name": "x"}')
     with pytest.raises(CheckpointError, match="default_prompt_name 'x' is not one of the prompts"):
-        prompts_of(path)
+        prompts_of(path, None)
 
 
 def batches(rows, tokenizer, folder, prompts, data, **options):
@@ -206,3 +206,14 @@ def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn):
     np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), atol=1e-5)
     assert "truncated 1 of 2 sentences that are longer than the model's 12 tokens" in str(recwarn[-1].message)
     assert np.abs(ours.encode(texts[1], max_length=40) - ours.encode(texts[1])).max() > 1e-3
+
+
+def test_training_of_another_pooler_ignores_modules_that_are_not_supported(folder):
+    """Their prompts are read nevertheless."""
+    path = folder()
+    modules = json.loads((path / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
+    (path / "modules.json").write_text(json.dumps(modules))
+    config = Config.from_dict({"model.name_or_path": str(path), "model.pooler": "avg", "model.projector": "none"})
+    _, base, _ = open_start(config, make_mesh(config))
+    assert (base.recorded, base.prompts.query) == (None, "query: ")

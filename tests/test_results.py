@@ -13,7 +13,6 @@ def results_of(model, **spearman):
         "model": model,
         "pooler": "avg",
         "truncate_dim": None,
-        "prompts": {},
         "tasks": {name: {"spearman": score, "pearson": score, "n": 10} for name, score in spearman.items()},
         "averages": {"sts": None, "transfer": None},
     }

@@ -81,7 +81,7 @@ def search(
         index = index.with_faiss(faiss)
     if output and (faiss or index.name != str(output)):
         index.save(output)
-    prompt = encoder.query_prompt(index, prompt_name)
+    prompt = index.query_prompt(encoder.prompts, prompt_name)
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
         vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt)
         for text, hits in zip(chunk, index.search(vectors, top_k, threshold), strict=True):

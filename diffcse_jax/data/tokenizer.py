@@ -11,6 +11,7 @@ import transformers
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import read_json_object
+from diffcse_jax.models.pooling_modules import TEXT_SETTINGS
 
 CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
 LONGEST_WORD = 1 << 17  # characters that are tokenised of a text without spaces
@@ -46,7 +47,7 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         tokenizer.backend_tokenizer.encode(UNKNOWN_WORD)
     except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
         raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
-    settings = folder / "sentence_bert_config.json"
+    settings = folder / TEXT_SETTINGS
     if settings.is_file() and read_json_object(settings).get("do_lower_case") is True:
         backend = tokenizer.backend_tokenizer
         steps = [tokenizers.normalizers.Lowercase(), *filter(None, [backend.normalizer])]

@@ -37,12 +37,13 @@ class CachedEncoder:
     def __init__(self, encoder: Encoder):
         self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
         self._encoder = encoder
-        self._embeddings: dict[str | None, dict[str, np.ndarray]] = {}  # by prompt
+        self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
     def encode(
         self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
     ) -> Float32[np.ndarray, "sentences dim"]:
         """Return one embedding per sentence."""
+        prompt = self.prompts.choose(prompt)
         known = self._embeddings.setdefault(prompt, {})
         if new := [sentence for sentence in dict.fromkeys(sentences) if sentence not in known]:
             computed = self._encoder.encode(new, batch_size=batch_size, prompt=prompt)

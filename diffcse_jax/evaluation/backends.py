@@ -76,7 +76,7 @@ class TorchEncoder:
         checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
         self.pooler = pooling_modules.choose_pooler(pooler, record.pooler if record else None, path_or_id)
-        self.prompts = pooling_modules.prompts_of(checkpoint.folder)
+        self.prompts = pooling_modules.prompts_of(checkpoint.folder, record)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = pooling_modules.max_length_of(checkpoint.folder, checkpoint.config.max_length)

@@ -271,7 +271,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
     sentences = general_sentences()
 
     def cosines(encoder: Encoder) -> Float[np.ndarray, " pairs"]:
-        embeddings = normalize(encoder.encode(sentences, batch_size=options.batch_size))
+        embeddings = normalize(encoder.encode(sentences, batch_size=options.batch_size, prompt=encoder.prompts.default))
         return (embeddings @ embeddings.T)[np.triu_indices(len(sentences), k=1)]
 
     before = cosines(start())

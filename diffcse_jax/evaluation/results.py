@@ -251,8 +251,6 @@ def describe(results: Results) -> str:
     """Return one model's scores in detail, for a terminal."""
     tasks, not_official = results["tasks"], results.get("not_official", {})
     heading = [_model_label(results), f"pooler {results['pooler']}", results["mode"], results["backend"]]
-    if names := [name for name, prompt in results["prompts"].items() if prompt]:
-        heading.append(f"prompts {', '.join(names)}")
     if results["similarity"] != "cosine":
         heading.append(f"{results['similarity']} similarity")
     if results["post"]:

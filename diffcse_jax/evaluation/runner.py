@@ -9,11 +9,11 @@ from pathlib import Path
 
 import tqdm
 
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Task, TaskOptions, geometry, results
 from diffcse_jax.evaluation.backends import load_encoder, post_process
 from diffcse_jax.evaluation.results import Results
-from diffcse_jax.evaluation.retrieval import own_task
+from diffcse_jax.evaluation.retrieval import PairsRetrieval, own_task
 from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.sts import read_lines
 from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, senteval_folder
@@ -84,6 +84,9 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load(model, settings))
+        has_prompt = encoder.prompts.default or all(isinstance(task, PairsRetrieval) for task in tasks.values())
+        if not has_prompt and (warning := encoder.prompts.warning(model)):
+            warn_user(warning)
 
         def found() -> Results:
             problems = {name: results.size_problem(name, each, settings.mode) for name, each in scores.items()}

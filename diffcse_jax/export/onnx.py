@@ -21,7 +21,8 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object
-from diffcse_jax.models.pooling_modules import prompts_of
+from diffcse_jax.models.pooling_modules import TEXT_SETTINGS
+from diffcse_jax.models.prompts import read_prompts
 
 GRAPH = "onnx/model.onnx"
 INT8 = "onnx/model_qint8.onnx"
@@ -115,9 +116,9 @@ class OnnxEncoder:
     def __init__(self, folder: Path, file: str, pooler: str, truncate_dim: int | None):
         from onnxruntime import InferenceSession
 
-        self.pooler, self.truncate_dim, self.prompts = pooler, truncate_dim, prompts_of(folder)
+        self.pooler, self.truncate_dim, self.prompts = pooler, truncate_dim, read_prompts(folder)
         self._tokenizer = load_tokenizer(folder)
-        self._max_length = read_json_object(folder / "sentence_bert_config.json")["max_seq_length"]
+        self._max_length = read_json_object(folder / TEXT_SETTINGS)["max_seq_length"]
         self._session = InferenceSession(folder / file, providers=["CPUExecutionProvider"])
         self._inputs = [each.name for each in self._session.get_inputs()]
 

@@ -7,12 +7,14 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree, Shaped
 
@@ -312,6 +314,27 @@ class SentenceNetwork(nnx.Module):
         if self.pooler_head is not None:
             embeddings = self.pooler_head(embeddings)
         return embeddings[:, : self.truncate_dim].astype(jnp.float32)
+
+
+@lru_cache
+def compiled_forward(
+    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
+) -> Callable[..., jax.Array]:
+    """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
+    config = config.on(mesh.devices.flat[0].platform)
+    network = parameters.definition(partial(SentenceNetwork, config, pooler, dtype=dtype))
+
+    def forward(
+        params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
+    ) -> jax.Array:
+        rows = TokenRows(input_ids, attention_mask)
+        if prompt_tokens is not None:
+            rows = rows._replace(prompt_tokens=jnp.full(len(input_ids), prompt_tokens, jnp.int32))
+        with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
+            return parameters.bind(network, params)(rows)
+
+    # Replicated, so that every host can read the whole result.
+    return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:

@@ -42,6 +42,7 @@ class RecordedPooler(NamedTuple):
     pooler: str
     head: Params | None
     truncate_dim: int | None = None
+    pools_prompt: bool = True  # whether a prompt's tokens are pooled
 
 
 def write(
@@ -121,12 +122,13 @@ def read(folder: Path) -> RecordedPooler | None:
     config, layers = read_json_object(modules["Pooling"] / "config.json"), modules.get("WeightedLayerPooling")
     mode = "+".join(each for each in _MODES if config.get(f"pooling_mode_{_KEYS.get(each, each)}"))
     mode = str(config.get("pooling_mode", mode))[:60]
+    pools_prompt = config.get("include_prompt") is not False
     if mode == "cls" and head and layers is None:
-        return RecordedPooler("cls", head, size)
+        return RecordedPooler("cls", head, size, pools_prompt)
     if mode == "mean" and layers and head is None:
-        return RecordedPooler(_layer_pooler(layers), None, size)
+        return RecordedPooler(_layer_pooler(layers), None, size, pools_prompt)
     if mode in _MODES and layers is None and head is None:
-        return RecordedPooler(_MODES[mode], None, size)
+        return RecordedPooler(_MODES[mode], None, size, pools_prompt)
     raise CheckpointError(
         f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
     )
@@ -145,11 +147,9 @@ def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
     return min(max(recorded or positions, trained), positions)
 
 
-def prompts_of(folder: Path) -> Prompts:
+def prompts_of(folder: Path, recorded: RecordedPooler | None) -> Prompts:
     """Return the prompts of a folder, and whether its pooling reads them."""
-    pooling = read(folder) and _read_modules(folder)["Pooling"]
-    pooled = read_json_object(pooling / "config.json").get("include_prompt", True) if pooling else True
-    return read_prompts(folder, pooled=pooled is not False)
+    return read_prompts(folder, pooled=recorded is None or recorded.pools_prompt)
 
 
 def _read_modules(folder: Path) -> dict[str, Path]:

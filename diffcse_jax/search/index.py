@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32
 
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
+from diffcse_jax.models.prompts import Prompts
 from diffcse_jax.search.vector_store import BLOCK_ROWS, EncoderRecord, VectorStore, find_store, write_npy
 
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
@@ -165,6 +166,17 @@ class SentenceIndex:
                 require_extra("faiss", "search").write_index(self._faiss, str(new / _FAISS))
             digests = file_digests(new, new.iterdir())
             write_json(new / INDEX_FILE, dataclasses.asdict(self.encoder) | {"sha256": digests})
+
+    def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
+        """Return an encoder's prompt of queries, or refuse one that does not go with the prompt of the texts."""
+        prompt = prompts.query if prompt_name is None else prompts.choose(prompt_name=prompt_name)
+        if self.encoder.prompt not in (prompt, prompts.document):
+            raise ConfigError(
+                f"{self.name or 'the index'} holds texts with the prompt {self.encoder.prompt!r}, but the model's "
+                f"prompt of documents is {prompts.document!r}. Build the index again, or search it with the same "
+                "prompt (prompt_name)"
+            )
+        return prompt
 
     def search(
         self, queries: Float32[np.ndarray, "queries dimension"], top_k: int, threshold: float | None = None

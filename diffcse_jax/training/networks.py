@@ -72,7 +72,9 @@ class StartingCheckpoint:
         model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
         length = pooling_modules.max_length_of(model.folder, model.config.max_length)
         options: dict[str, Any] = {"pooler_head": head, "prompts": self.prompts, "max_length": length}
-        return SentenceEncoder(model.config, model.transformer, self.tokenizer, pooler=pooler, **options)
+        return SentenceEncoder(
+            model.config, model.transformer, self.tokenizer, pooler=pooler, name=self.name, **options
+        )
 
     def is_trained_embedding(self, config: Config) -> bool:
         """Return whether the run trains the embedding that the checkpoint has before the first step."""
@@ -128,7 +130,8 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         prompts = saved.prompts
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
-        recorded, prompts = recorded_pooler(encoder, asked), pooling_modules.prompts_of(encoder.folder)
+        recorded = recorded_pooler(encoder, asked)
+        prompts = pooling_modules.prompts_of(encoder.folder, recorded)
     encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, prompts)
     config = with_own_pooler(config, recorded)

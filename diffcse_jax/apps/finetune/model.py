@@ -57,7 +57,8 @@ class TaskModel:
     ) -> Float32[np.ndarray, "rows outputs"]:
         """Return the outputs of a task's head for rows of one or two sentences: logits, or values."""
         sentences = [text for row in texts for text in row]
-        embeddings = self.encoder.encode(sentences, batch_size=batch_size)
+        prompt = self.encoder.prompts.default  # as in training
+        embeddings = self.encoder.encode(sentences, batch_size=batch_size, prompt=prompt)
         sides = np.moveaxis(embeddings.reshape(len(texts), -1, embeddings.shape[-1]), 1, 0)
         head = _compiled_head(self.tasks[name], embeddings.shape[-1])
         return np.asarray(head(self.heads[name], tuple(sides)))

@@ -195,7 +195,8 @@ class Tuning:
 
         def make(new: Path) -> None:
             log_line(f"task {data.name}: embedding {counted(len(distinct), 'sentence{s}')}")
-            np.save(new / "vectors.npy", frozen.encode([*distinct], batch_size, show_progress=True, max_length=length))
+            options: dict[str, Any] = {"max_length": length, "prompt": frozen.prompts.default}
+            np.save(new / "vectors.npy", frozen.encode([*distinct], batch_size, show_progress=True, **options))
             np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in data.train.sentences], np.int64))
 
         def make_or_find() -> None:
@@ -221,6 +222,7 @@ class Tuning:
         else:
             final = options.final_temperature or options.temperature
             order = by_temperature(rows, np.linspace(options.temperature, final, steps), train.seed)
+        prompt_tokens = len(self.tokenizer.encode(self.start.prompts.default, add_special_tokens=False))
         sources = {
             data.name: BatchSource(
                 self.stores[data.name],
@@ -230,6 +232,8 @@ class Tuning:
                 pad_token_id=self.checkpoint.config.pad_token_id,
                 shards=shards_of(self.mesh),
                 packing=packing_of(config, self.mesh, chunks=train.chunks),
+                prompt_tokens=[prompt_tokens] * len(data.task.texts),
+                pools_prompts=self.start.prompts.pooled,
                 vectors={ENCODER: stored[data.name]} if stored else {},
                 labels={data.name: data.train.labels},
             )
