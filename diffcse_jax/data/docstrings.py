@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcse_jax.data.documents import ABBREVIATION, SENTENCE_END
+from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
 SKIPPED_FOLDERS = {"test", "tests", "_testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}

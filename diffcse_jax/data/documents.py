@@ -8,24 +8,17 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.data import markup
 from diffcse_jax.data.readers import Fault, Place, RowFile, extension, file_sha256, lines, opened
+from diffcse_jax.data.sentences import sentences_of
 
 FORMATS = (".txt", *markup.READERS)  # a file of a folder is a document
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
 TITLE_AND_TEXT = ("title", "text")
-WIDTHS = range(40, 121)  # characters of the longest line of wrapped text
-FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, is joined to what follows
-SENTENCE_END = re.compile(r"(?<=[.?!])[\"')]?\s+")
-END = re.compile(SENTENCE_END.pattern + r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\u201d\uff09]?\s*")
-ABBREVIATION = re.compile(
-    r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|[A-Z])\.$", re.IGNORECASE
-)
 
 
 class Section(NamedTuple):
@@ -135,50 +128,3 @@ def _of_prose(place: str, path: Path) -> Placed:
     except markup.UnreadableError:
         return place, Fault.UNREADABLE
     return place, tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY
-
-
-# Sentences, by rules for languages that end sentences with a full stop
-
-
-def sentences_of(text: Sequence[str]) -> list[str]:
-    """Return the sentences of lines of text, without those that have neither letters nor digits."""
-    found = (sentence for paragraph in paragraphs(text) for sentence in split_sentences(paragraph))
-    return [sentence for sentence in found if any(map(str.isalnum, sentence))]
-
-
-def paragraphs(text: Sequence[str]) -> Iterator[str]:
-    """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph.
-
-    Wrapped lines but the last fill the width, and a sentence continues from one of them to the next.
-    """
-    for is_text, group in itertools.groupby((line.strip() for line in text), bool):
-        block = list(group)
-        longest = max(map(len, block))
-        is_wrapped = (
-            longest in WIDTHS
-            and all(len(line) > 0.6 * longest for line in block[:-1])
-            and any(line[-1] not in ".?!:;" and following[0].islower() for line, following in itertools.pairwise(block))
-        )
-        if is_text:
-            yield from [" ".join(block)] if is_wrapped else block
-
-
-def split_sentences(text: str) -> list[str]:
-    """Split a paragraph into sentences, which together have all of its text.
-
-    A sentence ends at `.`, `?` or `!` before white space, and at the Chinese and Japanese forms anywhere. It does not
-    end with an abbreviation, and the next one does not begin in lower case unless the whole text is in lower case.
-    """
-    lower_case = not any(map(str.isupper, text))
-    found, start = [], 0
-    for gap in END.finditer(text):
-        begun = text[start : gap.end()].strip()
-        if len(begun) < FEWEST_CHARACTERS or ABBREVIATION.search(text[start : gap.start()]):
-            continue
-        if lower_case or not text[gap.end() : gap.end() + 1].islower():
-            found.append(begun)
-            start = gap.end()
-    rest = text[start:].strip()
-    if found and len(rest) < FEWEST_CHARACTERS:
-        return [*found[:-1], f"{found[-1]} {rest}".strip()]
-    return [*found, rest] if rest else found

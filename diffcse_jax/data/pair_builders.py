@@ -16,6 +16,7 @@ import numpy as np
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.documents import Document, Documents, Section
 from diffcse_jax.data.readers import Corpus, Fault, Place, Row
+from diffcse_jax.data.sentences import canonical, join, width
 from diffcse_jax.errors import DataError
 from diffcse_jax.hosts import Progress
 
@@ -26,7 +27,7 @@ PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
 FEWEST_PASSAGE_CHARACTERS = 100
 PASSAGE_LENGTH = 1024  # the largest number of tokens of a passage, in languages with one token per character
 BOILERPLATE = (10, 0.01)  # boilerplate is in at least this many documents, and in at least this share of them
-RULES = "5"  # change it when this file, `documents.py` or `markup.py` change the rows, so that stores are rebuilt
+RULES = "6"  # change it when this file or what it imports change the rows, so that stores are rebuilt
 
 DOCUMENTS = "document{s}"
 HELD_OUT = "of them held out"
@@ -79,9 +80,8 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
 
 
 def digest(text: str) -> int:
-    """Return a 64-bit hash of a text that ignores case and white space."""
-    words = " ".join(text.casefold().split())
-    return int.from_bytes(hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=8).digest())
+    """Return a 64-bit hash of a text that ignores case, white space and how letters are encoded."""
+    return int.from_bytes(hashlib.blake2b(canonical(text).encode(errors="surrogatepass"), digest_size=8).digest())
 
 
 def is_in_share(text: str, share: float) -> bool:
@@ -161,8 +161,8 @@ def texts_of(section: Section) -> list[str]:
 def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
     """Return the first text, and the others joined; None if those are too short."""
     lead, *others = texts or [""]
-    rest = " ".join(others)
-    return (lead, rest) if len(rest) >= FEWEST_CHARACTERS else None
+    rest = join(others)
+    return (lead, rest) if width(rest) >= FEWEST_CHARACTERS else None
 
 
 def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
@@ -196,7 +196,7 @@ def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> It
 def _passages(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
     """Yield a document as passages of about equal length."""
     own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
-    passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if len(text) >= FEWEST_PASSAGE_CHARACTERS]
+    passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if width(text) >= FEWEST_PASSAGE_CHARACTERS]
     yield from ((document[0].place, (text,)) for text in passages)
     counted["document{s} too short for a passage left out"] += not passages
 
@@ -213,20 +213,20 @@ def _passages_in_order(document: Document, drops: Drops, counted: Counts, length
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
     """Join whole sentences into texts of about equal length and at most `characters`. One sentence may be longer."""
-    total = sum(map(len, sentences))
+    total = sum(map(width, sentences))
     room = max(characters / 2, characters - total / max(1, len(sentences)))  # the last sentence may reach beyond it
     size = max(1, total / max(1, math.ceil(total / room)))
-    starts = itertools.accumulate(map(len, sentences), initial=0)
+    starts = itertools.accumulate(map(width, sentences), initial=0)
     groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
     return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
 
 
 def _halved(sentences: Sequence[str], characters: int) -> list[str]:
     """Join the sentences. If the text is too long, halve it until the parts are short enough."""
-    text = " ".join(sentences)
-    if len(text) <= characters or len(sentences) == 1:
+    text = join(sentences)
+    if width(text) <= characters or len(sentences) == 1:
         return [text]
-    ends = list(itertools.accumulate(map(len, sentences)))
+    ends = list(itertools.accumulate(map(width, sentences)))
     middle = min(range(1, len(sentences)), key=lambda place: abs(ends[place - 1] - ends[-1] / 2))
     return _halved(sentences[:middle], characters) + _halved(sentences[middle:], characters)
 

@@ -19,6 +19,7 @@ from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.data.documents import Section
 from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
 from diffcse_jax.data.readers import Fault, checked
+from diffcse_jax.data.sentences import some_words, width, words
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
@@ -429,17 +430,17 @@ def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
 
 def _leads(section: Section) -> Iterator[tuple[str, str]]:
     if pair := lead_and_rest(texts_of(section)):
-        yield pair[0], " ".join(pair[1].split()[:MOST_WORDS])
+        yield pair[0], some_words(pair[1], 0, MOST_WORDS)
 
 
 def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
     sentences = section.sentences()
     pairs = zip(sentences[::2], sentences[1::2], strict=False)  # a sentence twice would find itself
-    return (pair for pair in pairs if min(map(len, pair)) >= FEWEST_CHARACTERS)
+    return (pair for pair in pairs if min(map(width, pair)) >= FEWEST_CHARACTERS)
 
 
 def _halves_of_sentences(section: Section) -> Iterator[tuple[str, str]]:
-    return (halve(sentence) for sentence in section.sentences() if len(sentence.split()) >= FEWEST_WORDS)
+    return (halve(sentence) for sentence in section.sentences() if len(words(sentence)) >= FEWEST_WORDS)
 
 
 HELD_OUT_PAIRS = {

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
+from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
 from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
@@ -72,8 +73,8 @@ def average_precision(scores: Float32[np.ndarray, " pairs"], labels: Int[np.ndar
 
 def halve(sentence: str) -> tuple[str, str]:
     """Return the two halves of a sentence, by words."""
-    words = sentence.split()
-    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+    middle = len(words(sentence)) // 2
+    return some_words(sentence, 0, middle), some_words(sentence, middle)
 
 
 def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tuple[str, str]]:
@@ -82,7 +83,7 @@ def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tupl
     for sentence in sentences:
         if len(chosen) == limit:
             break
-        if sentence not in chosen and len(sentence.split()) >= fewest_words:
+        if sentence not in chosen and len(words(sentence)) >= fewest_words:
             chosen[sentence] = halve(sentence)
     return list(chosen.values())
 

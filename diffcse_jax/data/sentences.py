@@ -1,0 +1,111 @@
+"""Sentences and words of text in any language, by short rules and Unicode's properties of characters.
+
+Chinese and Japanese have no spaces, and a mark such as U+3002 ends a sentence wherever it stands. Thai, Lao, Khmer and
+Burmese have no spaces between words; two characters of Chinese or Japanese, or four of those, count as a word.
+"""
+
+import itertools
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+
+import regex
+
+WIDTHS = range(40, 121)  # of the longest line of wrapped text
+FEWEST_CHARACTERS = 12  # of a sentence; shorter text, such as the number of an item, is joined to what follows
+SENTENCE_END = regex.compile(r"(?<=[.?!])[\"')]?\s+")  # of English
+ABBREVIATION = regex.compile(
+    r"\b(e\.?g|i\.?e|etc|vs|cf|eqs?|fig|no|vol|pp|al|resp|approx|dr|mr|st|\p{L}"
+    r"|nr|bzw|ca|vgl|ggf|evtl|inkl|sog|bspw|prof|hrsg|mio|mrd|abb|kap|tel|mrs|sr|sra)\.$"
+    r"|\b(am|vom|zum|zur|bis|im|ab|seit|der|die|das|dem|den|des)\s\d{1,2}\.$",  # German: am 3. Mai
+    regex.IGNORECASE,
+)
+_END = regex.compile(
+    r"(?V1)(?<=[.?!])[\"')\p{Pi}\p{Pf}]?\s+"
+    r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})[\p{Pe}\p{Pf}]*\s*"
+)
+_BREAK = regex.compile(r"[:;\p{Sentence_Terminal}]")
+_LOUD = regex.compile(r"\s[?!]$")
+_CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
+_WORD = regex.compile(rf"[{_CJK}]{{1,2}}|\p{{Line_Break=SA}}{{1,4}}|[^\s{_CJK}\p{{Line_Break=SA}}]+")
+_CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
+
+
+def sentences_of(text: Sequence[str]) -> list[str]:
+    """Return the sentences of lines of text, without those that have neither letters nor digits."""
+    found = (sentence for paragraph in paragraphs(text) for sentence in split_sentences(paragraph))
+    return [sentence for sentence in found if any(map(str.isalnum, sentence))]
+
+
+def paragraphs(text: Sequence[str]) -> Iterator[str]:
+    """Join lines that were wrapped to a width, and yield other lines alone. Blank lines end a paragraph.
+
+    Wrapped lines but the last fill the width, and a sentence continues from one of them to the next.
+    """
+    for is_text, group in itertools.groupby((line.strip() for line in text), bool):
+        block = list(group)
+        longest = max(map(width, block))
+        is_wrapped = (
+            longest in WIDTHS
+            and all(width(line) > 0.6 * longest for line in block[:-1])
+            and any(
+                not regex.match(r"[:;\p{Sentence_Terminal}]", line[-1])
+                and unicodedata.category(following[0]) in ("Ll", "Lo")
+                for line, following in itertools.pairwise(block)
+            )
+        )
+        if is_text:
+            yield from [join(block)] if is_wrapped else block
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a paragraph into sentences, which together have all of its text.
+
+    A sentence ends at `.`, `?` or `!` before white space, and at the marks of other scripts anywhere. It does not end
+    with an abbreviation. The next one does not begin in lower case, unless the whole text does or the mark is a `?` or
+    `!` after a space.
+    """
+    gaps = list(_END.finditer(text))
+    starts = [text.lstrip()[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
+    capitals = any(map(str.isupper, text)) and (not starts[0].islower() or any(map(str.isupper, starts)))
+    found, start = [], 0
+    for gap in gaps:
+        begun, before = text[start : gap.end()].strip(), text[start : gap.start()]
+        if width(begun) < FEWEST_CHARACTERS or ABBREVIATION.search(before):
+            continue
+        if not capitals or not text[gap.end() : gap.end() + 1].islower() or _LOUD.search(before):
+            found.append(begun)
+            start = gap.end()
+    rest = text[start:].strip()
+    if found and width(rest) < FEWEST_CHARACTERS:
+        return [*found[:-1], f"{found[-1]} {rest}".strip()]
+    return [*found, rest] if rest else found
+
+
+def join(texts: Iterable[str]) -> str:
+    """Join texts by spaces, without a space between Chinese or Japanese characters."""
+    joined = ""
+    for text in texts:
+        space = "" if not joined or _CJK_SPACE.search(f"{joined[-1]} {text[:1]}") else " "
+        joined += space + text
+    return joined
+
+
+def width(text: str) -> int:
+    """Return the number of characters; a wide one, such as those of Chinese, Japanese and Korean, counts as two."""
+    return len(text) if text.isascii() else len(text) + sum(unicodedata.east_asian_width(each) in "WF" for each in text)
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text."""
+    return _WORD.findall(text)
+
+
+def some_words(text: str, start: int, stop: int | None = None) -> str:
+    """Return the part of a text from one word to another."""
+    spans = [match.span() for match in _WORD.finditer(text)][start:stop]
+    return text[spans[0][0] : spans[-1][1]] if spans else ""
+
+
+def canonical(text: str) -> str:
+    """Return a text without its case, wrapping and encoding of letters, for comparisons."""
+    return _CJK_SPACE.sub("", " ".join(unicodedata.normalize("NFKC", text).casefold().split()))
