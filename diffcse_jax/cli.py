@@ -242,7 +242,7 @@ def export(parser: argparse.ArgumentParser) -> Prepare:
     add("--onnx", action="store_true", help="add onnx/model.onnx and an int8 version, checked against the model")
     add("--results", help="results.json files for the card (default: those in RUN)", **RESULTS)
     add("--license", help="license for the card, such as apache-2.0 (default: the base model's)")
-    add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: the base model's)")
+    add("--language", nargs="+", default=[], metavar="CODE", help="languages for the card (default: data.language)")
     add("--push_to_hub", metavar="USER/NAME", help="also upload it, with the token from HF_TOKEN or `hf auth login`")
     add("--private", action="store_true", help="with --push_to_hub: make a new repository private")
 

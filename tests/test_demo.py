@@ -70,6 +70,8 @@ def test_two_models_answer_side_by_side():
     assert [each.queries for each in models.values()] == [['what is "baked"? <b>']] * 2
     (box,) = (attributes for tag, attributes in page.tags if tag == "input")
     assert box["value"] == 'what is "baked"? <b>'
+    assert box["dir"] == "auto"  # text may run from right to left
+    assert text.count('<p dir="auto">') == 6  # three hits of each model
     for shown in ("A <b>bold</b> sentence & more.", "1.000", "place 2 with one", "not found by <i>other", "<i>other"):
         assert shown in page.text
     assert len([tag for tag, _ in page.tags if tag == "ol"]) == 2
@@ -80,6 +82,7 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
         page = checked(ask(port, "/")[2])
         links = [link for link in page.values("href") if link.startswith("/?")]
         assert len(links) == 3
+        assert [attributes["dir"] for tag, attributes in page.tags if tag == "li"] == ["auto"] * 3
         followed = checked(ask(port, links[0])[2])
         assert SENTENCES[0] in [attributes.get("value") for _, attributes in followed.tags]
         status, _, body = ask(port, "/", method="HEAD")

@@ -83,6 +83,21 @@ def test_unknown_facts_are_left_out():
     assert (asked.base_model, asked.license, asked.language) == ("bert-base-uncased", "mit", ["de", "fr"])
 
 
+@pytest.mark.parametrize(
+    ("keys", "interpolation", "language"),
+    [
+        ({}, 1.0, None),  # notes.txt may be German, although the starting checkpoint is English
+        ({"data__language": ("de",)}, 1.0, "de"),
+        ({"data__language": ("de",)}, 0.0, "en"),
+        ({"data__train_file": "docstrings"}, 1.0, "en"),
+    ],
+)
+def test_the_language_is_known_or_left_out(keys, interpolation, language):
+    config = config_of("adapt", **{"data__train_file": "notes.txt"} | keys)
+    saved = dataclasses.replace(saved_with(config), interpolation=interpolation)
+    assert ModelCard(card_of(saved)).data.language == language
+
+
 def test_cut_embeddings_have_no_dev_results():
     saved = saved_with(config_of("adapt", matryoshka__sizes=(4, 8)))
     cut, whole = (ModelCard(card_of(saved, truncate_dim=size)) for size in (8, SIZES.hidden_size))

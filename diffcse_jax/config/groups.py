@@ -136,6 +136,12 @@ class DataConfig:
         "lines that are empty, not UTF-8, contain NUL or have a wrong number of fields: `skip` them or `error`",
         choices=("skip", "error"),
     )
+    language: tuple[str, ...] = option(
+        (),
+        "languages of the text for the model card, as codes such as 'de'; empty: the card of a trained model names "
+        "none, unless the text is `wiki1m` or `docstrings`",
+        changes="selection",
+    )
     cache_dir: str = option("", "folder of token stores; empty: ~/.cache/diffcse_jax/tokens", changes="nothing")
 
     @property

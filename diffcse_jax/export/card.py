@@ -54,7 +54,7 @@ class About:
 
     hub_id: str | None = None  # the model's id on the hub, `USER/NAME`
     license: str | None = None  # if it differs from the base model's
-    language: tuple[str, ...] = ()  # codes, if they differ from the base model's
+    language: tuple[str, ...] = ()  # codes, if they differ from those of `languages`
     results: tuple[Path, ...] = ()  # files of `diffcse evaluate`; if empty, those in the run's folder are used
 
 
@@ -86,7 +86,7 @@ def model_card(
     text = training_text(config)
     found = [] if is_cut else dev_results(saved)  # dev scores are those of whole embeddings
     found += official_results(results[0])
-    language = about.language or base.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
+    language = about.language or languages(saved, base)
     license = {"license": about.license} if about.license else dict(base.license)
     title = about.hub_id or name
     metadata = ModelCardData(
@@ -137,6 +137,17 @@ def model_card(
         versions={package: importlib.metadata.version(package) for package in _PACKAGES},
     )
     return f"{card.content.rstrip()}\n"
+
+
+def languages(saved: SavedEncoder, base: BaseModel) -> Sequence[str]:
+    """Return the languages that the card states: those of the training text, empty if they are unknown.
+
+    The starting checkpoint's count only if it is exported unchanged.
+    """
+    if saved.interpolation == 0:
+        return base.language
+    text = training_text(saved.config)
+    return saved.config.data.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
 
 
 def _markdown(rows: Sequence[Row]) -> str:
