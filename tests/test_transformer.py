@@ -245,6 +245,68 @@ def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gra
         jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), ours, expected)
 
 
+# Four parts of three queries, the last one with padding. The second sentence has padding that sees no token.
+LONG_MASK = (np.arange(11) < np.array([11, 3])[:, None]).astype(np.int32)
+LONG_ROWS = TokenRows(jnp.asarray(np.where(LONG_MASK == 1, np.arange(5, 16), PAD)), jnp.asarray(LONG_MASK))
+LONG_LAYOUT = lay_out(np.array([[11, 3]]), length=11, capacity=16)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "layout", "positions"),
+    [
+        ("bert", {}, None, None),
+        ("modernbert", {}, None, 5),
+        ("modernbert", {"windows": (2, 0, 5), "lanes": 16}, LONG_LAYOUT, None),
+        ("mpnet", {}, None, None),
+    ],
+)
+def test_attention_in_parts_has_the_states_and_gradients_of_the_whole(family, options, layout, positions):
+    config = dataclasses.replace(sizes(family), **options)
+    weights = np.sin(np.arange(16.0, dtype=np.float32)) * LONG_MASK[:, :positions, None]
+
+    @partial(compiled, static_argnums=0)
+    def outputs(config: TransformerConfig, params: parameters.Params, rows: TokenRows):
+        def loss(params: parameters.Params):
+            states = apply(config, params, rows, last_positions=positions)
+            return (states[-1] * weights).sum(), states
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    both = config, dataclasses.replace(config, most_queries=3)
+    expected, ours = (outputs(each, random_params(config), LONG_ROWS._replace(layout=layout)) for each in both)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, expected)
+
+
+def test_dropout_of_attention_in_parts_depends_on_the_key_of_the_row_and_on_the_part():
+    config = dataclasses.replace(sizes().with_dropout((0.0,), (0.5,)), embedding_dropout=0.0, most_queries=3)
+    params, keys = random_params(config), row_keys(0, rows=2)
+    together = run(config, params, LONG_ROWS, keys=keys)[-1]
+    alone = run(config, params, TokenRows(*(each[1:] for each in LONG_ROWS[:2])), keys=keys[1:])[-1]
+    np.testing.assert_allclose(together[1:], alone, atol=1e-5)
+    # Without positions, equal tokens have equal states, and only the masks tell them apart.
+    params["embeddings.position.embedding"] = jnp.zeros((config.max_positions, 16))
+    equal = LONG_ROWS._replace(input_ids=jnp.full((2, 11), 5))
+    plain, dropped = (np.asarray(run(config, params, equal, keys=each)[1][0]) for each in (None, keys))
+    np.testing.assert_allclose(plain[:3], plain[3:6], atol=1e-5)
+    assert not np.isclose(dropped[:3], dropped[3:6]).all(axis=1).any()
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs(window):
+    length = 1024
+    config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(window,), max_positions=length)
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+    def planned(config: TransformerConfig) -> int:
+        gradient = jax.grad(lambda params, *rows: apply(config, params, TokenRows(*rows))[-1].sum())
+        shapes = parameters.shapes(partial(Transformer, config))
+        return compiled(gradient).lower(shapes, ids, ids).compile().memory_analysis().temp_size_in_bytes
+
+    logits = config.num_heads * length**2 * 4
+    whole, in_parts = (planned(dataclasses.replace(config, most_queries=count)) for count in (length, 64))
+    assert in_parts < logits / 2 < logits < whole
+
+
 # --- conditioning ---
 
 

@@ -103,10 +103,11 @@ class TransformerConfig:
     # Builds a module `module(config, rngs=rngs)` that all blocks share. It maps a number of positions to a bias on
     # attention logits, (1, heads, positions, positions) in float32.
     attention_bias: Callable[..., nnx.Module] | None = None
-    # How to compute. These fields change no result.
+    # How to compute. These fields change no result, but the last one changes dropout masks.
     recompute: bool = dataclasses.field(default=True, repr=False)  # activations, instead of keeping them
     lanes: int = dataclasses.field(default=1, repr=False)  # of a register, which attention fills with several heads
     devices: int = dataclasses.field(default=1, repr=False)  # that rows are split over
+    most_queries: int = dataclasses.field(default=512, repr=False)  # of longer sentences, attention computes parts
 
     @property
     def word_size(self) -> int:
@@ -281,6 +282,7 @@ class SelfAttention(nnx.Module):
         self.rate = config.attention_dropout[index]
         self.rotary_base = config.rotary_bases[index] if config.rotary_bases else 0.0
         self.window = config.windows[index] if config.windows else 0
+        self.most_queries = config.most_queries
 
     @jax.named_scope("attention")
     def __call__(
@@ -295,8 +297,24 @@ class SelfAttention(nnx.Module):
             bias = bias[:, :, :positions]
         if self.rotary_base:
             query, key = (rotate(part, self.rotary_base, self.head_size) for part in (query, key))
+        is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1  # other biases are as large as logits
+        attend = self._attend_in_parts if is_long else self._attend
+        attended = attend(query, key, value, bias, keys)
+        attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), attended.shape[2], -1)
+        return self.output(attended if positions else pack(attended, rows))
+
+    def _attend(
+        self,
+        query: Float[Array, "rows groups queries features"],
+        key: Float[Array, "rows groups length features"],
+        value: Float[Array, "rows groups length features"],
+        bias: Float[Array, "rows #heads #queries length"],
+        keys: RowKeys,
+        first: int = 0,
+    ) -> Float[Array, "rows groups queries features"]:
+        """Return the weighted means of the values. `first` is the position of the first query among the keys."""
         if self.window:
-            bias += window_bias(self.window, query.shape[2], key.shape[2])
+            bias += window_bias(self.window, query.shape[2], key.shape[2], first)
         # The softmax is float32. It is divided by its sum after the product with the values, which are fewer, and
         # masked by a bias, which XLA fuses. Both halve the time of the forward pass on a CPU.
         query = self._own_features(query[:, :, None])
@@ -311,9 +329,41 @@ class SelfAttention(nnx.Module):
         attended = attended / exponentials.sum(axis=-1).reshape(*by_group[:-1], 1)
         if self.window:  # padding may see no real token
             attended = jnp.where(largest.reshape(*by_group[:-1], 1) > HIDDEN / 2, attended, 0.0)
-        attended = self._own_features(attended).sum(axis=2).astype(value.dtype)
-        attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), by_group[3], -1)
-        return self.output(attended if positions else pack(attended, rows))
+        return self._own_features(attended).sum(axis=2).astype(value.dtype)
+
+    def _attend_in_parts(
+        self,
+        query: Float[Array, "rows groups queries features"],
+        key: Float[Array, "rows groups length features"],
+        value: Float[Array, "rows groups length features"],
+        bias: Float[Array, "rows #heads 1 length"],
+        keys: RowKeys,
+    ) -> Float[Array, "rows groups queries features"]:
+        """Return what `_attend` returns, with other dropout masks: for one part of the queries after the other.
+
+        The backward pass computes each part again, so memory grows with the length and not with its square. With a
+        window, a part reads only the keys in its windows, so time grows with the length as well.
+        """
+        count, window = query.shape[2], self.window
+        parts = -(-count // self.most_queries)
+        queries = -(-count // parts)
+        padding = parts * queries - count
+        seen = queries + 2 * window if window else key.shape[2]
+        outside = (window, window + padding)
+        query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
+        if window:
+            key, value = (jnp.pad(each, ((0, 0), (0, 0), outside, (0, 0))) for each in (key, value))
+            bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), outside), constant_values=HIDDEN)
+
+        def attend(part: jax.Array, query: jax.Array) -> jax.Array:
+            near = partial(jax.lax.dynamic_slice_in_dim, start_index=part * queries if window else 0, slice_size=seen)
+            part_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, part)
+            return self._attend(query, near(key, axis=2), near(value, axis=2), near(bias, axis=3), part_keys, window)
+
+        attend = jax.checkpoint(attend, prevent_cse=False)  # a loop's forward and backward passes cannot be merged
+        by_part = query.reshape(*query.shape[:2], parts, queries, -1).transpose(2, 0, 1, 3, 4)
+        attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
+        return attended.transpose(1, 2, 0, 3, 4).reshape(query.shape)[:, :, :count]
 
     def _groups(self, states: Float[Array, "rows length hidden"]) -> Float[Array, "rows groups length features"]:
         features = self.heads_of_group * self.head_size
@@ -336,9 +386,12 @@ def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Modu
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
 
 
-def window_bias(window: int, queries: int, keys: int) -> Float[Array, "1 1 queries keys"]:
-    """Return the bias on attention logits that hides tokens at a distance above `window`."""
-    distance = jnp.abs(jnp.arange(queries)[:, None] - jnp.arange(keys)[None])
+def window_bias(window: int, queries: int, keys: int, first: int = 0) -> Float[Array, "1 1 queries keys"]:
+    """Return the bias on attention logits that hides tokens at a distance above `window`.
+
+    `first` is the position of the first query among the keys.
+    """
+    distance = jnp.abs(jnp.arange(first, first + queries)[:, None] - jnp.arange(keys)[None])
     return jnp.where(distance <= window, 0.0, HIDDEN)[None, None]
 
 
