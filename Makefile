@@ -10,7 +10,9 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 # All cores compile the bytecode, where pip would use one. Files that are not Python, such as templates, do not matter.
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 # Files by name: in the default order those of few tests come last, and the slowest file has three.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# A process that crashes ends the tests: with a new one in its place, pytest-xdist may wait forever.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile \
+	--no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help setup quickstart test test-fast fuzz faults lint types docs reference tpu coverage constraints

@@ -192,7 +192,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     """
     add = parser.add_argument
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR; for your own tab-separated files pairs_retrieval:FILE, duplicates:FILE"
+    tasks = "such as sts,transfer,geometry,MR; of your own pairs_retrieval:FILE, duplicates:FILE, retrieval:FOLDER"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
     add(
@@ -211,6 +211,8 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     add("--post_dimension", type=int, help="target size of whitening (default: the embedding size)")
     add("--queries", type=Path, metavar="FILE", help="list the STS-B sentences nearest to each line (task `retrieval`)")
     add("--top_k", type=int, default=3, help="sentences to list for each query")
+    add("--runs", type=Path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
+    add("--against", type=Path, metavar="FILE", help="compare nDCG@10 of retrieval:FOLDER with a run in TREC's form")
     add("--backend", choices=("jax", "torch"), default="jax", help="torch: compute embeddings with transformers")
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     add("--format", dest="style", help="format of the tables", **TABLE_FORMATS)

@@ -240,3 +240,18 @@ def test_the_drift_check_uses_stsb_if_it_is_found(tmp_path):
     check = build_drift_check(EvalConfig(data_dir=str(tmp_path)), lambda: pytest.fail("not needed"))
     assert check.name == DRIFT_STSB
     assert check.score(encoder) == pytest.approx(100)
+
+
+def test_search_collections_choose_and_are_reported(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "collection.tsv").write_text("d1\ta\nd2\tc\n")
+    (folder / "queries.tsv").write_text("q1\tb\nq2\td\n")
+    (folder / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d1 1\n")
+    name = f"retrieval:{folder}"
+    evaluation = build(metric=name, beside=("halves_retrieval",))
+    encoder = angles(a=0, c=80, b=10, d=70, **{word: 0 for sentence in TRAINING for word in halve(sentence)})
+    measured = evaluation.measure(encoder)
+    assert measured.scores[name] == pytest.approx(np.mean(measured.outcomes)) == pytest.approx(50 + 50 / np.log2(3))
+    assert measured.scores[f"{name}_mrr@10"] == pytest.approx(75)
+    assert evaluation.units == "2 queries"

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # a link in the repository, real files in the wheel
 ENTRY_POINTS = "diffcse_jax.losses"  # the group of entry points under which other packages offer losses
-OWN_TASKS = ("pairs_retrieval", "duplicates")  # dev metrics on the user's own files, named KIND:FILE
+# Dev metrics on the user's own files.
+OWN_METRICS = ("pairs_retrieval:FILE", "retrieval:FOLDER")
+REPORTED_METRICS = (*OWN_METRICS, "duplicates:FILE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,10 +388,10 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     options = config.eval
     for key, metrics in (("beside", options.beside), ("hold", options.hold), ("metric", (options.metric,))):
         for metric in metrics:
-            kind, colon, file = metric.partition(":")
-            if not (kind in OWN_TASKS and file if colon else metric in DEV_METRICS):
-                known = (*DEV_METRICS, *(f"{kind}:FILE" for kind in OWN_TASKS))
-                yield f"eval.{key}: {metric!r} is not one of {', '.join(known)}"
+            kind, _, file = metric.partition(":")
+            own = REPORTED_METRICS if key == "beside" else OWN_METRICS
+            if metric not in DEV_METRICS and not (file and kind in [each.partition(":")[0] for each in own]):
+                yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *own))}"
             setting = f"eval.{key}={metric!r}"
             if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
                 yield f"{setting} needs eval.pairs_file, a tab-separated file of pairs"

@@ -220,8 +220,8 @@ class EvalConfig:
         "(rows of two texts; mean reciprocal rank of the second, given the first). Without labels, the same retrieval "
         "for up to 1,000 pairs of held-out documents (data.held_out): `lead_retrieval` (title or first sentence, and "
         "the rest), `neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a "
-        "sentence; of training sentences if nothing is held out)",
-        choices=DEV_METRICS,
+        "sentence; of training sentences if nothing is held out). Of a search collection with judgements "
+        "`retrieval:FOLDER`, which is nDCG@10",
     )
     beside: tuple[str, ...] = option(
         (),

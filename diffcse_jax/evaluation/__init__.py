@@ -53,11 +53,14 @@ class CachedEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-    """Options of tasks: the similarity of STS pairs, and what the task `retrieval` lists for each query."""
+    """Options of tasks: the similarity of STS pairs, what the task `retrieval` lists, and runs in TREC's form."""
 
     similarity: str = "cosine"
     queries: tuple[str, ...] = ()  # none: the first sentences of the first pairs
     top_k: int = 3
+    runs: Path | None = None  # the folder for runs of search collections
+    against: Path | None = None  # a run to compare with
+    model_name: str = ""
 
 
 DEFAULTS = TaskOptions()

@@ -22,7 +22,7 @@ from diffcse_jax.data.readers import Fault, checked
 from diffcse_jax.data.sentences import some_words, width, words
 from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval
+from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.results import size_problem
 from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_retrieval_pairs
@@ -119,6 +119,33 @@ class CorrelationMetric:
 
 
 @dataclasses.dataclass(frozen=True)
+class CollectionMetric:
+    """nDCG@10 on a search collection. Its methods are those of `RetrievalMetric`, per query."""
+
+    name: str
+    batch_size: int
+    collection: search_collections.Collection
+    golds: ClassVar = (None,)
+    ranked: ClassVar = True
+
+    def scores(self, encoder: Encoder) -> Scores:
+        found = {measure: float(np.mean([*each.values()])) for measure, each in self._by_query(encoder).items()}
+        chosen = found.pop(search_collections.CHOOSES)
+        return {self.name: chosen} | {f"{self.name}_{measure}": score for measure, score in found.items()}
+
+    def per_item_scores(self, encoder: Encoder) -> Outcomes:
+        return [[*self._by_query(encoder)[search_collections.CHOOSES].values()]]
+
+    @property
+    def units(self) -> str:
+        return f"{len(self.collection.queries):,} queries"
+
+    def _by_query(self, encoder: Encoder) -> dict[str, dict[str, float]]:
+        ranking = search_collections.search(encoder, self.collection, self.batch_size)
+        return search_collections.measure(self.collection.judgements, ranking)
+
+
+@dataclasses.dataclass(frozen=True)
 class DuplicatesMetric:
     """Average precision with which cosine similarity finds the pairs that mean the same. It is only reported."""
 
@@ -186,7 +213,7 @@ class DevEvaluation:
 
     chosen: Any  # a RetrievalMetric, a CorrelationMetric, or in fine-tuning a TasksMetric
     text: str
-    also: Sequence[RetrievalMetric | CorrelationMetric | DuplicatesMetric] = ()
+    also: Sequence[RetrievalMetric | CollectionMetric | CorrelationMetric | DuplicatesMetric] = ()
     hold: Sequence[RetrievalMetric] = ()
     drift_check: DriftCheck | None = None
     caveat: str = ""
@@ -345,6 +372,8 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"pairs": _halves(config, training, most)}
     if kind == "pairs_retrieval":
         return texts | {"pairs": list(read_retrieval_pairs(file or options.pairs_file))}
+    if kind == search_collections.KIND:
+        return texts | {"collection": search_collections.read_collection(expand_path(file))}
     if kind == "duplicates":
         return texts | {"labelled_pairs": _as_json(read_labelled_pairs(file))}
     path = expand_path(options.pairs_file)
@@ -359,6 +388,8 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     name = texts["metric"]
     if "pairs" in texts:
         return RetrievalMetric(name, batch_size, *texts["pairs"])
+    if "collection" in texts:
+        return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
     sets = texts.get("scored_pairs") or {name: texts["labelled_pairs"]}
     rated = {key: ScoredPairs(first, second, np.array(gold)) for key, (first, second, gold) in sets.items()}
     if "labelled_pairs" in texts:

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.evaluation.retrieval import CUTOFFS, own_task
+from diffcse_jax.evaluation.retrieval import CUTOFFS
+from diffcse_jax.evaluation.search_collections import CHOOSES
 from diffcse_jax.evaluation.sts import OFFICIAL_SIZES
-from diffcse_jax.evaluation.tasks import GROUPS, expand_groups
+from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_task
 from diffcse_jax.io import expand_path, find_run, read_json, write_json
 
 Results = dict[str, Any]
 
-SCORES = ("spearman", "acc", "devacc", "mrr", "average_precision")  # a task's column shows the first that it has
+SCORES = (
+    "spearman",
+    "acc",
+    "devacc",
+    CHOOSES,
+    "mrr",
+    "average_precision",
+)  # a task's column shows the first that it has
 PROBES = {name: ("geometry", name) for name in ("alignment", "uniformity")} | {
     f"recall@{k}": ("retrieval", f"recall@{k}") for k in CUTOFFS
 }
@@ -196,8 +204,9 @@ def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 def task_title(name: str) -> str:
     """Return a task's short name; for a task on the user's own file its kind, folder and file."""
-    if task := own_task(name):
-        return f"{task.kind} {'/'.join(Path(task.file).with_suffix('').parts[-2:])}"
+    if own_task(name):
+        kind, _, file = name.partition(":")
+        return f"{kind} {'/'.join(Path(file).with_suffix('').parts[-2:])}"
     return SHORT_NAMES.get(name, name)
 
 
@@ -265,6 +274,9 @@ def describe(results: Results) -> str:
     if geometry := tasks.get("geometry"):
         means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
         lines.append(f"mean similarity by rating: {', '.join(means)}")
+    for name, scores in tasks.items():
+        if other := scores.get("against"):
+            lines.append(f"{task_title(name)}: {CHOOSES} " + against(other))
     for example in tasks.get("retrieval", {}).get("examples", ()):
         lines.append(f"  {example['query']}")
         lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
@@ -272,6 +284,14 @@ def describe(results: Results) -> str:
     lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
     lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]
     return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])
+
+
+def against(other: Mapping[str, Any]) -> str:
+    """Return how a model's ranking differs from the run that it was compared with."""
+    return (
+        f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f}), 95% interval {other['low']:+.2f} "
+        f"to {other['high']:+.2f}, p = {other['p']:.4f} (paired randomisation test)"
+    )
 
 
 def _model_label(results: Results) -> str:

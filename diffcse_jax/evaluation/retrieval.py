@@ -124,15 +124,11 @@ def encode_pairs(
 
 
 class OwnTask(Task):
-    """A task on a file of pairs, named `KIND:FILE`. Its only split is that file, or `docstrings`."""
+    """A task on the user's own file, named `KIND:FILE`. Its only split is that file, or `docstrings`."""
 
     @property
     def file(self) -> str:
         return self.name.partition(":")[2]
-
-    @property
-    def kind(self) -> str:
-        return self.name.partition(":")[0]
 
     def files(self, folder: Path, mode: str) -> list[Path]:
         return [] if self.file == DOCSTRINGS else [expand_path(self.file)]
@@ -155,12 +151,6 @@ class Duplicates(OwnTask):
 
 
 OWN_TASKS: dict[str, type[OwnTask]] = {"pairs_retrieval": PairsRetrieval, "duplicates": Duplicates}
-
-
-def own_task(name: str) -> OwnTask | None:
-    """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
-    kind, _, file = name.partition(":")
-    return OWN_TASKS[kind](name, {}) if file and kind in OWN_TASKS else None
 
 
 def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int = 64) -> float:

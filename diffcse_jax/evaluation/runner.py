@@ -13,10 +13,11 @@ from diffcse_jax.errors import ConfigError, DataError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Task, TaskOptions, geometry, results
 from diffcse_jax.evaluation.backends import load_encoder, post_process
 from diffcse_jax.evaluation.results import Results
-from diffcse_jax.evaluation.retrieval import PairsRetrieval, own_task
+from diffcse_jax.evaluation.retrieval import PairsRetrieval
+from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.sts import read_lines
-from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, senteval_folder
+from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, own_task, senteval_folder
 from diffcse_jax.io import expand_path
 
 RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
@@ -39,6 +40,8 @@ class Settings:
     queries: Path | None = None
     top_k: int = 3
     regression: bool = False
+    runs: Path | None = None
+    against: Path | None = None
 
 
 def run(
@@ -76,6 +79,8 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     Each sentence is encoded once, however many tasks contain it.
     """
     tasks, folder, options = _plan(settings)
+    name = "-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_")
+    options = dataclasses.replace(options, model_name=name)
     missing = {
         name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
         for name, task in tasks.items()
@@ -84,7 +89,9 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load(model, settings))
-        has_prompt = encoder.prompts.default or all(isinstance(task, PairsRetrieval) for task in tasks.values())
+        has_prompt = encoder.prompts.default or all(
+            isinstance(task, PairsRetrieval | SearchTask) for task in tasks.values()
+        )
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
 
@@ -128,6 +135,8 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
     if settings.queries and "retrieval" not in names:
         raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
+    if (settings.runs or settings.against) and not any(isinstance(own_task(name), SearchTask) for name in names):
+        raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
     folder = Path() if all(map(own_task, names)) else senteval_folder(settings.data_dir)
     queries: tuple[str, ...] = ()
     if settings.queries:
@@ -138,7 +147,7 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
         queries = tuple(line.strip() for line in lines if line.strip())
         if not queries:
             raise DataError(f"--queries: {settings.queries} has no queries")
-    options = TaskOptions(similarity=settings.similarity, queries=queries, top_k=settings.top_k)
+    options = TaskOptions(settings.similarity, queries, settings.top_k, settings.runs, settings.against)
     return {name: find_task(name) for name in names}, folder, options
 
 

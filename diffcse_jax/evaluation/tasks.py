@@ -10,7 +10,9 @@ from pathlib import Path
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import Task
 from diffcse_jax.evaluation.geometry import PROBES
-from diffcse_jax.evaluation.retrieval import OWN_TASKS, own_task
+from diffcse_jax.evaluation.retrieval import OWN_TASKS, OwnTask
+from diffcse_jax.evaluation.search_collections import KIND as SEARCH
+from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import FINETUNE_TASKS, OTHER_TASKS, REGRESSION_TASKS, TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
 from diffcse_jax.io import atomic_dir, cache_folder, expand_path, hub_file
@@ -29,6 +31,13 @@ ALIASES = {  # without case and punctuation
 }
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
+
+
+def own_task(name: str) -> Task | None:
+    """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
+    kind, _, file = name.partition(":")
+    own: dict[str, type[OwnTask]] = {SEARCH: SearchTask, **OWN_TASKS}
+    return own[kind](name, {}) if file and kind in own else None
 
 
 def find_task(name: str) -> Task:
@@ -62,7 +71,7 @@ def _full_name(name: str) -> str:
         return found
     near = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f"Did you mean {known[near[0]]}? " if near else ""
-    names = ", ".join([*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in OWN_TASKS)])
+    names = ", ".join([*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in OWN_TASKS), f"{SEARCH}:FOLDER"])
     raise ConfigError(f"unknown task {name!r}. {hint}Known tasks: {names}")
 
 

@@ -1,0 +1,251 @@
+"""Search collections with human judgements: read them, search them, and score the ranking by the field's measures.
+
+A collection is a folder in BEIR's form or in TREC's. A ranking is kept as TREC's tools expect it, so that rankings of
+other programs can be compared. The measures are those of trec_eval, by the library ir-measures.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float
+
+from diffcse_jax.errors import DataError, require_extra
+from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation.retrieval import OwnTask, encode_pairs
+from diffcse_jax.evaluation.sts import read_lines
+from diffcse_jax.io import expand_path, write_text
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.index import nearest
+from diffcse_jax.search.vector_store import BLOCK_ROWS
+
+KIND = "retrieval"  # the task `retrieval:FOLDER`
+DEPTH = 1000  # hits kept for each query, as in TREC's runs
+CHOOSES = "ndcg@10"  # the measure that a dev metric is chosen by, and that two systems are compared by
+_MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}  # as ir-measures calls them
+# The files of BEIR's form and of TREC's; the first that exists is read.
+_DOCUMENTS, _QUERIES = ("corpus.jsonl", "collection.tsv"), ("queries.jsonl", "queries.tsv", "topics.tsv")
+_JUDGEMENTS = ("qrels/test.tsv", "qrels/dev.tsv", "qrels.tsv", "qrels.txt")
+
+Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
+
+
+class Collection(NamedTuple):
+    """Documents, queries and judgements by their ids. All queries are judged."""
+
+    documents: Mapping[str, str]  # title and text, joined
+    queries: Mapping[str, str]
+    judgements: Mapping[str, Mapping[str, int]]  # by query: grades by document; 0: not relevant
+
+
+class Comparison(NamedTuple):
+    """The difference of the mean scores of two systems on the same queries, x 100.
+
+    `p` is that of a paired randomisation test with two sides (Smucker et al. 2007).
+    """
+
+    difference: float
+    low: float  # of a 95% interval by the paired bootstrap
+    high: float
+    p: float
+
+
+# Reading
+
+
+def read_collection(folder: Path) -> Collection:
+    """Read a collection.
+
+    Args:
+        folder: `corpus.jsonl` and `queries.jsonl` have objects with `_id`, `text` and perhaps `title`, as in BEIR;
+            `collection.tsv` and `queries.tsv` (or `topics.tsv`) have an id and a text, separated by a tab, as in TREC.
+            `qrels/test.tsv` (or `qrels/dev.tsv`, `qrels.tsv`, `qrels.txt`) has query, document and grade, below a
+            header; or query, 0, document and grade, separated by blanks. Queries without judgements are left out.
+
+    Raises:
+        DataError: A file is missing, a line has no id or repeats one, a judgement names an unknown query or document,
+            or a judged query has no relevant document. The error names file and line.
+    """
+    documents = _read_texts(_first_file(folder, _DOCUMENTS))
+    queries = _read_texts(_first_file(folder, _QUERIES))
+    path = _first_file(folder, _JUDGEMENTS)
+    judgements: dict[str, dict[str, int]] = {}
+    lines: dict[str, int] = {}  # where each query is first judged
+    for number, query, document, grade in _read_judgements(path):
+        for kind, key, known in (("query", query, queries), ("document", document, documents)):
+            if key not in known:
+                raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
+        judgements.setdefault(query, {})[document] = grade
+        lines.setdefault(query, number)
+    for query, grades in judgements.items():
+        if max(grades.values()) < 1:
+            raise DataError(f"{path}, line {lines[query]}: the query {query[:60]!r} has no relevant document")
+    if not judgements:
+        raise DataError(f"{path} has no judgements")
+    return Collection(documents, {query: queries[query] for query in judgements}, judgements)
+
+
+def _first_file(folder: Path, names: Iterable[str]) -> Path:
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(f"{folder} is not a search collection: it has no {' or '.join(names)}")
+    return found
+
+
+def _read_texts(path: Path) -> dict[str, str]:
+    """Read texts by their id."""
+    texts: dict[str, str] = {}
+    rows = _rows_of_json(path) if path.suffix == ".jsonl" else _rows_of_table(path)
+    for number, key, text in rows:
+        if not key:
+            raise DataError(f"{path}, line {number}: a text without an id")
+        if key in texts:
+            raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
+        texts[key] = text
+    return texts
+
+
+def _rows_of_json(path: Path) -> Iterator[tuple[int, str, str]]:
+    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise DataError(f"{path}, line {number}: expected an object with `_id` and `text`")
+        key, title = row.get("_id"), row.get("title")
+        text = f"{title} {row['text']}" if isinstance(title, str) and title else row["text"]
+        yield number, "" if key is None else str(key), text.strip()
+
+
+def _rows_of_table(path: Path) -> Iterator[tuple[int, str, str]]:
+    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
+        if line.strip():
+            key, tab, text = line.partition("\t")
+            if not tab:
+                raise DataError(f"{path}, line {number}: expected an id and a text, separated by a tab")
+            yield number, key.strip(), text.strip()
+
+
+def _read_judgements(path: Path) -> Iterator[tuple[int, str, str, int]]:
+    """Read lines of BEIR (`query document grade`, after a header) or TREC (`query 0 document grade`)."""
+    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
+        fields = line.split("\t") if line.count("\t") > 1 else line.split()
+        if not fields or (number == 1 and len(fields) == 3 and not _is_grade(fields[2])):
+            continue
+        if len(fields) not in (3, 4) or not _is_grade(fields[-1]):
+            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
+        yield number, fields[0].strip(), fields[-2].strip(), int(fields[-1])
+
+
+def _is_grade(text: str) -> bool:
+    return text.strip().removeprefix("-").isdecimal()
+
+
+# Searching and scoring
+
+
+def search(encoder: Encoder, collection: Collection, batch_size: int = 64) -> dict[str, dict[str, float]]:
+    """Rank the documents of each query by cosine similarity, with the encoder's prompts of queries and documents."""
+    texts = [*collection.documents.values()]
+    queries, documents = map(normalize, encode_pairs(encoder, [*collection.queries.values()], texts, batch_size))
+    blocks = (documents[start : start + BLOCK_ROWS] for start in range(0, len(documents), BLOCK_ROWS))
+    scores, rows = nearest(queries, blocks, len(documents), DEPTH)
+    ids = [*collection.documents]
+    return {
+        query: {ids[row]: score for row, score in zip(found.tolist(), own.tolist(), strict=True)}
+        for query, found, own in zip(collection.queries, rows, scores, strict=True)
+    }
+
+
+def measure(judgements: Mapping[str, Mapping[str, int]], ranking: Ranking) -> dict[str, dict[str, float]]:
+    """Return nDCG@10, MRR@10, recall@100 and MAP by measure and query, x 100. A query without hits has 0."""
+    library = require_extra("ir_measures", "search")
+    names = {library.parse_measure(theirs): ours for ours, theirs in _MEASURES.items()}
+    scores: dict[str, dict[str, float]] = {ours: dict.fromkeys(judgements, 0.0) for ours in _MEASURES}
+    for each in library.iter_calc([*names], judgements, ranking):
+        scores[names[each.measure]][each.query_id] = 100 * each.value
+    return scores
+
+
+def compare(first: Float[np.ndarray, " queries"], second: Float[np.ndarray, " queries"]) -> Comparison:
+    """Compare two systems by their scores of the same queries: how much higher the second is."""
+    differences = np.asarray(second) - np.asarray(first)
+    if not differences.any():
+        return Comparison(0.0, 0.0, 0.0, 1.0)
+    options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0}
+    test = scipy.stats.permutation_test((differences,), np.mean, permutation_type="samples", **options)
+    interval = scipy.stats.bootstrap((differences,), np.mean, method="percentile", **options).confidence_interval
+    return Comparison(float(differences.mean()), float(interval.low), float(interval.high), float(test.pvalue))
+
+
+# Runs in TREC's form
+
+
+def write_run(path: Path, ranking: Ranking, name: str) -> None:
+    """Write a ranking in TREC's form: `query Q0 document rank score name`, best first."""
+    lines = []
+    for query, scores in ranking.items():
+        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+        lines += [f"{query} Q0 {document} {rank} {score:.6f} {name}" for rank, (document, score) in enumerate(best, 1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join([*lines, ""]))
+
+
+def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
+    """Read a ranking in TREC's form. Other queries than those of the collection are left out.
+
+    Raises:
+        DataError: A line is invalid, a document is not in the collection, or no query is. The error names file and
+            line.
+    """
+    ranking: dict[str, dict[str, float]] = {}
+    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
+        if not (fields := line.split()):
+            continue
+        try:
+            query, _, document, _, score, _ = fields
+            value = float(score)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: expected `query Q0 document rank score name`") from error
+        if not math.isfinite(value):
+            raise DataError(f"{path}, line {number}: the score {score[:60]!r} is not a finite number")
+        if document not in collection.documents:
+            raise DataError(f"{path}, line {number}: the document {document[:60]!r} is not in the collection")
+        if query in collection.queries:
+            ranking.setdefault(query, {})[document] = value
+    if not ranking:
+        raise DataError(f"{path} ranks no query of the collection")
+    return ranking
+
+
+# The task
+
+
+class SearchTask(OwnTask):
+    """A collection of the user's own, named `retrieval:FOLDER`."""
+
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return []  # a missing file is an error, which `read_collection` raises
+
+    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+        place = expand_path(self.file)
+        collection = read_collection(place)
+        ranking = search(encoder, collection)
+        scores = measure(collection.judgements, ranking)
+        if options.runs:
+            write_run(options.runs / f"{options.model_name}.{place.name}.trec", ranking, options.model_name)
+        result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
+        if options.against:
+            other = measure(collection.judgements, read_run(options.against, collection))[CHOOSES]
+            pairs = [(other[query], scores[CHOOSES][query]) for query in collection.queries]
+            compared = compare(*np.array(pairs).T)
+            result["against"] = {"run": str(options.against), CHOOSES: float(np.mean([*other.values()]))}
+            result["against"] |= compared._asdict()
+        return result | {"n": len(collection.queries)}

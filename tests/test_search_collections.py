@@ -1,0 +1,113 @@
+import json
+
+import numpy as np
+import pytest
+from test_retrieval import Angles
+
+from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.runner import Settings, evaluate_model
+from diffcse_jax.evaluation.search_collections import compare, measure, read_collection, read_run, search, write_run
+from diffcse_jax.evaluation.tasks import own_task
+
+CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
+QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
+JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td2\t2\nq1\td1\t1\nq2\t3\t1\nq2\td1\t0\n"
+
+
+@pytest.fixture
+def beir(tmp_path):
+    folder = tmp_path / "tiny"
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", CORPUS), ("queries", QUERIES)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "qrels/test.tsv").write_text(JUDGEMENTS)
+    return folder
+
+
+def test_both_forms_are_read_alike(beir, tmp_path):
+    trec = tmp_path / "trec"
+    trec.mkdir()
+    (trec / "collection.tsv").write_text("d1\ta wing\nd2\tc\n3\tf\n")
+    (trec / "topics.tsv").write_text("q1\tb\nq2\tf\nq9\tk\n")
+    (trec / "qrels.txt").write_text("q1 0 d2 2\nq1 0 d1 1\nq2 0 3 1\nq2 0 d1 0\n")
+    collection = read_collection(beir)
+    assert collection == read_collection(trec)
+    assert collection.documents == {"d1": "a wing", "d2": "c", "3": "f"}
+    assert collection.judgements == {"q1": {"d2": 2, "d1": 1}, "q2": {"3": 1, "d1": 0}}
+
+
+def test_measures_by_hand(beir):
+    judgements = read_collection(beir).judgements
+    scores = measure(judgements, {"q1": {"d1": 3.0, "3": 2.0, "d2": 1.0}})  # nothing is found for q2
+    ideal = 2 + 1 / np.log2(3)
+    assert scores["ndcg@10"] == pytest.approx({"q1": 100 * (1 + 2 / np.log2(4)) / ideal, "q2": 0})
+    assert scores["mrr@10"] == {"q1": 100, "q2": 0}
+    assert scores["map"] == pytest.approx({"q1": 100 * (1 + 2 / 3) / 2, "q2": 0})
+    assert scores["recall@100"] == {"q1": 100, "q2": 0}
+
+
+def test_an_encoder_ranks_and_its_run_is_read_back(beir, tmp_path):
+    collection = read_collection(beir)
+    ranking = search(Angles(), collection)
+    assert {query: [*scores] for query, scores in ranking.items()} == {"q1": ["d1", "d2", "3"], "q2": ["3", "d2", "d1"]}
+    write_run(tmp_path / "runs/one.trec", ranking, "angles")
+    again = read_run(tmp_path / "runs/one.trec", collection)
+    assert {query: pytest.approx(scores, abs=1e-6) for query, scores in again.items()} == ranking
+
+
+def test_comparisons_by_hand():
+    first = np.array([10.0, 20, 30, 40, 50, 60])
+    same = compare(first, first)
+    assert same == (0, 0, 0, 1)
+    better = compare(first, first + 6)
+    assert better[:3] == (6, 6, 6)
+    assert better.p == pytest.approx(2 / 2**6)  # only all signs alike give as large a mean
+
+
+def test_the_command_compares_with_a_run(beir, tmp_path, minilm_dir):
+    task = f"retrieval:{beir}"
+    first = evaluate_model(str(minilm_dir), Settings(tasks=task, runs=tmp_path / "runs"))
+    (run,) = (tmp_path / "runs").iterdir()
+    second = evaluate_model(str(minilm_dir), Settings(tasks=task, against=run))["tasks"][task]
+    assert second.pop("against")["difference"] == 0
+    assert second == first["tasks"][task]
+    assert second["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: a text without an id"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
+        ("corpus.jsonl", '\n{"_id": "d1"}', "line 2: expected an object with `_id` and `text`"),
+        ("queries.jsonl", "[", "queries.jsonl, line 1: not JSON"),
+        ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
+        ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
+    ],
+)
+def test_invalid_collections_are_refused_with_file_and_line(beir, file, content, problem):
+    (beir / file).write_text(content)
+    with pytest.raises(DataError, match=problem):
+        read_collection(beir)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("q1 Q0 d1 1 0.5", "line 2: expected `query Q0 document rank score name`"),
+        ("q1 Q0 d9 1 0.5 x", "line 2: the document 'd9' is not in the collection"),
+        ("q1 Q0 d1 1 nan x", "line 2: the score 'nan' is not a finite number"),
+    ],
+)
+def test_invalid_runs_are_refused_with_file_and_line(beir, tmp_path, line, problem):
+    (tmp_path / "run.trec").write_text(f"q2 Q0 d1 1 0.5 x\n{line}\n")
+    with pytest.raises(DataError, match=problem):
+        read_run(tmp_path / "run.trec", read_collection(beir))
+
+
+def test_a_folder_that_is_no_collection_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"it has no corpus.jsonl or collection.tsv"):
+        own_task(f"retrieval:{tmp_path}").run(Angles(), tmp_path, "test")
