@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
+from diffcse_jax.data.tokenizer import Tokenised, load_tokenizer, tokenise, unlimited_tokenizer, warn_of_cut
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
 from diffcse_jax.hosts import Progress
 from diffcse_jax.io import expand_path, find_run
@@ -105,6 +105,7 @@ class SentenceEncoder:
             )
         self.config, self.tokenizer, self.pooler, self.name = config, tokenizer, pooler, name
         self.prompts, self._warned = prompts, False
+        self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut` that wait for the end
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
         self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
@@ -235,11 +236,16 @@ class SentenceEncoder:
         batch_size = check_count("batch_size", batch_size)
         texts = checked_sentences(sentences)
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        token_ids, cut = self._tokenize([prompt + text for text in distinct], max_length)
+        if max_length is None or max_length > self.config.max_length:
+            most = self.max_length if max_length is None else self.config.max_length
+            counts = sum(cut[distinct[text]] for text in texts), len(texts), most
+            warn_of_cut(*counts) if self._cut_texts is None else self._cut_texts.append(counts)
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
         shown = Progress("encoding", "sentences", len(distinct)) if show_progress else contextlib.nullcontext()
         with alone, shown as progress:
-            for rows, computed in self._encode_distinct([*distinct], batch_size, max_length, prompt):
+            for rows, computed in self._encode_distinct(token_ids, batch_size, prompt):
                 vectors[rows] = computed
                 if progress:
                     progress.update(len(rows))
@@ -260,6 +266,19 @@ class SentenceEncoder:
     def _prompt_or(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
         is_chosen = any(options.get(name) is not None for name in ("prompt", "prompt_name"))
         return options if is_chosen else options | {"prompt": prompt}
+
+    @contextlib.contextmanager
+    def warning_once(self) -> Iterator[None]:
+        """Add up the texts that calls of `encode` truncate, and warn of them at the end of this context."""
+        waiting: list[tuple[int, int, int]] = []
+        self._cut_texts = waiting
+        try:
+            yield
+        finally:
+            self._cut_texts = None
+            if waiting:
+                cut, texts, most = zip(*waiting, strict=True)
+                warn_of_cut(sum(cut), sum(texts), max(most))
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
         """Return the cosine similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it."""
@@ -379,22 +398,21 @@ class SentenceEncoder:
         return digest.hexdigest()[:32]
 
     def _encode_distinct(
-        self, sentences: list[str], batch_size: int, max_length: int | None, prompt: str
+        self, token_ids: list[list[int]], batch_size: int, prompt: str
     ) -> Iterator[tuple[list[int], Float32[np.ndarray, "rows dimension"]]]:
         """Yield numbers of sentences and their embeddings, longest sentences first."""
-        token_ids = self._tokenize([prompt + each for each in sentences] if prompt else sentences, max_length)
         prompt_tokens = None
         if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
-            prompt_tokens = len(self._tokenize([prompt], None)[0]) - 1
-        by_length = sorted(range(len(sentences)), key=lambda row: -len(token_ids[row]))
+            prompt_tokens = len(self._tokenize([prompt], None).ids[0]) - 1
+        by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
         forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh)
 
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         start = 0
-        while start < len(sentences) or running:
-            if start < len(sentences) and len(running) < 3:  # the device computes while the host prepares two batches
+        while start < len(token_ids) or running:
+            if start < len(token_ids) and len(running) < 3:  # the device computes while the host prepares two batches
                 length = min(_bucket(len(token_ids[by_length[start]])), self.config.max_length)
-                count = min(batch_size, _power_of_two(len(sentences)))
+                count = min(batch_size, _power_of_two(len(token_ids)))
                 if self._mesh.devices.flat[0].platform == "cpu":
                     count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
                 count = -(-count // self._mesh.size) * self._mesh.size  # all devices have equally many rows
@@ -406,7 +424,7 @@ class SentenceEncoder:
                 rows, computed = running.popleft()
                 yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
-    def _tokenize(self, sentences: list[str], max_length: int | None) -> list[list[int]]:
+    def _tokenize(self, sentences: list[str], max_length: int | None) -> Tokenised:
         least, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
         most = self.max_length if max_length is None else most
         if max_length is not None and max_length < least:
@@ -416,7 +434,7 @@ class SentenceEncoder:
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or most, most))
             try:
-                found = tokenise(self._backend, sentences)
+                return tokenise(self._backend, sentences)
             except (TypeError, UnicodeEncodeError) as error:
                 bad = [text for text in sentences if text.encode(errors="ignore").decode() != text]
                 if not bad:
@@ -425,9 +443,6 @@ class SentenceEncoder:
                     f"{bad[0]!r:.60} contains a lone surrogate: the text was not valid UTF-8. Correct the text, or "
                     'read it with errors="replace"'
                 ) from error
-        if max_length is None or max_length > most:
-            warn_of_cut(found.cut, most)
-        return found.ids
 
     def _batch(
         self, token_ids: list[list[int]], rows: int, length: int
@@ -463,12 +478,6 @@ def checked_sentences(sentences: Any) -> list[str]:
                 "of its own: give one flat list of strings"
             )
     return texts
-
-
-def warn_of_cut(cut: Sequence[bool], max_length: int) -> None:
-    """Warn if any sentence exceeds the positions of a model."""
-    if any(cut):
-        warn_user(f"truncated {sum(cut)} of {len(cut)} sentences that are longer than the model's {max_length} tokens")
 
 
 def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:

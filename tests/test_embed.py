@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from tiny_model import write_tiny_model
+from tiny_model import MAX_LENGTH, write_tiny_model
 
 from diffcse_jax import cli
 from diffcse_jax.apps import embed as app
@@ -353,6 +353,19 @@ def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypa
     monkeypatch.setattr(HashEncoder, "training", "one step more")
     message = error_of(capsys, *arguments(tmp_path))
     assert "holds embeddings of hash, but the encoder is hash: their weights differ" in message
+
+
+@pytest.mark.parametrize("command", ["encode", "embed"])
+def test_texts_that_are_cut_are_counted_once(command, tmp_path, minilm_dir, monkeypatch):
+    monkeypatch.undo()  # the encoder
+    monkeypatch.setattr(app, "TEXTS_AT_ONCE", 2)
+    model = write_tiny_model(tmp_path / "model", minilm_dir)
+    (tmp_path / "text.txt").write_text(f"a\n{'dog ' * 50}\nb\n{'dog ' * 50}\n{'cat ' * 50}\n")
+    options = ["--model", str(model), "--pooler", "avg", "--input", f"{tmp_path}/text.txt"]
+    message = f"truncated 3 of 5 texts to {MAX_LENGTH} tokens, the most that the model reads"
+    with pytest.warns(UserWarning, match=message) as caught:
+        cli.main([command, *options, "--output", f"{tmp_path}/out{'.npy' if command == 'encode' else ''}"])
+    assert len(caught) == 1
 
 
 def test_inputs_that_cannot_be_told_apart_are_refused(tmp_path):

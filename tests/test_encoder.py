@@ -199,8 +199,12 @@ def test_an_index_of_a_file_goes_to_a_folder_and_back(tiny, tiny_dir, tmp_path):
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):
     fits = " ".join(["dog"] * (MAX_LENGTH - 2))
     assert not np.allclose(tiny.encode(fits), tiny.encode(fits + " cat", max_length=MAX_LENGTH - 1))
-    with pytest.warns(UserWarning, match="truncated 1 of 2 sentences that are longer than the model's 40 tokens"):
-        cut = tiny.encode([fits + " cat", "no"])
+    texts = [fits + " cat", "no", fits + " cat"]
+    with pytest.warns(UserWarning, match="truncated 2 of 3 texts to 40 tokens, the most that the model reads"):
+        cut = tiny.encode(texts)
+    with pytest.warns(UserWarning, match="truncated 2 of 3 texts") as caught:
+        tiny.build_index(texts)
+    assert len(caught) == 1
     np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
 
 
@@ -389,6 +393,6 @@ def test_warnings_name_the_line_of_the_user(tmp_path, tiny_dir):
     script = tmp_path / "script.py"
     encoder = f'SentenceEncoder.from_pretrained({str(tiny_dir)!r}, pooler="avg")'
     script.write_text(f'from diffcse_jax import SentenceEncoder\nencoder = {encoder}\nencoder.encode("dog " * 50)\n')
-    with pytest.warns(UserWarning, match="truncated 1 of 1 sentences") as caught:
+    with pytest.warns(UserWarning, match="truncated 1 of 1 texts") as caught:
         runpy.run_path(str(script))
     assert [(warning.filename, warning.lineno) for warning in caught] == [(str(script), 3)]

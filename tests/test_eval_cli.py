@@ -94,7 +94,7 @@ def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model)
 def test_cut_sentences_are_recorded(backend, run, senteval):
     write_stsb(senteval, "dev", [*ROWS, f"-\t-\t-\t-\t5\t{'long ' * 60}\ta dog\n"])
     _, results, _ = run("--tasks", "STSBenchmark", "--mode", "dev", "--pooler", "avg", "--backend", backend)
-    assert results["warnings"] == [f"truncated 1 of 8 sentences that are longer than the model's {MAX_LENGTH} tokens"]
+    assert results["warnings"] == [f"truncated 1 of 8 texts to {MAX_LENGTH} tokens, the most that the model reads"]
 
 
 def test_vectors_are_cut_and_post_processed(run, tmp_path):

@@ -204,7 +204,7 @@ def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn):
     ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
     texts = ["A Man PLAYS the guitar", "word " * 30]
     np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), atol=1e-5)
-    assert "truncated 1 of 2 sentences that are longer than the model's 12 tokens" in str(recwarn[-1].message)
+    assert "truncated 1 of 2 texts to 12 tokens, the most that the model reads" in str(recwarn[-1].message)
     assert np.abs(ours.encode(texts[1], max_length=40) - ours.encode(texts[1])).max() > 1e-3
 
 

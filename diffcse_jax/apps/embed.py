@@ -74,7 +74,7 @@ def encode(
     records = read_all(inputs, columns=columns, id_column=id_column, every_line=path.suffix == ".npy")
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
-    with Progress("encoding", "sentences") as progress:
+    with encoder.warning_once(), Progress("encoding", "sentences") as progress:
         encode_chunk = functools.partial(
             _encode_chunk, encoder, progress, batch_size=batch_size, normalize=normalize, prompt_name=prompt_name
         )
@@ -291,7 +291,7 @@ class _Job:
             )
         size = sum(os.path.getsize(each.name) for each in pending if os.path.isfile(each.name))
         total = sum(each.count() for each in pending) if size <= COUNTED_BYTES else None
-        with Progress("embedding", "sentences", total) as progress:
+        with self.encoder.warning_once(), Progress("embedding", "sentences", total) as progress:
             for each in pending:
                 try:
                     held = lock(each.state.with_suffix(".lock"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tokenizers
 import transformers
 
-from diffcse_jax.errors import CheckpointError
+from diffcse_jax.errors import CheckpointError, warn_user
 from diffcse_jax.io import read_json_object
 from diffcse_jax.models.pooling_modules import TEXT_SETTINGS
 
@@ -84,3 +84,9 @@ def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
             found.ids.append(encoding.ids)
             found.cut.append(bool(encoding.overflowing) or len(text) > longest)
     return found
+
+
+def warn_of_cut(cut: int, texts: int, max_length: int) -> None:
+    """Warn if texts were cut to the tokens that a model reads."""
+    if cut:
+        warn_user(f"truncated {cut:,} of {texts:,} texts to {max_length:,} tokens, the most that the model reads")

@@ -11,8 +11,8 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.sources import open_text
-from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.encoder import SentenceEncoder, require_finite, warn_of_cut
+from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
+from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
@@ -104,7 +104,8 @@ class TorchEncoder:
         self._unpooled = len(self._tokenizer(prompt)["input_ids"]) - 1 if prompt and not self.prompts.pooled else 0
         distinct = sorted(set(sentences), key=len)
         lengths = map(len, self._tokenizer(distinct, verbose=False)["input_ids"])
-        warn_of_cut([length > self._max_length for length in lengths], self._max_length)
+        cut = {text for text, length in zip(distinct, lengths, strict=True) if length > self._max_length}
+        warn_of_cut(sum(text in cut for text in sentences), len(sentences), self._max_length)
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         embeddings = np.concatenate([self._encode_batch(batch) for batch in batches])
         rows = {sentence: row for row, sentence in enumerate(distinct)}
