@@ -2,8 +2,9 @@
 
 Command:  python train.py --config configs/adapt.py --config.data.train_file=documents.txt
 Start:    MiniLM (6 blocks of 384) with mean pooling, or any other encoder with --config.model.name_or_path.
-Pairs:    the title or first sentence, and the rest of the document. A tenth of the documents is held out, and retrieval
-          of the rest by the title selects the checkpoint. The starting checkpoint is exported if the halves of held-out
+Pairs:    the title or first sentence, and the rest of the document. Of text without either, a window of 5 to 25 words,
+          new in each epoch, and the passage around it. A tenth of the documents is held out, and retrieval with queries
+          of several forms selects the checkpoint. The starting checkpoint is exported if the halves of held-out
           sentences find each other significantly less often than before.
 Settings: as in configs/base/sentence_encoder.py, with contrast alone: 20 steps of 256 pairs of 64 tokens, in chunks of
           64 pairs. There is no dropout, because the two texts of a pair differ (single sentences need 0.1). The
@@ -20,6 +21,7 @@ def get_config() -> ConfigDict:
     config = shipped_config("base/sentence_encoder")
     config.data.train_file = "documents.txt"
     config.data.pairs = "lead"
+    config.data.cloze = 1.0
     config.data.held_out = 0.1
     config.data.max_length = 64
     config.model.hidden_dropout = (0.0,)
@@ -29,6 +31,6 @@ def get_config() -> ConfigDict:
     config.train.steps = 20
     config.optim.learning_rate = 1e-4
     config.eval.every = 10
-    config.eval.metric = "lead_retrieval"
+    config.eval.metric = "mixed_retrieval"
     config.eval.hold = ("halves_retrieval",)
     return config

@@ -3,16 +3,19 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, DataConfig
 from diffcse_jax.data import batches
+from diffcse_jax.data.augmentation import begins_word
 from diffcse_jax.data.batches import (
     BatchShape,
     BatchSource,
@@ -25,7 +28,9 @@ from diffcse_jax.data.batches import (
     smallest_shape,
 )
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
-from diffcse_jax.data.token_store import Examples, TokenStore
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open
+from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import ConfigError, DataError
 
 EXAMPLES, BATCH, PER_EPOCH, PAD, LONGEST = 21, 4, 5, 9999, 32
@@ -298,6 +303,58 @@ def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
         np.testing.assert_array_equal(one[step].attention_mask, whole != PAD)
     spans = {one[step].input_ids.tobytes() for step in range(30)} | {source(seed=4)[0].input_ids.tobytes()}
     assert len(spans) == 31  # 30 epochs of one batch
+
+
+# Cloze pairs
+
+TITLED = {"title": "A clock", "text": "this is a clock that tells the time of the day"}
+UNTITLED = {"text": "without a title or second sentence there is no lead so unbelievably many windows are taken out"}
+JAPANESE = "\u3042\u3044\u3046\u3048\u304a\u304b" * 6  # each character is a token, and only the first begins a word
+PROMPTS = ("ask: ", "the passage is: ")
+
+
+def cloze_of(folder: Path, model: Path, documents: list[dict], share: float = 1.0) -> tuple[Examples, Any]:
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    data = DataConfig(str(folder / "a.jsonl"), pairs="lead", cloze=share, max_length=64)
+    store = build_or_open(open_corpus(data), tokenizer, 64, folder / "cache", prompts=PROMPTS, quiet=True)
+    ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in PROMPTS]
+    begins = begins_word(unlimited_tokenizer(tokenizer))
+    return examples_of(store, data, next_sentence=False, prompts=ids, begins_word=begins), tokenizer
+
+
+def test_a_window_is_taken_out_of_text_without_a_lead(tmp_path, minilm_dir):
+    cloze, tokenizer = cloze_of(tmp_path / "a", minilm_dir, [TITLED, UNTITLED, {"text": JAPANESE}])
+    generator, sizes, queries = np.random.default_rng(0), set(), set()
+    for _ in range(100):
+        order = cloze.order(generator)
+        input_ids, lengths = cloze.gather(order, 64, 0)
+        np.testing.assert_array_equal(cloze.lengths(order), lengths)
+        np.testing.assert_array_equal((input_ids != 0).sum(axis=-1), lengths)
+        assert np.all((input_ids == tokenizer.sep_token_id).sum(axis=-1) == 1)
+        pairs = {row: tokenizer.batch_decode(ids, skip_special_tokens=True)
+                 for row, ids in zip(cloze.text_rows(order).tolist(), input_ids, strict=True)}  # fmt: skip
+        assert pairs[0] == [f"ask : {TITLED['title'].lower()}", f"the passage is : {TITLED['text']}"]
+        for row, words, space in ((1, UNTITLED["text"].split(), " "), (2, [*JAPANESE], "")):
+            query, rest = (text.partition(":")[2].strip() for text in pairs[row])
+            size = len(query.split() if space else query)
+            at = [i for i in range(len(words)) if space.join(words[i : i + size]) == query]
+            assert rest in [space.join(words[:i] + words[i + size :]) for i in at]
+            sizes.add((row, size))
+            queries.add(query)
+    assert sizes == {*((1, size) for size in range(5, 13)), *((2, size) for size in range(5, 26))}  # of 17 and 36
+    assert len(queries) > 100  # new ones in each epoch
+
+
+def test_texts_with_leads_are_the_same_with_cloze_pairs(tmp_path, minilm_dir):
+    plain, _ = cloze_of(tmp_path / "plain", minilm_dir, [TITLED] * 2, share=0.0)
+    same, _ = cloze_of(tmp_path / "same", minilm_dir, [TITLED] * 2)
+    assert type(plain) is type(same) is TokenStore
+    half, _ = cloze_of(tmp_path / "half", minilm_dir, [TITLED, *[UNTITLED] * 4], share=0.5)
+    rows = [sorted(half.text_rows(half.order(np.random.default_rng(seed)))) for seed in range(20)]
+    assert all(len(each) == len(half) == 3 and each[0] == 0 for each in rows)
+    assert {row for each in rows for row in each} == {*range(5)}
 
 
 # Options

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -19,6 +20,7 @@ from diffcse_jax.evaluation.dev import (
     general_sentences,
     paired_interval,
 )
+from diffcse_jax.evaluation.held_out import held_out_queries
 from diffcse_jax.evaluation.retrieval import halve
 
 TRAINING = ["one two three four five six", "too short", "seven eight nine ten eleven twelve thirteen"]
@@ -191,6 +193,44 @@ def test_the_interval_of_a_mean_is_that_of_normal_theory():
     error = 1.96 * gain.std() / np.sqrt(400)  # unpaired, it would be three times as wide
     assert low == pytest.approx(gain.mean() - error, abs=0.05)
     assert high == pytest.approx(gain.mean() + error, abs=0.05)
+
+
+def test_documents_are_resampled_as_a_whole():
+    rng = np.random.default_rng(1)
+    gains = rng.normal(1.0, 2.0, 400).repeat(5)  # five equal queries of each document are one observation
+    documents = np.arange(400).repeat(5).tolist()
+    low, high = paired_interval([np.zeros(2000).tolist()], [gains.tolist()], [None], documents=documents)
+    assert low == pytest.approx(gains.mean() - 1.96 * gains.std() / np.sqrt(400), abs=0.05)
+    assert high == pytest.approx(gains.mean() + 1.96 * gains.std() / np.sqrt(400), abs=0.05)
+
+
+def test_held_out_queries_have_several_forms_and_give_nothing_away(tmp_path):
+    words = [f"{first}{second}" for first in "bcdfglmnrst" for second in ("alo", "emi", "iru", "oka", "une")]
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, 30)) for _ in range(100)]  # without titles, sentences and capitals
+    titled = [{"title": f"Title {i}", "text": f"{text.capitalize()}."} for i, text in enumerate(texts[:50])]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*titled, *({"text": text} for text in texts[50:])])))
+    data = DataConfig(str(tmp_path / "a.jsonl"), pairs="lead", cloze=1.0, held_out=0.3, max_length=64)
+    found, having, documents = held_out_queries(data, "mixed_retrieval", 1000)
+    assert having == documents
+    assert 4 * documents > len(found) > 3 * documents - 1  # two windows and keywords, and titles of half of them
+    forms = {"title": 0, "window": 0, "keywords": 0}
+    for query, target, _, document in found:
+        count = len(query.split())
+        if query.startswith("Title "):
+            forms["title"] += 1
+        elif len(target.split()) == 30:
+            forms["keywords"] += 1
+            assert count == 5
+        else:
+            forms["window"] += 1
+            assert count + len(target.split()) == 30
+            assert 5 <= count <= 25
+            assert document == next(other.document for other in found if other.target == target)
+    assert min(forms.values()) >= 8
+    metric = build(data=data, metric="mixed_retrieval").chosen
+    assert metric.units == f"{len(found):,} queries of {documents:,} documents"
+    assert metric.resampled == documents
 
 
 def test_correlations_are_resampled_with_their_ratings(monkeypatch):

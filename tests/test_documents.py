@@ -328,6 +328,33 @@ def test_pdf_and_unreadable_files(tmp_path):
             list(opened(f"{tmp_path}/[{name[0]}].*", "neighbours", on_bad_line="error"))
 
 
+def test_of_a_search_collection_only_documents_are_read(tmp_path):
+    (tmp_path / "set/qrels").mkdir(parents=True)
+    row = {"_id": "a", "title": "A clock", "text": "This is a clock that tells the time."}
+    (tmp_path / "set/corpus.jsonl").write_text(json.dumps(row))
+    (tmp_path / "set/queries.jsonl").write_text(json.dumps({"_id": "q", "text": "What is a clock? It tells what."}))
+    (tmp_path / "set/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
+    for folder in (tmp_path / "set", tmp_path):
+        corpus = opened(folder, "lead")
+        assert list(corpus) == [("A clock", row["text"])]
+        assert "skipped the queries and judgements of search collections" in corpus.summary()
+        assert [text for (text,) in open_text(folder)] == [row["text"]]
+
+
+def test_every_document_of_ten_words_gives_a_pair(tmp_path):
+    ten, nine = ("one two three four five six seven eight nine ten", "one two three four five six seven eight nine")
+    long = " ".join(f"{number} is a word" for number in range(200))
+    (tmp_path / "a.txt").write_text(f"{ten}\n{nine}\n{long}\nThis is a first sentence. That is its second sentence.")
+    corpus = opened(tmp_path / "a.txt", "lead", cloze=1.0, max_length=64)
+    first, *passages, last = list(corpus)
+    assert first == (ten, ten)
+    assert last == ("This is a first sentence.", "That is its second sentence.")
+    assert all(lead == rest and len(rest) <= 4 * 64 for lead, rest in passages)
+    assert " ".join(rest for _, rest in passages) == long
+    assert corpus.counted["section{s} too short for a pair left out"] == 1
+    assert list(opened(tmp_path / "a.txt", "lead")) == [last]
+
+
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(pdf("This is a page."))
     monkeypatch.setitem(__import__("sys").modules, "pypdf", None)

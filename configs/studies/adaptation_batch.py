@@ -10,7 +10,7 @@ from diffcse_jax.apps.study import Study
 
 def get_study() -> Study:
     return Study(
-        base="adapt",
+        base="base/leads",
         variants={
             f"batch {size}": {"train.batch_size": size, "train.chunk_size": 0 if size <= 64 else 64}
             for size in (16, 32, 64, 128, 256)

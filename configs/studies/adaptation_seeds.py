@@ -32,7 +32,7 @@ DIFFERENCE: Settings = {
 
 def get_study() -> Study:
     return Study(
-        base="adapt",
+        base="base/leads",
         variants={"lead": {}, "SimCSE": SIMCSE, "DiffCSE": {**SIMCSE, **DIFFERENCE}},
         seeds=(1, 2, 3),
         tasks=("STSBenchmark",),

@@ -399,5 +399,5 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
                 yield f"{setting} needs STSBenchmark in eval.tasks"
             if metric == "average_spearman" and not options.tasks:
                 yield f"{setting} needs eval.tasks"
-            if metric in ("lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
+            if metric in ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
                 yield f"{setting} needs held-out documents. Set data.held_out, such as 0.05."

@@ -11,7 +11,7 @@ from diffcse_jax.models.transformer import DROPOUT_MASKS
 from diffcse_jax.options import option
 
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
-HELD_OUT_METRICS = ("lead_retrieval", "neighbours_retrieval", "halves_retrieval")  # of documents, without labels
+HELD_OUT_METRICS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval", "halves_retrieval")  # without labels
 DEV_METRICS = ("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", *HELD_OUT_METRICS)
 SECOND_TEXTS = {  # what the second view is, by data.pairs
     "lead": "the rest of the document",
@@ -103,6 +103,14 @@ class DataConfig:
         "text is also removed from other documents",
         low=0.0,
         high=0.5,
+    )
+    cloze: float = option(
+        0.0,
+        "with `lead`: share of the passages without a title or first sentence that an epoch uses. A window of 5 to 25 "
+        "words, new in each epoch, is taken out of the passage and paired with the rest of it (inverse cloze, Lee et "
+        "al. 2019); 0: such text is left out",
+        low=0.0,
+        high=1.0,
     )
     next_within: int = option(
         1,
@@ -218,9 +226,10 @@ class EvalConfig:
         "dev metric that selects the checkpoint to export: `stsb_spearman`; `average_spearman` of eval.tasks; "
         "`pairs_spearman` of eval.pairs_file (rows of score, sentence, sentence); `pairs_retrieval` of eval.pairs_file "
         "(rows of two texts; mean reciprocal rank of the second, given the first). Without labels, the same retrieval "
-        "for up to 1,000 pairs of held-out documents (data.held_out): `lead_retrieval` (title or first sentence, and "
-        "the rest), `neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two halves of a "
-        "sentence; of training sentences if nothing is held out). Of a search collection with judgements "
+        "for up to 1,000 pairs of held-out documents (data.held_out): `mixed_retrieval` (titles; sentences and windows "
+        "of 5 to 25 words taken out of their passages; a passage's longest words), `lead_retrieval` (title or first "
+        "sentence, and the rest), `neighbours_retrieval` (a sentence and the next one), `halves_retrieval` (the two "
+        "halves of a sentence; of training sentences if nothing is held out). Of a search collection with judgements "
         "`retrieval:FOLDER`, which is nDCG@10",
     )
     beside: tuple[str, ...] = option(

@@ -16,11 +16,12 @@ import numpy as np
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.documents import Document, Documents, Section
 from diffcse_jax.data.readers import Corpus, Fault, Place, Row
-from diffcse_jax.data.sentences import canonical, join, width
+from diffcse_jax.data.sentences import canonical, join, some_words, width, words
 from diffcse_jax.errors import DataError
 from diffcse_jax.hosts import Progress
 
 FEWEST_CHARACTERS = 20  # the shortest rest, and the shortest neighbours in an evaluation
+FEWEST_WORDS = 10  # of a passage that queries are taken out of
 MOST_CHARACTERS_PER_TOKEN = 16  # more than text has on average. Longer text would be cut as tokens anyway
 CHARACTERS_PER_TOKEN = 4  # of English
 PASSAGE_CHARACTERS = 1000  # about 250 tokens of English, as in Contriever
@@ -37,7 +38,7 @@ SHARED = "text{s} left out that held-out documents also contain"
 Counts = collections.Counter[str]
 Record = tuple[Place, Row | Fault]
 Drops = Callable[[str], bool]
-Rows = Callable[[Document, Drops, Counts, int], Iterator[Record]]  # the last argument is data.max_length
+Rows = Callable[[Document, Drops, Counts, DataConfig], Iterator[Record]]
 
 
 def stored_length(data: DataConfig) -> int:
@@ -68,10 +69,11 @@ def corpus_of(documents: Documents, data: DataConfig) -> Corpus:
             if holdout.has(document):
                 counted[HELD_OUT] += 1
             else:
-                yield from rows(document, drops, counted, data.max_length)
+                yield from rows(document, drops, counted, data)
                 yield place, Fault.EMPTY  # ends the document
 
     how = ("documents", RULES, data.documents, str(data.held_out), *[data.pairs] * (columns == ("passage",)))
+    how += ("cloze",) * (data.pairs == "lead" and data.cloze > 0)
     bad, note = data.on_bad_line, documents.note
     return Corpus(documents.name, columns, records, documents.fingerprint, bad, how, note=note, counted=counted)
 
@@ -165,7 +167,7 @@ def lead_and_rest(texts: Sequence[str]) -> tuple[str, str] | None:
     return (lead, rest) if width(rest) >= FEWEST_CHARACTERS else None
 
 
-def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
+def _sentences(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
     """Yield the sentences in order. A text that is left out ends a document."""
     for section in document:
         for index, sentence in enumerate(section.sentences()):
@@ -176,11 +178,12 @@ def _sentences(document: Document, drops: Drops, counted: Counts, length: int) -
         yield section.place, Fault.EMPTY
 
 
-def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
+def _leads(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
     """Yield the lead and the rest of each section.
 
     For half of the titles, chosen by a hash, the first sentence is the lead instead: a model that learns from titles
-    only becomes worse for users who ask in sentences.
+    only becomes worse for users who ask in sentences. With `data.cloze`, a section without a lead becomes passages,
+    each a row of two equal texts (see `sampling.Cloze`).
     """
     for section in document:
         own = [text for text in texts_of(section) if not drops(text)]
@@ -188,12 +191,15 @@ def _leads(document: Document, drops: Drops, counted: Counts, length: int) -> It
         if own[:1] == [section.title] and zlib.crc32(" ".join(own).encode(errors="surrogatepass")) % 2:
             pair = lead_and_rest(own[1:])
         if pair := pair or lead_and_rest(own):
-            yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * length])
-        else:
-            counted["section{s} too short for a pair left out"] += 1
+            yield section.place, (pair[0], pair[1][: MOST_CHARACTERS_PER_TOKEN * data.max_length])
+            continue
+        passages = short_passages(own, data.max_length) if data.cloze else []
+        yield from ((section.place, (text, text)) for text in passages)
+        counted["passage{s} without a title or first sentence"] += len(passages)
+        counted["section{s} too short for a pair left out"] += not passages
 
 
-def _passages(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
+def _passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
     """Yield a document as passages of about equal length."""
     own = [sentence for section in document for sentence in section.sentences() if not drops(sentence)]
     passages = [text for text in passages_of(own, PASSAGE_CHARACTERS) if width(text) >= FEWEST_PASSAGE_CHARACTERS]
@@ -201,12 +207,12 @@ def _passages(document: Document, drops: Drops, counted: Counts, length: int) ->
     counted["document{s} too short for a passage left out"] += not passages
 
 
-def _passages_in_order(document: Document, drops: Drops, counted: Counts, length: int) -> Iterator[Record]:
+def _passages_in_order(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
     """Yield the passages of each section. A text that is left out ends a document."""
     for section in document:
         for dropped, sentences in itertools.groupby(section.sentences(), drops):
             if not dropped:
-                passages = passages_of(list(sentences), CHARACTERS_PER_TOKEN * length)
+                passages = passages_of(list(sentences), CHARACTERS_PER_TOKEN * data.max_length)
                 yield from ((section.place, (text,)) for text in passages)
                 yield section.place, Fault.EMPTY
 
@@ -219,6 +225,16 @@ def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
     starts = itertools.accumulate(map(width, sentences), initial=0)
     groups = itertools.groupby(zip(starts, sentences, strict=False), lambda entry: entry[0] // size)
     return [text for _, group in groups for text in _halved([sentence for _, sentence in group], characters)]
+
+
+def short_passages(sentences: Sequence[str], tokens: int) -> list[str]:
+    """Return passages of about `tokens` and at least `FEWEST_WORDS`. A longer sentence is cut between words."""
+    characters, pieces = CHARACTERS_PER_TOKEN * tokens, []
+    for sentence in sentences:
+        parts, count = math.ceil(width(sentence) / characters), len(words(sentence))
+        bounds = [count * part // parts for part in range(parts + 1)]
+        pieces += [some_words(sentence, *each) for each in itertools.pairwise(bounds)]
+    return [text for text in passages_of(pieces, characters) if len(words(text)) >= FEWEST_WORDS]
 
 
 def _halved(sentences: Sequence[str], characters: int) -> list[str]:

@@ -1,9 +1,9 @@
-"""Examples that are made of the rows of a token store and drawn again in each epoch: neighbours and crops."""
+"""Examples that are made of a token store's rows and drawn again in each epoch: neighbours, crops and cloze pairs."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.token_store import Examples, TokenStore
@@ -11,11 +11,18 @@ from diffcse_jax.errors import ConfigError, DataError
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
 FEWEST_CROPPED = 8  # the smallest number of tokens in a span
+WINDOW = (5, 25)  # words that are taken out of a passage
+BLOCK = 4096  # rows that are compared at once
 DRAWS = 1 << 24  # the number of possible choices of two spans
 
 
 def examples_of(
-    store: TokenStore, data: DataConfig, *, next_sentence: bool, prompt_ids: Sequence[int] = ()
+    store: TokenStore,
+    data: DataConfig,
+    *,
+    next_sentence: bool,
+    prompts: Sequence[Sequence[int]] = ((), ()),
+    begins_word: Bool[np.ndarray, " vocabulary"] | None = None,
 ) -> Examples:
     """Return the examples that `data.pairs` makes of a text.
 
@@ -23,14 +30,19 @@ def examples_of(
         store: The text.
         data: The options.
         next_sentence: Add the next sentence as a further column.
-        prompt_ids: The tokens of a prompt in front of crops. In other pairs, the prompt is a part of the text.
+        prompts: The tokens of each column's prompt. Crops get theirs here; in other pairs it is a part of the text.
+        begins_word: Whether each token begins a word, for cloze pairs.
 
     Raises:
         ConfigError: The text has too many columns, or lacks documents.
         DataError: No document has a next sentence, or no passage is long enough.
     """
     if data.pairs == "crops":
-        return Crops(store, data.max_length, prompt_ids)
+        return Crops(store, data.max_length, prompts[0])
+    if data.pairs == "lead" and data.cloze:
+        assert begins_word is not None
+        cloze = Cloze(store, data.cloze, begins_word, [len(prompt) for prompt in prompts])
+        return cloze if cloze.passages else store
     if data.pairs == "dropout" and len(store.columns) > 1:
         raise ConfigError(
             f"data.pairs='dropout' uses each sentence twice, but the text has {len(store.columns)} columns. Set "
@@ -146,6 +158,98 @@ class Crops(_Drawn):
         sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._added)
         starts = first + 1 + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
         return starts, sizes, first, last
+
+
+class Cloze(_Drawn):
+    """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
+
+    A row with two equal texts is a passage. A window has as many words as `WINDOW` says, and at least as many as its
+    smallest number are left. In text without spaces, where hardly a token begins a word, tokens count as words.
+
+    Args:
+        store: Rows of two texts, each with its prompt.
+        share: The share of the passages that an epoch uses.
+        begins_word: Whether each token begins a word.
+        prompt_tokens: The number of tokens of the prompt of each column.
+
+    Attributes:
+        passages: The number of passages.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        share: float,
+        begins_word: Bool[np.ndarray, " vocabulary"],
+        prompt_tokens: Sequence[int],
+    ):
+        super().__init__(store, np.arange(len(store)))
+        self.columns, self._store, self._begins_word = store.columns, store, begins_word
+        self._first = 1 + np.array(prompt_tokens)  # the first token of each text
+        blocks = (np.arange(start, min(start + BLOCK, len(store))) for start in range(0, len(store), BLOCK))
+        self._is_passage = np.concatenate([self._has_equal_texts(rows) for rows in blocks])
+        self.passages = int(self._is_passage.sum())
+        self._used = round(share * self.passages)
+
+    def __len__(self) -> int:
+        return len(self._kept) - self.passages + self._used
+
+    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+        return rows % len(self._kept)
+
+    def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
+        passages = generator.permutation(np.flatnonzero(self._is_passage))[: self._used]
+        rows = generator.permutation(np.concatenate([np.flatnonzero(~self._is_passage), passages]))
+        return rows + len(self._kept) * generator.integers(DRAWS, size=len(rows))
+
+    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+        return super().sentences(self.text_rows(rows))
+
+    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+        return self._tokens_kept(rows)[1].sum(axis=2)
+
+    def gather(
+        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
+    ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
+        token_ids, kept = self._tokens_kept(rows)
+        side_by_side = np.argsort(~kept, axis=2, kind="stable")[..., :width]
+        token_ids, lengths = np.take_along_axis(token_ids, side_by_side, axis=2), kept.sum(axis=2)
+        return np.where(np.arange(width) < lengths[..., None], token_ids, np.int32(pad_token_id)), lengths
+
+    def _tokens_kept(
+        self, rows: Integer[np.ndarray, " B"]
+    ) -> tuple[Integer[np.ndarray, "B 2 T"], Bool[np.ndarray, "B 2 T"]]:
+        """Return the tokens of both texts, and which of them are kept: the window, and what is left."""
+        token_ids, lengths = self._store.gather(self.text_rows(rows), self.max_length, 0)
+        positions, (query, passage) = np.arange(self.max_length), self._first
+        # The window is chosen in the passage, among the tokens that both texts have.
+        ends = passage + (lengths - 1 - self._first).min(axis=1, keepdims=True)
+        inside = (positions >= passage) & (positions < ends)
+        begins = inside & (self._begins_word[token_ids[:, 1]] | (positions == passage))
+        begins = np.where(begins.sum(axis=1, keepdims=True) < 2 * WINDOW[0], inside, begins)
+        count = begins.sum(axis=1)
+        low = np.minimum(WINDOW[0], count // 2)
+        numbers = _uniform(rows[:, None] * 2 + np.arange(2))
+        size = low + np.floor(numbers[:, 0] * (np.minimum(WINDOW[1], count - low) - low + 1)).astype(np.int64)
+        start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
+        word = begins.cumsum(axis=1) - 1
+        window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])
+        real = positions < lengths[..., None]
+        around = (positions < query) | (positions == lengths[:, :1] - 1)  # [CLS], the prompt and [SEP]
+        kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
+        return token_ids, real & (kept | ~self._is_passage[self.text_rows(rows)][:, None, None])
+
+    def _has_equal_texts(self, rows: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
+        """Return whether both texts have the same tokens, but for their prompts, the first token and cut ends."""
+        token_ids, lengths = self._store.gather(rows, self.max_length, 0)
+        sizes = lengths - 1 - self._first
+        column = np.arange(1, self.max_length)
+        first, second = (
+            np.take(token_ids[:, i], np.minimum(column + self._first[i], self.max_length - 1), axis=1) for i in (0, 1)
+        )
+        same = (first == second) | (column >= sizes.min(axis=1)[:, None])
+        whole = (sizes[:, 0] == sizes[:, 1]) | (lengths.max(axis=1) == self.max_length)
+        return whole & same.all(axis=1) & (sizes.min(axis=1) > 1)
 
 
 def _uniform(numbers: Integer[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

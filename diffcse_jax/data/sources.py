@@ -134,6 +134,10 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
         if not found:
             raise DataError(f"{option}: no file matches {name}. Known names: wiki1m, docstrings")
         root = Path(os.path.commonpath([file.parent for file in found]))
+    corpora = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # of search collections
+    judged = {file for file in found if file.parent in corpora and file.name.startswith("queries.jsonl")}
+    judged |= {file for file in found if file.parent.name == "qrels" and file.parent.parent in corpora}
+    found = [file for file in found if file not in judged]
     known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
     if problem := next(filter(None, map(why_unreadable, known)), ""):
         raise DataError(f"{option}: {problem}")
@@ -143,8 +147,9 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
             f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
             f"{f'It has: {others}. ' if others else ''}Known: {known_kinds}"
         )
-    note = f"skipped {counted(len(found) - len(known), 'file{s} of other kinds')}: {others}" if others else ""
-    return Source(name, root, known, "files", note)
+    notes = ["skipped the queries and judgements of search collections"] if judged else []
+    notes += [f"skipped {counted(len(found) - len(known), 'file{s} of other kinds')}: {others}"] if others else []
+    return Source(name, root, known, "files", "; ".join(notes))
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -6,26 +6,22 @@ Therefore the first process decides on the metrics and reads their text. The oth
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, EvalConfig
-from diffcse_jax.data.documents import Section
-from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, texts_of
-from diffcse_jax.data.readers import Fault, checked
-from diffcse_jax.data.sentences import some_words, width, words
-from diffcse_jax.data.sources import open_documents
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
+from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, Query, held_out_queries
 from diffcse_jax.evaluation.results import size_problem
-from diffcse_jax.evaluation.retrieval import halve, read_labelled_pairs, read_retrieval_pairs
+from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs, score_pairs, similarities
 from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
 from diffcse_jax.io import expand_path, json_digest
@@ -39,8 +35,6 @@ DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores
 MOST_PAIRS = 1000
 MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 pairs cannot tell from chance
 FEWEST_DOCUMENTS = 0.2  # fraction of held-out documents with pairs, for a metric to speak for all documents
-FEWEST_WORDS = 6  # of a sentence that is halved
-MOST_WORDS = 64  # of a target
 RESAMPLES = 1000
 
 Scores = dict[str, float]
@@ -64,23 +58,31 @@ class RetrievalMetric:
     batch_size: int
     queries: Sequence[str]
     targets: Sequence[str]
+    passages: Sequence[int] | None = None  # of each query; see `retrieval.target_ranks`
+    document_of: Sequence[int] | None = None  # of each query; intervals resample documents
     golds: ClassVar = (None,)
     ranked: ClassVar = True
 
     def scores(self, encoder: Encoder) -> Scores:
         queries, targets = self._encode(encoder)
-        recalls = retrieval.retrieval_scores(queries, targets)
+        recalls = retrieval.retrieval_scores(queries, targets, self.passages)
         scores = {self.name: recalls.pop("mrr")} | {f"{self.name}_{name}": value for name, value in recalls.items()}
         return scores | {"uniformity": uniformity(np.concatenate([queries, targets]))}
 
     def per_item_scores(self, encoder: Encoder) -> Outcomes:
-        return [(100 / retrieval.target_ranks(*self._encode(encoder))).tolist()]
+        return [(100 / retrieval.target_ranks(*self._encode(encoder), self.passages)).tolist()]
 
     @property
     def units(self) -> str:
-        return f"{len(self.queries):,} queries"
+        of = f" of {self.resampled:,} documents" if self.resampled < len(self.queries) else ""
+        return f"{len(self.queries):,} queries{of}"
 
-    def _encode(self, encoder: Encoder) -> list[np.ndarray]:
+    @property
+    def resampled(self) -> int:
+        """The number of documents or, if they are unknown, of queries."""
+        return len(set(self.document_of)) if self.document_of else len(self.queries)
+
+    def _encode(self, encoder: Encoder) -> tuple[Float32[np.ndarray, "_ dim"], Float32[np.ndarray, "_ dim"]]:
         symmetric = self.name in SYMMETRIC_METRICS
         return retrieval.encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
 
@@ -158,32 +160,42 @@ class DuplicatesMetric:
 
 
 def paired_interval(
-    before: Outcomes, after: Outcomes, golds: Sequence[Float[np.ndarray, " _"] | None], *, ranked: bool = True
+    before: Outcomes,
+    after: Outcomes,
+    golds: Sequence[Float[np.ndarray, " _"] | None],
+    *,
+    ranked: bool = True,
+    documents: Sequence[int] | None = None,
 ) -> tuple[float, float]:
     """Return a 95% interval of the difference between two models on the same data, by the paired bootstrap.
 
-    Each resample draws as many queries (or pairs) of a data set as it has, with replacement, and computes the metric of
-    both models on the same draw (Efron and Tibshirani 1993, percentile method).
+    Each resample draws as many documents, queries or pairs of a data set as it has, with replacement, and computes the
+    metric of both models on the same draw (Efron and Tibshirani 1993, percentile method).
 
     Args:
         before: The first model's scores per item, by data set.
         after: The second model's scores per item.
         golds: For each data set, the ratings to correlate with. None: scores are averaged.
         ranked: Correlate ranks (Spearman), not values (Pearson).
+        documents: The document of each item of averaged scores: a draw has all items of a document or none. None: each
+            item is drawn by itself.
     """
 
-    def metric(scores: np.ndarray, gold: np.ndarray | None) -> float:
-        if gold is None:
-            return float(scores.mean())
+    def correlation(scores: np.ndarray, gold: np.ndarray) -> float:
         values = [scipy.stats.rankdata(each) for each in (scores, gold)] if ranked else [scores, gold]
         return 0.0 if min(map(np.ptp, values)) == 0 else 100 * float(np.corrcoef(values[0], values[1])[0, 1])
 
     rng = np.random.default_rng(0)
     differences = np.zeros(RESAMPLES)
     for first, second, gold in zip(map(np.array, before), map(np.array, after), golds, strict=True):
+        if gold is None:
+            of = np.unique(np.arange(len(first)) if documents is None else documents, return_inverse=True)[1]
+            gains, sizes = np.bincount(of, second - first), np.bincount(of)
+            drawn = rng.integers(len(sizes), size=(RESAMPLES, len(sizes)))
+            differences += gains[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+            continue
         for index, rows in enumerate(rng.integers(len(first), size=(RESAMPLES, len(first)))):
-            drawn = None if gold is None else gold[rows]
-            differences[index] += metric(second[rows], drawn) - metric(first[rows], drawn)
+            differences[index] += correlation(second[rows], gold[rows]) - correlation(first[rows], gold[rows])
     low, high = np.percentile(differences / len(golds), (2.5, 97.5))
     return float(low), float(high)
 
@@ -229,7 +241,7 @@ class DevEvaluation:
 
     @property
     def units(self) -> str:
-        """What intervals are computed over, such as `1,000 queries`."""
+        """What intervals are computed over, such as `1,000 queries of 300 documents`."""
         return self.chosen.units
 
     def measure(self, encoder: Any) -> Measured:
@@ -241,7 +253,8 @@ class DevEvaluation:
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """Return a 95% interval of the chosen metric's difference between the model and the starting checkpoint."""
-        return paired_interval(start, model, self.chosen.golds, ranked=self.chosen.ranked)
+        documents = getattr(self.chosen, "document_of", None)
+        return paired_interval(start, model, self.chosen.golds, ranked=self.chosen.ranked, documents=documents)
 
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
         """Return the outcomes of the metrics of `eval.hold`, by name."""
@@ -253,7 +266,7 @@ class DevEvaluation:
         found = []
         for metric in self.hold:
             name = metric.name
-            low, high = paired_interval(start[name], model[name], metric.golds)
+            low, high = paired_interval(start[name], model[name], metric.golds, documents=metric.document_of)
             if high < 0:
                 interval = f"95% interval {low:+.2f} to {high:+.2f} over {metric.units}"
                 found.append(f"{name} {np.mean(model[name]):.2f}, was {np.mean(start[name]):.2f} ({interval})")
@@ -367,7 +380,11 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
     if metric in STS_METRICS:
         return texts | {"scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
-        return texts | _held_out_pairs(config, metric, most)
+        found, *documents = held_out_queries(config.data, metric, most)
+        columns = dict(zip(Query._fields, map(list, zip(*found, strict=True)), strict=True))
+        pairs = [columns["query"], columns["target"]]
+        where = {"passages": columns["passage"], "document_of": columns["document"]}
+        return texts | where | {"pairs": pairs, "documents": documents}
     if metric == "halves_retrieval":
         return texts | {"pairs": _halves(config, training, most)}
     if kind == "pairs_retrieval":
@@ -387,7 +404,8 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
     """Return the metric of `_texts`."""
     name = texts["metric"]
     if "pairs" in texts:
-        return RetrievalMetric(name, batch_size, *texts["pairs"])
+        queries, targets = texts["pairs"]
+        return RetrievalMetric(name, batch_size, queries, targets, texts.get("passages"), texts.get("document_of"))
     if "collection" in texts:
         return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
     sets = texts.get("scored_pairs") or {name: texts["labelled_pairs"]}
@@ -434,48 +452,3 @@ def _halves(config: Config, training: Training, most: int) -> list[list[str]]:
         f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval needs two "
         "different sentences of at least two words"
     )
-
-
-def _held_out_pairs(config: Config, metric: str, most: int) -> Texts:
-    """Return queries and targets from held-out documents, and how many documents have any and how many there are."""
-    data = config.data
-    having = documents = 0
-
-    def usable_pairs() -> Iterator[tuple[str, str]]:
-        nonlocal having, documents
-        for document in Holdout(open_documents(data), data.held_out):
-            made = [pair for section in document for pair in HELD_OUT_PAIRS[metric](section)]
-            usable = [pair for pair in made if not isinstance(checked(pair), Fault)]
-            having, documents = having + bool(usable), documents + 1
-            yield from usable
-
-    chosen = retrieval.choose_pairs(usable_pairs(), most, digest)
-    if len(chosen) < 2:
-        left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
-        raise DataError(
-            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
-            "documents or choose another eval.metric"
-        )
-    return {"pairs": [list(texts) for texts in zip(*chosen, strict=True)], "documents": [having, documents]}
-
-
-def _leads(section: Section) -> Iterator[tuple[str, str]]:
-    if pair := lead_and_rest(texts_of(section)):
-        yield pair[0], some_words(pair[1], 0, MOST_WORDS)
-
-
-def _neighbours(section: Section) -> Iterator[tuple[str, str]]:
-    sentences = section.sentences()
-    pairs = zip(sentences[::2], sentences[1::2], strict=False)  # a sentence twice would find itself
-    return (pair for pair in pairs if min(map(width, pair)) >= FEWEST_CHARACTERS)
-
-
-def _halves_of_sentences(section: Section) -> Iterator[tuple[str, str]]:
-    return (halve(sentence) for sentence in section.sentences() if len(words(sentence)) >= FEWEST_WORDS)
-
-
-HELD_OUT_PAIRS = {
-    "lead_retrieval": _leads,
-    "neighbours_retrieval": _neighbours,
-    "halves_retrieval": _halves_of_sentences,
-}

@@ -4,7 +4,7 @@ import collections
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -18,6 +18,7 @@ from diffcse_jax.models.pooling import normalize
 
 BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
+Pair = TypeVar("Pair", bound=tuple[Any, ...])
 DOCSTRINGS = "docstrings"  # instead of a file: the pairs that training on `docstrings` holds out
 MOST_DOCSTRINGS = 1000
 
@@ -25,9 +26,11 @@ MOST_DOCSTRINGS = 1000
 # Ranks
 
 
-def retrieval_scores(queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]) -> dict[str, float]:
+def retrieval_scores(
+    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"], passages: Sequence[int] | None = None
+) -> dict[str, float]:
     """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
-    ranks = target_ranks(queries, targets)
+    ranks = target_ranks(queries, targets, passages)
     return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls(ranks)
 
 
@@ -37,14 +40,26 @@ def recalls(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
 
 
 def target_ranks(
-    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"]
+    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"], passages: Sequence[int] | None = None
 ) -> Float[np.ndarray, " n"]:
-    """Return the rank, from 1, of target i for query i. Ties share their mean rank."""
+    """Return the rank, from 1, of target i for query i. Ties share their mean rank.
+
+    Args:
+        queries: Embeddings of the queries.
+        targets: Embeddings of the texts that they should find.
+        passages: The passage that each target is most of. A target competes with the first target of each other
+            passage. None: each target is a passage of its own.
+    """
     queries, targets = normalize(queries), normalize(targets)
+    of = np.arange(len(queries)) if passages is None else passages
+    _, first, columns = np.unique(of, return_index=True, return_inverse=True)
     ranks = []
     for start in range(0, len(queries), BLOCK):
         scores = queries[start : start + BLOCK] @ targets.T
-        ranks.append(ranks_among(scores, start + np.arange(len(scores))))
+        rows, own = np.arange(len(scores)), columns[start : start + len(scores)]
+        competing = scores[:, first]
+        competing[rows, own] = scores[rows, start + rows]
+        ranks.append(ranks_among(competing, own))
     return np.concatenate(ranks)
 
 
@@ -88,24 +103,27 @@ def halves(sentences: Iterable[str], limit: int, fewest_words: int) -> list[tupl
     return list(chosen.values())
 
 
-def choose_pairs(pairs: Iterable[tuple[str, str]], limit: int, order: Callable[[str], int]) -> list[tuple[str, str]]:
+def choose_pairs(pairs: Iterable[Pair], limit: int, order: Callable[[str], int]) -> list[Pair]:
     """Choose pairs that share no text: those with the lowest `order`, a hash, in whatever order they come.
 
+    Further items of a pair say where it is from, such as its passage. Pairs that are equal in them may share a text.
     Memory holds at most four times the limit.
     """
-    lowest: dict[int, tuple[str, str]] = {}
+    lowest: dict[int, Pair] = {}
     for pair in pairs:
-        lowest[order(" ".join(pair))] = pair
+        lowest[order(" ".join(pair[:2]))] = pair
         if len(lowest) > 4 * limit:
             lowest = dict(heapq.nsmallest(2 * limit, lowest.items()))
     candidates = [pair for _, pair in sorted(lowest.items())[: 2 * limit]]
-    occurrences = collections.Counter(text for pair in candidates for text in pair)
-    return [pair for pair in candidates if all(occurrences[text] == 1 for text in pair)][:limit]
+    places = {(text, pair[2:] or pair) for pair in candidates for text in pair[:2]}
+    occurrences = collections.Counter(text for text, _ in places)
+    shared = {text for text, count in occurrences.items() if count > 1}
+    return [pair for pair in candidates if pair[0] != pair[1] and shared.isdisjoint(pair[:2])][:limit]
 
 
 def encode_pairs(
     encoder: Encoder, queries: Sequence[str], targets: Sequence[str], batch_size: int = 64, *, symmetric: bool = False
-) -> list[Float32[np.ndarray, "_ dim"]]:
+) -> tuple[Float32[np.ndarray, "_ dim"], Float32[np.ndarray, "_ dim"]]:
     """Return the embeddings of queries and targets, with the encoder's prompts of queries and documents.
 
     Texts of one kind (`symmetric`), such as the halves of sentences, have one prompt.
@@ -113,11 +131,11 @@ def encode_pairs(
     prompts = encoder.prompts
     query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
     if query == document:
-        return encode_groups(encoder, [list(queries), list(targets)], batch_size, query)
-    return [
-        encode_groups(encoder, [list(queries)], batch_size, query)[0],
-        encode_groups(encoder, [list(targets)], batch_size, document)[0],
-    ]
+        first, second = encode_groups(encoder, [list(queries), list(targets)], batch_size, query)
+    else:
+        (first,) = encode_groups(encoder, [list(queries)], batch_size, query)
+        (second,) = encode_groups(encoder, [list(targets)], batch_size, document)
+    return first, second
 
 
 # Tasks on the user's own files

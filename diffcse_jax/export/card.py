@@ -43,6 +43,7 @@ _METRICS = {"spearman": "spearman", "accuracy": "acc"}  # kinds of results and t
 _RESULT_FILES = ("results.json", "evaluation.json")  # in a run's folder
 _RETRIEVAL = {
     "halves_retrieval": "halves of sentences",
+    "mixed_retrieval": "titles, sentences, windows and keywords, and the passages",
     "lead_retrieval": "titles or first sentences, and the rest,",
     "neighbours_retrieval": "sentences and the next sentences",
 }

@@ -314,6 +314,8 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
                 if pooler:
                     raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give ''.")
                 change = "data.pairs='crops' trains on parts of sentences" if config.data.pairs == "crops" else ""
+                if config.data.pairs == "lead" and config.data.cloze:
+                    change = "data.cloze trains on parts of texts (0 turns it off)"
                 if config.data.augmentation != "none":
                     change = f"data.augmentation={config.data.augmentation!r} changes second views"
                 if change:

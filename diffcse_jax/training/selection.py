@@ -73,14 +73,15 @@ def select(run: Run, baseline: Record) -> Selection:
     doubt = ""
     if higher and low <= 0:
         doubt = "the interval includes 0"
-    elif higher and sum(map(len, chosen.outcomes)) < FEWEST:
+    elif higher and getattr(evaluation.chosen, "resampled", sum(map(len, chosen.outcomes))) < FEWEST:
         doubt = f"fewer than {FEWEST} are too few"
     keeps_start = options.keep_start and bool(not higher or objections or doubt)
 
     before, after = baseline.dev[metric], chosen.scores[metric]
     gain = f"{after - before:+.2f}, 95% interval {low:+.2f} to {high:+.2f} over {evaluation.units}"
     chance = f"; {doubt}, so this may be chance" if doubt else ""
-    opening = f"{'Better' if after > before else 'Not better'} than {base.name}"
+    better = "Not better" if after <= before else "Not clearly better" if keeps_start else "Better"
+    opening = f"{better} than {base.name}"
     trained, gains = origin(weight, best.step), bool(higher and keeping)
     if keeps_start:
         exported = f"{base.name} unchanged" + (f" (eval.keep_start=False would export {trained})" if gains else "")

@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
-from diffcse_jax.data.augmentation import open_augmentation
+from diffcse_jax.data.augmentation import begins_word, open_augmentation
 from diffcse_jax.data.batches import SAMPLE, BatchSource, make_batches
 from diffcse_jax.data.pair_builders import stored_length
 from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import Examples, TokenStore, build_or_open, open_vectors
+from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line
@@ -79,7 +80,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=stored, quiet=quiet)
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
     sizes = networks.sizes_for_run(encoder.config, config)
-    examples = _open_examples(config, store, sizes, prompt_ids[0])
+    examples = _open_examples(config, store, sizes, prompt_ids, tokenizer)
     config = with_fitting_batch(config, len(examples), mesh)
     total_steps = config.train.steps or config.train.epochs * (len(examples) // config.train.batch_size)
     source = BatchSource(
@@ -216,10 +217,17 @@ def _choose_prompts(
     return prompts, dataclasses.replace(base, prompts=of_run)
 
 
-def _open_examples(config: Config, store: TokenStore, sizes: TransformerConfig, prompt_ids: Sequence[int]) -> Examples:
+def _open_examples(
+    config: Config,
+    store: TokenStore,
+    sizes: TransformerConfig,
+    prompts: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerFast,
+) -> Examples:
     """Return the examples of which batches are made. Raise an error if a loss or the augmentation cannot use them."""
     with_next = config.needs("next_sentence")
-    examples = examples_of(store, config.data, next_sentence=with_next, prompt_ids=prompt_ids)
+    begins = begins_word(unlimited_tokenizer(tokenizer)) if config.data.cloze else None
+    examples = examples_of(store, config.data, next_sentence=with_next, prompts=prompts, begins_word=begins)
     if isinstance(examples, Neighbours):
         of = counted(len(store), f"{examples.columns[0]}{{s}}")
         log_line(f"skipped {examples.left_out:,} of {of}: the last one of a document has none after it")

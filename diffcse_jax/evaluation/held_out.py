@@ -1,0 +1,123 @@
+"""Queries made of held-out documents, and the texts that they should find, for dev metrics without labels."""
+
+import itertools
+import string
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from diffcse_jax.config import DataConfig
+from diffcse_jax.data.documents import Section
+from diffcse_jax.data.pair_builders import FEWEST_CHARACTERS, Holdout, digest, lead_and_rest, short_passages, texts_of
+from diffcse_jax.data.readers import Fault, checked
+from diffcse_jax.data.sampling import WINDOW
+from diffcse_jax.data.sentences import join, some_words, split_sentences, width, words
+from diffcse_jax.data.sources import open_documents
+from diffcse_jax.errors import DataError, counted
+from diffcse_jax.evaluation.retrieval import choose_pairs, halve
+
+FEWEST_WORDS = 6  # of a sentence that is halved
+MOST_WORDS = 64  # of a rest
+WINDOWS = 2  # of a passage
+KEYWORDS = 5
+
+Pairs = list[tuple[str, str]]
+
+
+class Query(NamedTuple):
+    """A query and the text that it should find. Only texts of other passages compete with that text."""
+
+    query: str
+    target: str
+    passage: int
+    document: int
+
+
+def held_out_queries(data: DataConfig, metric: str, most: int) -> tuple[list[Query], int, int]:
+    """Return at most `most` queries, how many held-out documents have any, and how many there are.
+
+    Raises:
+        DataError: There are fewer than two queries.
+    """
+    having = documents = 0
+    passage = itertools.count()
+
+    def usable() -> Iterator[Query]:
+        nonlocal having, documents
+        for document in Holdout(open_documents(data), data.held_out):
+            found = [
+                Query(*pair, number, documents)
+                for section in document
+                for pairs in HELD_OUT_PAIRS[metric](section, data.max_length)
+                for number in [next(passage)]
+                for pair in pairs
+                if not isinstance(checked(pair), Fault)
+            ]
+            having, documents = having + bool(found), documents + 1
+            yield from found
+
+    chosen = choose_pairs(usable(), most, digest)
+    if len(chosen) < 2:
+        left = f"data.held_out={data.held_out} of data.train_file={data.train_file} leaves"
+        raise DataError(
+            f"{left} {counted(len(chosen), 'pair{s}')} for {metric}, which needs two different ones. Hold out more "
+            "documents or choose another eval.metric"
+        )
+    return chosen, having, documents
+
+
+# The pairs of each passage of a section
+
+
+def _leads(section: Section, tokens: int) -> Iterator[Pairs]:
+    if pair := lead_and_rest(texts_of(section)):
+        yield [(pair[0], some_words(pair[1], 0, MOST_WORDS))]
+
+
+def _neighbours(section: Section, tokens: int) -> Iterator[Pairs]:
+    sentences = section.sentences()
+    pairs = zip(sentences[::2], sentences[1::2], strict=False)  # a sentence twice would find itself
+    return ([pair] for pair in pairs if min(map(width, pair)) >= FEWEST_CHARACTERS)
+
+
+def _halves_of_sentences(section: Section, tokens: int) -> Iterator[Pairs]:
+    return ([halve(sentence)] for sentence in section.sentences() if len(words(sentence)) >= FEWEST_WORDS)
+
+
+def _mixed(section: Section, tokens: int) -> Iterator[Pairs]:
+    for number, passage in enumerate(short_passages(section.sentences(), tokens)):
+        title = [(section.title, passage)] if section.title and not number else []
+        yield [*title, *_sentences_and_rests(passage), *_windows_and_rests(passage), (_keywords(passage), passage)]
+
+
+def _sentences_and_rests(passage: str) -> Iterator[tuple[str, str]]:
+    sentences = split_sentences(passage)
+    for index, sentence in enumerate(sentences):
+        rest = join(sentences[:index] + sentences[index + 1 :])
+        if WINDOW[0] <= len(words(sentence)) <= WINDOW[1] and len(words(rest)) >= WINDOW[0]:
+            yield sentence, rest
+
+
+def _windows_and_rests(passage: str) -> Iterator[tuple[str, str]]:
+    """Yield windows whose sizes and places a hash of the passage chooses."""
+    count = len(words(passage))
+    for number in range(WINDOWS):
+        sizes, places = divmod(digest(f"{number} {passage}"), 1 << 32)
+        size = WINDOW[0] + sizes % (min(WINDOW[1], count - WINDOW[0]) - WINDOW[0] + 1)
+        start = places % (count - size + 1)
+        rest = join(filter(None, [some_words(passage, 0, start), some_words(passage, start + size)]))
+        yield some_words(passage, start, start + size), rest
+
+
+def _keywords(passage: str) -> str:
+    """Return the longest words, in their order."""
+    distinct = list(dict.fromkeys(word.strip(string.punctuation) for word in words(passage)))
+    longest = sorted(distinct, key=len, reverse=True)[:KEYWORDS]
+    return " ".join(word for word in distinct if word in longest)
+
+
+HELD_OUT_PAIRS: dict[str, Callable[[Section, int], Iterator[Pairs]]] = {
+    "lead_retrieval": _leads,
+    "neighbours_retrieval": _neighbours,
+    "halves_retrieval": _halves_of_sentences,
+    "mixed_retrieval": _mixed,
+}
