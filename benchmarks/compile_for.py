@@ -164,7 +164,7 @@ def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
 def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
     teachers = {}
     for objective in config.losses.values():
-        for name, pooler in objective.teachers.items():
+        for name, pooler in objective.named_teachers.items():
             teacher = _checkpoint(name, mesh)
             params = parameters.prefixed(teacher.transformer, "transformer")
             teachers[name] = Teacher(teacher.config, pooler or "cls_before_pooler", params)

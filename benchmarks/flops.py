@@ -5,10 +5,13 @@ counts only at positions where its output is used. Trained networks count three 
 gradients of inputs and weights. As usual, norms, softmax, dropout, look-ups and the optimizer do not count.
 """
 
+import math
+from functools import partial
 from typing import NamedTuple
 
 from diffcse_jax.config import Config
-from diffcse_jax.models.transformer import TransformerConfig
+from diffcse_jax.models import parameters
+from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 TRAINED = 3  # the forward pass, the gradient of the inputs, the gradient of the weights
 
@@ -25,12 +28,12 @@ class BatchSize(NamedTuple):
 
 
 def transformer_flops(sizes: TransformerConfig, rows: int, length: int) -> int:
-    """Count the forward pass of `rows` sentences of `length` positions."""
-    hidden = sizes.hidden_size
-    projections = 4 * 2 * hidden * hidden  # query, key, value, output
-    attention = 2 * 2 * length * hidden  # logits and weighted values, over all heads
-    feed_forward = 2 * 2 * hidden * sizes.intermediate_size
-    return rows * length * sizes.num_blocks * (projections + attention + feed_forward)
+    """Count the forward pass of `rows` sentences of `length` positions. Windows count as they are in the middle."""
+    shapes = parameters.shapes(partial(Transformer, sizes))
+    dense = sum(2 * math.prod(array.shape) for name, array in shapes.items() if name.endswith(".kernel"))
+    seen = [min(length, 2 * window + 1) if window else length for window in sizes.windows or (0,) * sizes.num_blocks]
+    attention = 2 * 2 * sum(seen) * sizes.hidden_size  # logits and weighted values, over all heads
+    return rows * length * (dense + attention)
 
 
 def step_flops(config: Config, batch: BatchSize) -> float:

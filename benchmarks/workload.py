@@ -40,6 +40,13 @@ _DISTIL = {
     "pad_token_id": PAD,
 }  # fmt: skip
 
+_MODERNBERT = {
+    "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
+    "num_attention_heads": 12, "intermediate_size": 1152, "max_position_embeddings": 8192, "norm_eps": 1e-5,
+    "hidden_activation": "gelu", "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0,
+    "local_attention": 128, "global_attn_every_n_layers": 3, "pad_token_id": 50283,
+}  # fmt: skip
+
 # Hugging Face's config.json of each size: the encoder (and the discriminator, which starts as its copy).
 ENCODERS = {
     "tiny": _bert(16, 1, 2, vocabulary=200),
@@ -62,6 +69,7 @@ BY_NAME = {
     "roberta-base": _ROBERTA,
     "roberta-large": _ROBERTA | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
     | {"intermediate_size": 4096},
+    "answerdotai/ModernBERT-base": _MODERNBERT,
     "distilroberta-base": _ROBERTA | {"num_hidden_layers": 6},
 }  # fmt: skip
 # The frozen masked LM. For MiniLM, there is none with its own weights, so its encoder is used.

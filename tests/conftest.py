@@ -12,8 +12,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8"
     " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-    # Devices wait for one another. On a busy machine more than the default of 40 seconds passes, and XLA would abort.
-    " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 )
 if version("jaxlib").startswith("0.10."):  # a third less to compile; later ones do not know the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"

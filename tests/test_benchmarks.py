@@ -22,6 +22,7 @@ from benchmarks import (
     encode,
     flops,
     input_pipeline,
+    long_texts,
     measure,
     torch_twin,
     train_step,
@@ -160,6 +161,24 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]
     # XLA counts norms, softmax and activations too.
     assert 1.0 < counted / flops.transformer_flops(sizes, rows=4, length=32) < 1.05
+
+
+def test_flops_of_gated_blocks_with_windows():
+    sizes = hf.transformer_config(workload.BY_NAME["answerdotai/ModernBERT-base"], source="test")
+    dense = 2 * (4 * 768 * 768 + 3 * 768 * 1152)
+    seen = 8 * 8192 + 14 * 129  # blocks 0, 3, ... 21 see all positions, the others 64 to either side
+    assert flops.transformer_flops(sizes, rows=2, length=8192) == 2 * 8192 * (22 * dense + 4 * 768 * seen)
+
+
+@pytest.mark.slow
+def test_long_texts_command(monkeypatch, capsys):
+    monkeypatch.setattr(long_texts, "QUERIES", 128)
+    record = long_texts.main(["--blocks", "1", "--lengths", "64", "512", "--repeats", "1"])
+    short, parts, at_once = record["rows"]
+    assert [row["most_queries"] for row in (short, parts, at_once)] == [128, 128, 512]
+    for memory in ("encode_bytes", "step_bytes"):
+        assert short[memory] < parts[memory] < at_once[memory]
+    assert 0 < short["encode_cpu_seconds"] < at_once["encode_cpu_seconds"]
 
 
 @pytest.mark.slow

@@ -40,10 +40,13 @@ MODELS = {
     "modernbert": ("ModernBert", "silu", 3, 3),
     "electra": ("Electra", "gelu_new", 1, 3),
     "nomic_bert": ("NomicBert", "silu", 1, 3),
+    "gte": ("Gte", "relu", 2, 3),
 }
 
 
-def small_model(family: str, activation: str = "gelu", blocks: int = 2, heads: int = 4, *, head: str = "Model"):
+def small_model(
+    family: str, activation: str = "gelu", blocks: int = 2, heads: int = 4, *, head: str = "Model", **values
+):
     """A small PyTorch model whose every weight is random: initial biases and norms would hide swapped ones."""
     config = {"vocab_size": VOCAB, "max_position_embeddings": LENGTH + 4}
     if family == "distilbert":
@@ -55,6 +58,7 @@ def small_model(family: str, activation: str = "gelu", blocks: int = 2, heads: i
         config |= {"hidden_activation": activation, "local_attention": 6, "pad_token_id": 0}
     if family == "electra":
         config |= {"embedding_size": 10}
+    config |= values
     name = MODELS[family][0]
     model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**config)).eval()
     generator = torch.Generator().manual_seed(0)
@@ -203,6 +207,37 @@ def test_sizes_and_rates_are_those_of_the_config_file(family):
     assert (config.embedding_dropout, config.hidden_dropout, config.attention_dropout) == (0.2, (0.2,) * 3, (0.3,) * 3)
     from_2 = family in ("roberta", "xlm-roberta", "camembert", "mpnet")
     assert config.max_length == LENGTH + 4 - 2 * from_2
+
+
+@pytest.mark.parametrize("types", [0, 2])
+def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_positions(types, tmp_path):
+    factor, head_size = 8.0, HIDDEN // 3
+    values = {"type_vocab_size": types, "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0 * factor}}
+    model = small_model("gte", blocks=2, heads=3, **values)
+    # The formula of their code (its comments number it 6 in kexue.fm/archives/9706).
+    exponents = torch.arange(0, head_size, 2).float() / head_size
+    model.rotary_emb.inv_freq = 1.0 / (20_000.0 * factor) ** exponents / factor ** (2 / head_size)
+    file, path = saved(model, tmp_path) / "model.safetensors", tmp_path / "config.json"
+    save_file(
+        {f"new.{name}": tensor for name, tensor in load_file(file).items()} | {"classifier.bias": torch.zeros(2)}, file
+    )
+    config = json.loads(path.read_text()) | {"model_type": "new", "architectures": ["NewForTokenClassification"]}
+    del config["rope_parameters"]
+    config |= {"rope_theta": 20_000, "rope_scaling": {"type": "ntk", "factor": factor}, "unpad_inputs": "true"}
+    config |= {"position_embedding_type": "rope", "pack_qkv": True, "logn_attention_scale": False}
+    path.write_text(json.dumps(config))
+    checkpoint = read(str(tmp_path))
+    rows, inputs, real = tokens(model.config.pad_token_id)
+    assert_close(hidden_states(checkpoint, rows), model(**inputs, output_hidden_states=True).hidden_states, real)
+    # What is exported, transformers reads.
+    write_tensors(file, to_hf(checkpoint.transformer, "transformer", checkpoint.config))
+    path.write_text(json.dumps(checkpoint.hf_config))
+    theirs = transformers.AutoModel.from_pretrained(tmp_path)(**inputs, output_hidden_states=True)
+    assert_close(hidden_states(checkpoint, rows), theirs.hidden_states, real)
+    path.write_text(json.dumps(config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}))
+    assert_refused(tmp_path, "config.json: rope_scaling must be null, not")
+    path.write_text(json.dumps(config | {"rope_scaling": {"type": "ntk"}}))
+    assert_refused(tmp_path, "config.json has no 'factor'")
 
 
 def test_buckets_of_relative_positions_are_those_of_torch():
@@ -462,6 +497,7 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         (hf_config_of("mpnet") | {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32"),
         (hf_config_of("nomic_bert") | {"prenorm": True}, "config.json: prenorm must be false, not true"),
         (hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2}, "rotary_scaling_factor must be null, not 2"),
+        (hf_config_of("gte") | {"pack_qkv": False}, "config.json: pack_qkv must be true, not false"),
         (hf_config_of("modernbert") | {"norm_bias": True}, "config.json: norm_bias must be false, not true"),
         (hf_config_of("modernbert") | {"layer_types": ["chunked"]}, "layer_types must be a list of 3 times 'full_att"),
         (

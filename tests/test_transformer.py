@@ -21,7 +21,7 @@ from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
 
 # The families that compute something of their own; others differ from these in names alone.
-FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra", "modernbert", "nomic_bert")
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra", "modernbert", "nomic_bert", "gte")
 PAD = 1
 IDS = jnp.array([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [9, 8, PAD, PAD, PAD]])
 MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])

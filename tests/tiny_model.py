@@ -98,7 +98,7 @@ def hf_config_of(family: str, blocks: int = 3) -> dict:
             "embedding_dropout": 0.0, "mlp_dropout": 0.0, "attention_dropout": 0.0, "local_attention": 4,
             "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
         }  # fmt: skip
-    like_bert = family in ("bert", "electra", "nomic_bert")
+    like_bert = family in ("bert", "electra", "nomic_bert", "gte")
     pad_token_id = 0 if like_bert else 1  # the other families number positions from the padding id + 1
     return {
         "model_type": family, "architectures": ["BertForMaskedLM"], "vocab_size": 30522, "hidden_size": HIDDEN,
@@ -106,4 +106,5 @@ def hf_config_of(family: str, blocks: int = 3) -> dict:
         "max_position_embeddings": MAX_LENGTH + (0 if like_bert else pad_token_id + 1), "type_vocab_size": 2,
         "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
         "pad_token_id": pad_token_id, **({"embedding_size": 8} if family == "electra" else {}),
+        **({"rope_theta": 160000.0} if family == "gte" else {}),
     }  # fmt: skip

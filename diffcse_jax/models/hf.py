@@ -104,7 +104,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path, evaluated_with)
-    tensors, problems = _normalised_names(stored, family.prefix)
+    tensors, problems = _normalised_names(stored, family)
     params: dict[str, Params] = {}
     used: set[str] = set()
     for part in _PARTS:
@@ -195,11 +195,17 @@ def find_folder(name_or_path: str) -> Path:
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
-    """Read the folder's `config.json`, or raise CheckpointError."""
+    """Read the folder's `config.json` as transformers writes it, or raise CheckpointError."""
     path = folder / "config.json"
     if not os.path.isfile(path):
         raise CheckpointError(f"{folder} has no config.json; is it a Hugging Face model folder?")
-    return read_json_object(path)
+    config = read_json_object(path)
+    try:
+        return families.CONVERTED.get(str(config.get("model_type")), dict)(config)
+    except KeyError as error:
+        raise CheckpointError(f"{folder}: config.json has no {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: config.json: {error}") from error
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
@@ -307,12 +313,12 @@ def _word_table(family: Family) -> str:
     return next(f"{theirs}.weight" for theirs, ours in family.modules.items() if ours == "embeddings.word")
 
 
-def _normalised_names(tensors: Mapping[str, np.ndarray], prefix: str) -> tuple[dict[str, np.ndarray], list[str]]:
+def _normalised_names(tensors: Mapping[str, np.ndarray], family: Family) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the tensors without the encoder's prefix and TensorFlow's names of norms, and problems."""
     renamed: dict[str, np.ndarray] = {}
     problems = []
     for given, array in tensors.items():
-        name = given.removeprefix(prefix)
+        name = given.removeprefix(family.prefix).removeprefix(family.other_prefix)
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
         if name in renamed and not np.array_equal(renamed[name], array):
             problems.append(f"stored twice with different values: {name}, once as {given}")

@@ -90,6 +90,7 @@ class TransformerConfig:
     attention_dropout: tuple[float, ...]
     position_offset: int = 0  # the position number of the first token
     attention_output_dropout: bool = True  # whether hidden dropout applies to the output of self-attention
+    rotary_factor: float = 1.0  # that rotary positions are divided by
     mlm_activation: str = ""  # of the masked-LM head. Empty: `activation`
     mlm_transform_bias: bool = True  # of the masked-LM head's first layer
     embedding_size: int = 0  # of word embeddings, if it is not `hidden_size`
@@ -215,7 +216,8 @@ class Transformer(nnx.Module):
 class Block(nnx.Module):
     """Self-attention and a feed-forward network, each followed by a residual connection and a norm.
 
-    `bias` is that of dense layers. With `gated`, units are multiplied by a gate.
+    `bias` is that of dense layers, and `unit_bias` that of units and gates. With `gated`, units are multiplied by a
+    gate. With `unit_dropout`, hidden dropout applies to the product as well.
     """
 
     def __init__(
@@ -225,16 +227,22 @@ class Block(nnx.Module):
         *,
         bias: bool = True,
         gated: bool = False,
+        unit_bias: bool | None = None,
+        unit_dropout: bool = False,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        dense = partial(Dense, bias=bias, dtype=dtype, rngs=rngs)
+        dense = partial(Dense, dtype=dtype, rngs=rngs)
+        units = partial(
+            dense, config.hidden_size, config.intermediate_size, bias=bias if unit_bias is None else unit_bias
+        )
         self.attention = SelfAttention(config, index, bias=bias, dtype=dtype, rngs=rngs)
         self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
-        self.intermediate = dense(config.hidden_size, config.intermediate_size)
-        self.output = dense(config.intermediate_size, config.hidden_size)
+        self.intermediate = units()
+        self.output = dense(config.intermediate_size, config.hidden_size, bias=bias)
         self.output_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
-        self.gate = dense(config.hidden_size, config.intermediate_size) if gated else None
+        self.gate = units() if gated else None
+        self.unit_dropout = unit_dropout
         self.activation = config.activation
         self.output_dropout = config.hidden_dropout[index]
         self.attention_output_dropout = self.output_dropout if config.attention_output_dropout else 0.0
@@ -244,13 +252,17 @@ class Block(nnx.Module):
         self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
-        probabilities_keys, attention_keys, output_keys = split_keys(keys, rows, positions)
+        outputs = 3 if self.unit_dropout else 2
+        probabilities_keys, attention_keys, output_keys, *unit_keys = split_keys(keys, rows, positions, outputs)
         attended = self.attention(hidden_states, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
         hidden_states = self.attention_norm(hidden_states + attended)
-        transformed = dropout(self.output(self.activated(hidden_states)), self.output_dropout, output_keys)
+        units = self.activated(hidden_states)
+        if unit_keys:
+            units = dropout(units, self.output_dropout, unit_keys[0])
+        transformed = dropout(self.output(units), self.output_dropout, output_keys)
         return self.output_norm(hidden_states + transformed)
 
     def activated(self, hidden_states: Float[Array, "*outputs hidden"]) -> Float[Array, "*outputs intermediate"]:
@@ -281,6 +293,7 @@ class SelfAttention(nnx.Module):
         self.heads_of_group = fitting if config.num_heads % fitting == 0 else 1
         self.rate = config.attention_dropout[index]
         self.rotary_base = config.rotary_bases[index] if config.rotary_bases else 0.0
+        self.rotary_factor = config.rotary_factor
         self.window = config.windows[index] if config.windows else 0
         self.most_queries = config.most_queries
 
@@ -296,7 +309,8 @@ class SelfAttention(nnx.Module):
             query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
         if self.rotary_base:
-            query, key = (rotate(part, self.rotary_base, self.head_size) for part in (query, key))
+            turn = partial(rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor)
+            query, key = turn(query), turn(key)
         is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1  # other biases are as large as logits
         attend = self._attend_in_parts if is_long else self._attend
         attended = attend(query, key, value, bias, keys)
@@ -396,15 +410,17 @@ def window_bias(window: int, queries: int, keys: int, first: int = 0) -> Float[A
 
 
 def rotate(
-    states: Float[Array, "rows groups length features"], base: float, head_size: int
+    states: Float[Array, "rows groups length features"], base: float, head_size: int, factor: float = 1.0
 ) -> Float[Array, "rows groups length features"]:
     """Add rotary positions to queries or keys of one or several heads (RoPE, Su et al. 2021, Section 3.4.2).
 
     The features i and i + head_size / 2 of a head are a point in a plane. At position p, it is turned by the angle
-    p * base^(-2i / head_size). The product of a query and a key then depends on the distance of their positions.
+    p / factor * base^(-2i / head_size). The product of a query and a key then depends on the distance of their
+    positions.
     """
     half, (length, features) = head_size // 2, states.shape[2:]
     frequencies = np.float32(1) / np.float32(base) ** (np.arange(0, head_size, 2, dtype=np.float32) / head_size)
+    frequencies /= np.float32(factor)
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies[None]
     cosines, sines = (jnp.tile(function(angles), features // half)[None, None] for function in (jnp.cos, jnp.sin))
     x = states.astype(jnp.float32)
@@ -435,9 +451,11 @@ def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> F
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
 
 
-def split_keys(keys: RowKeys, rows: TokenRows, positions: int | None) -> list[Key[Array, "..."] | None]:
-    """Return a block's dropout keys: of each row for attention, and of each token for two outputs."""
-    of_attention, *of_outputs = _split(keys, 3)
+def split_keys(
+    keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int = 2
+) -> list[Key[Array, "..."] | None]:
+    """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
+    of_attention, *of_outputs = _split(keys, 1 + outputs)
     return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]
 
 

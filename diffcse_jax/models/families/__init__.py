@@ -4,13 +4,16 @@ A family's module holds all that is particular to it: how to read its sizes, the
 differ, its embeddings, blocks and attention bias. To add a family, add a module and its name to `FAMILIES`.
 """
 
-from diffcse_jax.models.families import bert, distilbert, electra, modernbert, mpnet, nomic_bert, roberta
+from diffcse_jax.models.families import bert, distilbert, electra, gte, modernbert, mpnet, nomic_bert, roberta
 from diffcse_jax.models.families.base import Family
 
+# What turns a configuration of other code into that of transformers, by its `model_type`.
+CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte}
 FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
     **distilbert.FAMILIES,
     **electra.FAMILIES,
+    **gte.FAMILIES,
     **modernbert.FAMILIES,
     **mpnet.FAMILIES,
     **nomic_bert.FAMILIES,

@@ -33,7 +33,7 @@ class HfConfig:
         valid = type(value) in (int, float) and 0 <= value < 1
         return float(self._checked(key, value, valid, "a number from 0 to below 1"))
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         """Return a number above 0, or `default` if the key is missing."""
         value = self._value(key, default)
         return float(self._checked(key, value, type(value) in (int, float) and value > 0, "a number above 0"))
@@ -88,5 +88,6 @@ class Family:
     mlm_head: Modules
     decoder: str  # the tensor of the masked-LM head's decoder, which must be the table of word embeddings
     ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
+    other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
     discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
     sequence_classifier: SequenceClassifier | None = None  # None: it has other layers
