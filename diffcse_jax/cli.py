@@ -314,6 +314,7 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
     add("--normalize", action="store_true", help="scale embeddings to length 1")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the texts (default: that of documents, if any)")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the stored embeddings")
+    _add_passages(add, default=False)
     add("--rows_per_file", type=int, help="texts in a Parquet file (default: as in the existing files, or 5,000)")
     add("--distributed", action="store_true", help="let JAX find the processes (TPU pods, GKE, Slurm)")
 
@@ -327,25 +328,30 @@ def embed(parser: argparse.ArgumentParser) -> Prepare:
 
 
 def search(parser: argparse.ArgumentParser) -> Prepare:
-    """Find the texts that are most similar to queries.
+    """Find the texts that are most similar to queries, or that share words with them.
 
     --input is text, the output of `diffcse embed` or `diffcse encode`, or an index. Embeddings and indexes record their
-    encoder, so --model may be left out. Similarities are cosines.
+    encoder, so --model may be left out. Scores are cosine similarities, BM25 scores (--mode lexical), or the weighted
+    mean of both after standardising them for each query (--mode hybrid).
 
       diffcse search --model runs/mine --input documents/ 'how do I stop a thread?'
       diffcse search --input embeddings --queries questions.txt --top_k 10 --json > hits.jsonl
-      diffcse search --model runs/mine --input documents/ --output index 'first query'
+      diffcse search --model runs/mine --input documents/ --mode hybrid --output index 'first query'
     """
     add = parser.add_argument
     add("queries", nargs="*", metavar="QUERY", help="queries (default: --queries)")
     add("--queries", dest="queries_file", default="-", metavar="FILE", help="file of queries (default: standard input)")
     add("--top_k", type=int, default=5, help="the largest number of hits for a query")
-    add("--threshold", type=float, help="the lowest cosine similarity of a hit (default: any)")
+    add("--threshold", type=float, help="the lowest score of a hit (default: any)")
     add("--prompt_name", metavar="NAME", help="the model's prompt of the queries (default: that of queries, if any)")
     add("--json", dest="as_json", action="store_true", help="print a JSON object for each query, one per line")
     _add_encoder_options(parser, recorded="that of the embeddings")
     _add_text_options(parser, "source", "text that training reads, embeddings or an index", required=True)
     add("--output", type=Path, metavar="DIR", help="save the index to this folder, so that the next search is fast")
+    _add_mode_options(add, "that of the index, or dense")
+    _add_passages(add)
+    storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
+    add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
     add("--faiss", default="", metavar="FACTORY", help="faiss index: Flat is exact; IVF1024,Flat and HNSW32 are not")
 
     def prepare(options: argparse.Namespace) -> Work:
@@ -399,6 +405,8 @@ def demo(parser: argparse.ArgumentParser) -> Prepare:
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
     _add_text_options(parser, "text", "text that training reads", required=True)
     add("--top_k", type=int, default=10, help="the number of hits")
+    _add_mode_options(add, "dense")
+    _add_passages(add)
     add("--host", default="127.0.0.1", help="the address to listen on")
     add("--port", type=int, default=8000, help="the port; 0: any free one")
 
@@ -457,6 +465,18 @@ def _add_text_options(parser: argparse.ArgumentParser, dest: str, about: str, **
     add("--input", dest=dest, metavar="TEXT", help=about, **settings)
     add("--columns", nargs="+", default=[], help="columns of text (default: the only one, or one with a known name)")
     add("--id_column", default="", metavar="NAME", help="copy the values of this column to `id`")
+
+
+def _add_mode_options(add: Callable[..., Any], default: str) -> None:
+    mode = f"dense: compare embeddings; lexical: words, by BM25; hybrid: both (default: {default})"
+    add("--mode", choices=("dense", "lexical", "hybrid"), default="", help=mode)
+    add("--language", default="", help="language of BM25's stop words and stemmer, such as german (default: detected)")
+    add("--weight", type=float, help="weight of BM25 in hybrid scores, from 0 to 1 (default: a measured one)")
+
+
+def _add_passages(add: Callable[..., Any], default: bool = True) -> None:
+    split = "split texts that are longer than the model reads into overlapping passages, instead of truncating them"
+    add("--passages", action=argparse.BooleanOptionalAction, default=default, help=split)
 
 
 def _load_encoder(options: argparse.Namespace, **recorded: Any) -> Any:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,22 @@ from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
-from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.records import TEXT, Record, read_records, table_of
+from diffcse_jax.search.index import SentenceIndex, check_count
+from diffcse_jax.search.passages import Span, as_passages, split_text
+from diffcse_jax.search.records import Record, Sentences, checked_sentences
+from diffcse_jax.search.searcher import Searcher
 from diffcse_jax.search.vector_store import EncoderRecord
 
 PRECISIONS = ("float32", "bfloat16")
 SHORTEST_BUCKET = 16
+LONGEST_QUERY = 64  # tokens
 CPU_TOKENS_PER_BATCH = 2048  # more no longer fit the processor's caches, and a token then takes a fifth longer
-
-Sentences = str | Iterable[str]
 
 # Programs for several devices wait for one another: if two threads start them at once, they may deadlock.
 _devices_lock = threading.RLock()
 
 
-class SentenceEncoder:
+class SentenceEncoder(Searcher):
     """A transformer with a pooler and a tokenizer. Load one with `SentenceEncoder.from_pretrained(name)`.
 
     Methods that take one string return one result; with an iterable of strings they return one row for each. Several
@@ -284,83 +285,25 @@ class SentenceEncoder:
         """Return the cosine similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it."""
         return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
 
-    def build_index(
-        self,
-        sentences: Iterable[str] | str | Path,
-        batch_size: int = 64,
-        show_progress: bool = False,
-        *,
-        prompt_name: str | None = None,
-        faiss: str = "",
-    ) -> None:
-        """Encode the sentences that `search` will look through; an earlier index is replaced.
+    def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]:
+        """Split texts that are longer than the model reads, after their titles and the prompt, into passages."""
 
-        Args:
-            sentences: Any iterable of strings; or the path of a file or folder, as training reads it.
-            batch_size, show_progress: As for `encode`.
-            prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
-            faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
-                not. By default the device compares all embeddings, exactly.
+        def spans(texts: Sequence[str], titles: Sequence[str]) -> list[list[Span]]:
+            whole = [prompt + title + text for title, text in zip(titles, texts, strict=True)]
+            cut = self._tokenize(whole, None).cut
+            special = self._backend.num_special_tokens_to_add(is_pair=False)
+            found = [[(0, len(text))] for text in texts]
+            with self._tokenizing:
+                self._backend.no_truncation()
+                for row in np.flatnonzero(cut).tolist():
+                    offsets = self._backend.encode(whole[row], add_special_tokens=False).offsets
+                    skipped = len(whole[row]) - len(texts[row])
+                    tokens = [(start - skipped, end - skipped) for start, end in offsets if max(start, skipped) < end]
+                    limit = self.max_length - special - (len(offsets) - len(tokens))
+                    found[row] = split_text(texts[row], tokens, max(limit, 1))
+            return found
 
-        Raises:
-            UserError: The text cannot be read, or faiss is not installed or cannot build such an index.
-        """
-        if isinstance(sentences, str | Path):
-            records: list[Record] = [*read_records(sentences, "build_index")]
-        else:
-            records = [{TEXT: text} for text in checked_sentences(sentences)]
-        texts = [record[TEXT] for record in records]
-        prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
-        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
-        index = SentenceIndex.of(table_of(records), vectors, self.record(prompt))
-        self._index = index.with_faiss(faiss) if faiss else index
-
-    def save_index(self, folder: str | Path) -> None:
-        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
-        self._built_index().save(expand_path(folder))
-
-    def load_index(self, folder: str | Path) -> None:
-        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk.
-
-        Raises:
-            UserError: There is no index, its files are damaged, or its embeddings have another encoder.
-        """
-        index = find_index(expand_path(folder))
-        if index is None:
-            raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
-        index.encoder.require(self.record(index.encoder.prompt), index.name)
-        if warning := index.warning():
-            warn_user(warning)
-        self._index = index
-
-    def search(
-        self, queries: Sentences, top_k: int = 5, threshold: float | None = None, *, prompt_name: str | None = None
-    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
-        """Find the most similar sentences of the index.
-
-        Args:
-            queries: A string, or any iterable of strings.
-            top_k: The largest number of sentences for a query.
-            threshold: The least cosine similarity; None for any.
-            prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
-
-        Raises:
-            UserError: There is no index, an option is invalid, or the index was built with another prompt than the
-                model's prompt of documents or that of the queries.
-
-        Returns:
-            Pairs (sentence, cosine similarity), best first: a list for one string, a list of such lists for many.
-        """
-        index = self._built_index()
-        prompt = index.query_prompt(self.prompts, prompt_name)
-        vectors = np.atleast_2d(self.encode(queries, normalize=True, prompt=prompt))
-        found = [[(hit.row[TEXT], hit.score) for hit in hits] for hits in index.search(vectors, top_k, threshold)]
-        return found[0] if isinstance(queries, str) else found
-
-    def _built_index(self) -> SentenceIndex:
-        if self._index is None:
-            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
-        return self._index
+        return [*as_passages(records, spans)]
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings."""
@@ -411,7 +354,10 @@ class SentenceEncoder:
         start = 0
         while start < len(token_ids) or running:
             if start < len(token_ids) and len(running) < 3:  # the device computes while the host prepares two batches
-                length = min(_bucket(len(token_ids[by_length[start]])), self.config.max_length)
+                longest = len(token_ids[by_length[start]])
+                if len(token_ids) == 1 and longest <= LONGEST_QUERY:  # few shapes matter more than padding
+                    longest = _power_of_two(longest)
+                length = min(_bucket(longest), self.config.max_length)
                 count = min(batch_size, _power_of_two(len(token_ids)))
                 if self._mesh.devices.flat[0].platform == "cpu":
                     count = min(count, max(1, CPU_TOKENS_PER_BATCH // length))
@@ -463,21 +409,6 @@ def _checked_dtype(dtype: Any) -> np.dtype:
         if jnp.dtype(dtype).name in PRECISIONS:
             return jnp.dtype(dtype)
     raise ConfigError(f"dtype={str(getattr(dtype, '__name__', dtype))!r}: use 'float32' or 'bfloat16'")
-
-
-def checked_sentences(sentences: Any) -> list[str]:
-    """Return one string or an iterable of strings as a list; raise `DataError` for anything else."""
-    if isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns") or not isinstance(sentences, Iterable):
-        kind = type(sentences).__name__
-        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
-    texts = [sentences] if isinstance(sentences, str) else list(sentences)
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DataError(
-                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an embedding "
-                "of its own: give one flat list of strings"
-            )
-    return texts
 
 
 def require_finite(vectors: Float32[np.ndarray, "*n dimension"]) -> Float32[np.ndarray, "*n dimension"]:

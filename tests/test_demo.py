@@ -12,6 +12,7 @@ from html_pages import checked
 from diffcse_jax.apps import demo
 from diffcse_jax.apps.demo import LONGEST_QUERY, Corpus, open_server
 from diffcse_jax.errors import CheckpointError, ConfigError, NoSentencesError
+from diffcse_jax.search.index import Hit
 
 SENTENCES = ["A <b>bold</b> sentence & more.", "Rain falls.", "Bread is baked.", "The train leaves."]
 
@@ -22,7 +23,7 @@ class Searcher:
     def __init__(self, step: int = 1):
         self.step, self.queries, self.busy, self.busiest = step, [], 0, 0
 
-    def search(self, queries, top_k=5):
+    def search_hits(self, queries, top_k=5):
         self.busy += 1
         self.busiest = max(self.busiest, self.busy)
         time.sleep(0.01)
@@ -30,7 +31,13 @@ class Searcher:
         self.busy -= 1
         if queries == "broken":
             raise CheckpointError("the vectors are <not> finite")
-        return [(text, 1 - rank / 4) for rank, text in enumerate(SENTENCES[:: self.step])][:top_k]
+        ranks = [{"dense": 1, "lexical": 7}, {"lexical": 5}, {}, {}]
+        titles = [{"title": "Fonts"}, {}, {}, {}]
+        hits = [
+            Hit(1 - rank / 4, titles[rank] | {"sentence": text}, ranks[rank])
+            for rank, text in enumerate(SENTENCES[:: self.step])
+        ]
+        return [hits[:top_k]]
 
 
 @contextmanager
@@ -73,6 +80,8 @@ def test_two_models_answer_side_by_side():
     assert box["dir"] == "auto"  # text may run from right to left
     assert text.count('<p dir="auto">') == 6  # three hits of each model
     for shown in ("A <b>bold</b> sentence & more.", "1.000", "place 2 with one", "not found by <i>other", "<i>other"):
+        assert shown in page.text
+    for shown in ("by meaning: 1", "by words: 7", "by words: 5", "Fonts"):
         assert shown in page.text
     assert len([tag for tag, _ in page.tags if tag == "ol"]) == 2
 
@@ -143,14 +152,15 @@ def test_a_port_in_use_and_invalid_options():
 def test_the_command_reads_the_distinct_texts_of_its_input(tmp_path, capsys):
     file = tmp_path / "text.txt"
     file.write_bytes(b"One.\nTwo.\nOne.\n\xff\n")
-    assert demo.read_sentences(str(file)) == ["One.", "Two."]
+    assert demo.read_texts(str(file)) == [{"line": 1, "sentence": "One."}, {"line": 2, "sentence": "Two."}]
     assert "1 " in capsys.readouterr().err  # the line that is not UTF-8 is reported
     table = tmp_path / "table.csv"
     table.write_text("id,body\n7,First.\n8,Second.\n")
-    assert demo.read_sentences(str(table), ("body",)) == ["First.", "Second."]
+    assert [each["sentence"] for each in demo.read_texts(str(table), ("body",))] == ["First.", "Second."]
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents/a.md").write_text("# Title\n\nThe first paragraph.\n")
-    assert "The first paragraph." in " ".join(demo.read_sentences(str(tmp_path / "documents")))
+    texts = demo.read_texts(str(tmp_path / "documents"))
+    assert "The first paragraph." in " ".join(each["sentence"] for each in texts)
     file.write_text("\n")
     with pytest.raises(NoSentencesError):
-        demo.read_sentences(str(file))
+        demo.read_texts(str(file))

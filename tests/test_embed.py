@@ -26,6 +26,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
 from diffcse_jax.models.prompts import NO_PROMPTS
+from diffcse_jax.search.passages import as_passages
 from diffcse_jax.search.records import in_chunks
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
@@ -47,6 +48,9 @@ class HashEncoder(SentenceEncoder):
         rows = [np.random.default_rng(zlib.crc32(text.encode())).normal(size=DIMENSION) for text in sentences]
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
+
+    def split(self, records, prompt=""):
+        return [*as_passages(records, None)]
 
     def record(self, prompt=""):
         weights = f"{Path(self.name).name} {self.pooler}{self.training}"
@@ -227,6 +231,27 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     assert "Name the encoder with --model" in error_of(capsys, "search", "--input", text, "x")
 
 
+def test_words_are_searched_alone_and_with_embeddings(tmp_path, text, capsys):
+    model, vectors, index = ("--model", "hash"), str(tmp_path / "vectors.parquet"), str(tmp_path / "index")
+    cli.main(["search", "--input", text, "--mode", "lexical", "--json", "dogs run"])  # without a model
+    (found,) = objects(capsys)
+    assert [hit["line"] for hit in found["hits"]] == [2, 4]
+    cli.main(["encode", "--input", text, *model, "--output", vectors])
+    for source in (["--input", text, *model], ["--input", vectors, "--output", index, "--storage", "int8"]):
+        cli.main(["search", *source, "--mode", "hybrid", "--language", "english", "--json", "dogs run"])
+        (hits,) = objects(capsys)
+        assert {hit["line"]: hit["ranks"].get("lexical") for hit in hits["hits"]} == {1: None, 2: 1, 3: None, 4: 2}
+    cli.main(["search", "--input", index, "--mode", "dense", "--json", "a dog runs"])
+    assert objects(capsys)[0]["hits"][0]["score"] == pytest.approx(1, abs=0.01)
+    cli.main(["search", "--input", index, "--json", "dogs run"])  # in its own mode
+    assert "ranks" in objects(capsys)[0]["hits"][0]
+    assert "are for building an index" in error_of(capsys, "search", "--input", index, "--weight", "0.1", "x")
+    assert "--storage bits is for building" in error_of(capsys, "search", "--input", index, "--storage", "bits", "x")
+    cli.main(["search", "--input", text, *model, "--output", str(tmp_path / "dense"), "x"])
+    message = error_of(capsys, "search", "--input", str(tmp_path / "dense"), "--mode", "hybrid", "x")
+    assert "dense was built with mode='dense', so mode='hybrid' cannot search it" in message
+
+
 def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     file = tmp_path / "long.txt"
@@ -240,7 +265,7 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     assert any(line.endswith("[31mred [0m text") for line in lines)
     assert "\x1b" not in "".join(lines)
     cli.main(["search", "--input", str(file), "--model", "hash", "what", "--threshold", "2"])
-    assert "nothing with a similarity of 2 or more" in capsys.readouterr().out
+    assert "nothing with a score of 2 or more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search import index as module
-from diffcse_jax.search.index import SentenceIndex, check_count, find_index, nearest
+from diffcse_jax.search import nearest as module
+from diffcse_jax.search.array_store import STORAGES
+from diffcse_jax.search.index import SentenceIndex, check_count, find_index
+from diffcse_jax.search.nearest import nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
 DIMENSION = 4
@@ -53,7 +55,7 @@ def test_blocks_give_what_sorting_all_gives(rows, queries, top_k, half, cuts):
 def test_queries_and_corpora_share_few_programs(caplog):
     jax.clear_caches()
     with jax.log_compiles():
-        for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 1, 6)):
+        for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 2, 6)):
             nearest(random_vectors(queries), [random_vectors(rows)], rows, top_k)
     assert sum("Compiling jit(_better)" in message for message in caplog.messages) == 1
 
@@ -87,6 +89,33 @@ def test_an_index_is_the_same_from_its_folder(tmp_path):
     (found, *_) = hits_of(loaded, queries, top_k=7, threshold=least)
     assert found == expected[0][:3]
     assert loaded.search(queries, 1)[0][0].row == {"line": rows[0][0] + 1, "sentence": expected[0][0][0]}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dimension", [33, 64])
+def test_stored_kinds_of_numbers_find_the_same(storage, dimension, tmp_path):
+    vectors = normalize(random_vectors(300, dimension=dimension))
+    queries = normalize(vectors[:20] + random_vectors(20, seed=1, dimension=dimension) / 20)
+    record, texts = EncoderRecord("mine", "avg", "float32", dimension, "0123"), index_of(vectors).store.table
+    exact, index = (SentenceIndex.of(texts, vectors, record, each) for each in ("float32", storage))
+    expected, found = (each.search(queries, 300) for each in (exact, index))
+    for one, other in zip(expected, found, strict=True):  # all rows, with scores up to rounding
+        scores = [{hit.row["line"]: hit.score for hit in hits} for hits in (one, other)]
+        assert scores[0].keys() == scores[1].keys()
+        np.testing.assert_allclose([scores[1][line] for line in scores[0]], [*scores[0].values()], atol=8e-3)
+    assert [hits[0].row["line"] for hits in index.search(queries, 1)] == [*range(1, 21)]
+    bits = {"float32": 32, "float16": 16, "int8": 8, "bits": 1}[storage]
+    assert index.store.vectors.nbytes == 300 * -(-dimension // 32) * 4 if bits == 1 else 300 * dimension * bits // 8
+    index.save(tmp_path / "index")
+    loaded = find_index(tmp_path / "index")
+    assert hits_of(loaded, queries, top_k=5) == hits_of(index, queries, top_k=5)
+    loaded.save(tmp_path / "index")
+    assert hits_of(find_index(tmp_path / "index"), queries, top_k=5) == hits_of(index, queries, top_k=5)
+
+
+def test_an_unknown_storage_is_refused():
+    with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
+        index_of(random_vectors(5)).in_memory("int4")
 
 
 def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:

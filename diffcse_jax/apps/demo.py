@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.apps import render
-from diffcse_jax.data.sources import open_text
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, NoSentencesError, UserError
+from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.hosts import keep_compiled
+from diffcse_jax.search.index import Hit
+from diffcse_jax.search.passages import title_of
+from diffcse_jax.search.records import TEXT, Record, read_all
 
 LONGEST_QUERY = 1000  # characters
 
@@ -57,17 +59,25 @@ class Corpus:
         self.examples = [sentences[index * self.size // shown][:LONGEST_QUERY] for index in range(shown)]
         self._models, self._top_k, self._lock = models, top_k, threading.Lock()
 
-    def search(self, query: str) -> dict[str, list[tuple[str, float]]]:
-        """Return texts with cosine similarities, best first, by the name of the model."""
+    def search(self, query: str) -> dict[str, list[Hit]]:
+        """Return hits, best first, by the name of the model."""
         with self._lock:
-            return {
-                name: [(text, score) for text, score, *_ in model.search(query, top_k=self._top_k)]
-                for name, model in self._models.items()
-            }
+            return {name: model.search_hits(query, top_k=self._top_k)[0] for name, model in self._models.items()}
 
 
 def serve(
-    model: str, text: str, *, against: str = "", columns: Sequence[str] = (), top_k: int, host: str, port: int
+    model: str,
+    text: str,
+    *,
+    against: str = "",
+    columns: Sequence[str] = (),
+    top_k: int,
+    host: str,
+    port: int,
+    mode: str = "",
+    language: str = "",
+    weight: float | None = None,
+    passages: bool = True,
 ) -> None:
     """Encode a text and serve its search page until Ctrl-C.
 
@@ -79,6 +89,7 @@ def serve(
         top_k: Number of hits of a search.
         host: Address or name to listen on.
         port: Port to listen on; 0 takes any free one.
+        mode, language, weight, passages: As for `SentenceEncoder.build_index`.
 
     Raises:
         UserError: The text, a model or the address cannot be used.
@@ -86,14 +97,16 @@ def serve(
     if against == model:
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
     keep_compiled()
-    sentences = read_sentences(text, columns)
+    records = read_texts(text, columns, passages)
     models = {name: SentenceEncoder.from_pretrained(name) for name in filter(None, (model, against))}
-    corpus = Corpus(Path(text).name, sentences, models, top_k)
+    corpus = Corpus(Path(text).name, [title_of(each) + each[TEXT] for each in records], models, top_k)
     with open_server(corpus, host, port) as server:  # before the slow part: the port may be in use
         for name, encoder in models.items():
-            print(f"encoding {len(sentences):,} texts with {name}", file=sys.stderr)
-            encoder.build_index(sentences, show_progress=True)
-        corpus.search(corpus.name)  # compiles what short queries need
+            print(f"encoding {len(records):,} texts with {name}", file=sys.stderr)
+            options: dict[str, Any] = {"language": language, "weight": weight, "passages": passages}
+            encoder.build_index(records, show_progress=True, mode=mode or "dense", **options)
+        for words in (1, 20):
+            corpus.search("word " * words)  # compiles what queries of up to 32 tokens need
         shown_host = f"[{host}]" if ":" in host else host
         print(f"search at http://{shown_host}:{server.server_address[1]}/ (stop with Ctrl-C)", flush=True)
         if not ipaddress.ip_address(str(server.server_address[0])).is_loopback:
@@ -104,19 +117,16 @@ def serve(
             print("\nstopped", file=sys.stderr)
 
 
-def read_sentences(text: str, columns: Sequence[str] = ()) -> list[str]:
-    """Read the distinct texts of what `--input` names, in their order.
+def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> list[Record]:
+    """Read the distinct texts of what `--input` names, in their order, with their places.
 
     Raises:
         DataError: The text cannot be read or is empty.
     """
-    corpus = open_text(text, "--input", columns=tuple(columns))
-    sentences = list(dict.fromkeys(row[0] for row in corpus))
-    if skipped := corpus.skipped_summary():
-        print(f"{corpus.name}: {skipped}", file=sys.stderr)
-    if not sentences:
-        raise NoSentencesError(f"--input {text} contains no text")
-    return sentences
+    distinct: dict[str, Record] = {}
+    for record in read_all([text], columns=columns, titled=titled):
+        distinct.setdefault(title_of(record) + record[TEXT], record)
+    return [*distinct.values()]
 
 
 def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:

@@ -28,6 +28,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
+from diffcse_jax.search.passages import title_of
 from diffcse_jax.search.records import TEXT, Record, Records, in_chunks, read_all, read_records, table_of
 from diffcse_jax.search.vector_store import (
     SETTINGS_FILE,
@@ -114,7 +115,7 @@ def _encode_chunk(
 ) -> Float32[np.ndarray, "rows dimension"]:
     vectors = []
     for start in range(0, len(chunk), TEXTS_AT_ONCE):
-        texts = [record[TEXT] for record in chunk[start : start + TEXTS_AT_ONCE]]
+        texts = [title_of(record) + record[TEXT] for record in chunk[start : start + TEXTS_AT_ONCE]]
         vectors.append(encoder.encode(texts, **options))
         progress.update(len(texts))
     return np.concatenate(vectors)
@@ -136,6 +137,7 @@ def embed(
     columns: Sequence[str] = (),
     id_column: str = "",
     distributed: bool = False,
+    passages: bool = False,
     command: str = "the same command",
 ) -> None:
     """Embed the texts of the inputs that are not in the folder yet.
@@ -154,8 +156,9 @@ def embed(
         hosts.join()
         index, count = jax.process_index(), jax.process_count()
     names = find_inputs(inputs)
-    mine = [_Input(name, output, columns, id_column) for name in names[index::count]]
+    mine = [_Input(name, output, columns, id_column, passages) for name in names[index::count]]
     settings = {"dtype": dtype, "normalize": normalize, "columns": [*columns], "id_column": id_column}
+    settings |= {"passages": passages}
     job = _Job(output, load(), settings, batch_size, prompt_name)
     is_new = job.start(rows_per_file, [Path(name).name for name in names])
     try:
@@ -202,12 +205,12 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
 class _Input:
     """An input of `embed`, and what its state file says. An input without any text is not an error."""
 
-    def __init__(self, name: str, output: Path, columns: Sequence[str], id_column: str):
+    def __init__(self, name: str, output: Path, columns: Sequence[str], id_column: str, titled: bool):
         self.name, self.file, self.output, self.note = name, Path(name).name, output, ""
         self.state = input_record(output, self.file)
         self.records: Records | None = None
         try:
-            self.records = read_records(name, columns=columns, id_column=id_column)
+            self.records = read_records(name, columns=columns, id_column=id_column, titled=titled)
         except NoSentencesError as error:
             self.note = str(error)
 
@@ -325,6 +328,9 @@ class _Job:
 
     def _write_part(self, name: str, chunk: Sequence[Record], progress: Progress) -> None:
         options = {"batch_size": self.batch_size, "normalize": self.settings["normalize"], "prompt": self.prompt}
+        count = len(chunk)
+        if self.settings["passages"]:
+            chunk = self.encoder.split(chunk, self.prompt)
         vectors = _encode_chunk(self.encoder, progress, chunk, **options)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
@@ -334,7 +340,7 @@ class _Job:
             partial.replace(self.output / name)
         finally:
             partial.unlink(missing_ok=True)
-        self.embedded += len(chunk)
+        self.embedded += count
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.index import Hit, SentenceIndex, check_count, find_index
+from diffcse_jax.search.passages import as_passages, title_of
 from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
-from diffcse_jax.search.vector_store import EncoderRecord
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
 
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
@@ -39,8 +40,13 @@ def search(
     output: Path | None = None,
     prompt_name: str | None = None,
     faiss: str = "",
+    mode: str = "",
+    language: str = "",
+    weight: float | None = None,
+    storage: str = "",
+    passages: bool = True,
 ) -> None:
-    """Print the texts that are most similar to each query. Arguments are the options of `diffcse search`.
+    """Print the best texts for each query. Arguments are the options of `diffcse search`.
 
     Raises:
         UserError: Something cannot be read, or the embeddings have another encoder.
@@ -55,37 +61,58 @@ def search(
             raise DataError(f"QUERY {text!r:.60} is not valid UTF-8. Check the terminal's encoding")
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
-    index = None if source == STDIN else find_index(expand_path(source))
-    if index is None:
-        if not model:
-            raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
-        records = read_all([source], columns=columns, id_column=id_column)
-        encoder = load(None)
-        table = table_of([*records])
-        texts, prompt = table[TEXT].to_pylist(), encoder.prompts.document
-        vectors = encoder.encode(texts, batch_size, normalize=True, show_progress=True, prompt=prompt)
-        index = SentenceIndex.of(table, vectors, encoder.record(prompt))
-    else:
-        there = index.encoder
-        try:
-            encoder = load(there)
-        except UserError as error:
-            raise type(error)(
-                f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
-                f"{model or 'this model'} cannot be loaded to search them: {error}"
-            ) from error
-        there.require(encoder.record(there.prompt), index.name)
+    opened = None if source == STDIN else find_index(expand_path(source))
+    mode, encoder = mode or (opened.mode if opened else "dense"), None
+    if opened:
+        index, is_built = opened, not isinstance(opened.store, VectorStore)
+        if is_built:
+            index.checked_mode(mode)
+        if mode != "lexical" and index.encoder:
+            encoder = _encoder_of(index, index.encoder, load, model)
         if warning := index.warning():
             print(f"warning: {warning}", file=sys.stderr)
+    else:
+        if not model and mode != "lexical":
+            raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
+        records, is_built = read_all([source], columns=columns, id_column=id_column, titled=passages), False
+        encoder = None if mode == "lexical" else load(None)
+        if encoder:
+            prompt = encoder.prompts.document
+            index = encoder.index_of([*records], batch_size, prompt=prompt, passages=passages)
+        else:
+            whole = [*records]
+            index = SentenceIndex.of(table_of([*as_passages(whole, None)] if passages else whole), None, None)
+    if storage and is_built:
+        raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
+    if storage and index.encoder:
+        index = index.in_memory(storage)
+    if mode != "dense" and not is_built:
+        index = index.with_lexical(language, weight)
+    elif language or weight is not None:
+        raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
     if faiss:
         index = index.with_faiss(faiss)
     if output and (faiss or index.name != str(output)):
         index.save(output)
-    prompt = index.query_prompt(encoder.prompts, prompt_name)
+    prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""
     for chunk in [[text.strip() for text in queries]] if queries else _read_queries(queries_file):
-        vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt)
-        for text, hits in zip(chunk, index.search(vectors, top_k, threshold), strict=True):
+        vectors = encoder.encode(chunk, batch_size, normalize=True, prompt=prompt) if encoder else None
+        found = index.search(vectors, top_k, threshold, texts=chunk, mode=mode)
+        for text, hits in zip(chunk, found, strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
+
+
+def _encoder_of(index: SentenceIndex, there: EncoderRecord, load: Load, model: str | None) -> SentenceEncoder:
+    """Load the encoder of an index, or refuse another one."""
+    try:
+        encoder = load(there)
+    except UserError as error:
+        raise type(error)(
+            f"{index.name} holds embeddings of {there.model} ({there.pooler}, {there.dimension} dimensions), and "
+            f"{model or 'this model'} cannot be loaded to search them: {error}"
+        ) from error
+    there.require(encoder.record(there.prompt), index.name)
+    return encoder
 
 
 def _read_queries(name: str) -> Iterator[list[str]]:
@@ -96,7 +123,8 @@ def _read_queries(name: str) -> Iterator[list[str]]:
 
 
 def _as_json(query: str, hits: Sequence[Hit]) -> str:
-    found = [{"score": round(hit.score, 6), **hit.row} for hit in hits]
+    ranks = [{"ranks": hit.ranks} if hit.ranks else {} for hit in hits]
+    found = [{"score": round(hit.score, 6), **each, **hit.row} for hit, each in zip(hits, ranks, strict=True)]
     return json.dumps({"query": query, "hits": found}, ensure_ascii=False)
 
 
@@ -105,12 +133,12 @@ def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
     width = min(shutil.get_terminal_size().columns, WIDEST)
     lines = [*_wrapped(query, width), ""]
     if not hits:
-        lines.append("  nothing" if threshold is None else f"  nothing with a similarity of {threshold:g} or more")
+        lines.append("  nothing" if threshold is None else f"  nothing with a score of {threshold:g} or more")
     places = [_place(hit.row) for hit in hits]
     column = min(max(map(len, places), default=0), width // 4)
     indent = 2 + 6 + 2 + column + 2
     for hit, place in zip(hits, places, strict=True):
-        first, *others = _wrapped(hit.row[TEXT], width - indent)
+        first, *others = _wrapped(title_of(hit.row) + hit.row[TEXT], width - indent)
         place = place if len(place) <= column else f"...{place[3 - column :]}"
         lines.append(f"  {hit.score:6.3f}  {place:>{column}}  {first}")
         lines += [" " * indent + line for line in others]

@@ -217,6 +217,14 @@ def _passages_in_order(document: Document, drops: Drops, counted: Counts, data: 
                 yield section.place, Fault.EMPTY
 
 
+def _titled_passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
+    """Yield the passages of each section below a line with its title, if it has one."""
+    for section in document:
+        title = f"{' '.join(section.title.split())}\n" if section.title else ""
+        for place, row in _passages_in_order([section], drops, counted, data):
+            yield place, row if isinstance(row, Fault) else (title + " ".join(row[0].split("\n")),)
+
+
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
     """Join whole sentences into texts of about equal length and at most `characters`. One sentence may be longer."""
     total = sum(map(width, sentences))
@@ -251,4 +259,5 @@ _FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`; others a
     "lead": (("lead", "rest"), _leads),
     "passages": (("passage",), _passages_in_order),
     "crops": (("passage",), _passages),
+    "titled": (("titled passage",), _titled_passages),  # for search, not for training
 }

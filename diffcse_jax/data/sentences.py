@@ -19,7 +19,7 @@ ABBREVIATION = regex.compile(
     r"|\b(am|vom|zum|zur|bis|im|ab|seit|der|die|das|dem|den|des)\s\d{1,2}\.$",  # German: am 3. Mai
     regex.IGNORECASE,
 )
-_END = regex.compile(
+END = regex.compile(
     r"(?V1)(?<=[.?!])[\"')\p{Pi}\p{Pf}]?\s+"
     r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})[\p{Pe}\p{Pf}]*\s*"
 )
@@ -64,7 +64,7 @@ def split_sentences(text: str) -> list[str]:
     with an abbreviation. The next one does not begin in lower case, unless the whole text does or the mark is a `?` or
     `!` after a space.
     """
-    gaps = list(_END.finditer(text))
+    gaps = list(END.finditer(text))
     starts = [text.lstrip()[:1], *(text[gap.end() : gap.end() + 1] for gap in gaps)]
     capitals = any(map(str.isupper, text)) and (not starts[0].islower() or any(map(str.isupper, starts)))
     found, start = [], 0

@@ -81,6 +81,7 @@ def open_text(
     columns_option: str = "--columns",
     id_column: str = "",
     on_bad_line: str = "skip",
+    titled: bool = False,
 ) -> Corpus:
     """Open any text that a user may name; see `find_source`.
 
@@ -94,11 +95,14 @@ def open_text(
         columns_option: The option that named the columns.
         id_column: A column that may also contain whole numbers.
         on_bad_line: `skip` or `error`.
+        titled: Put the title of a section on a line above each of its passages.
     """
     names = OptionNames(option, columns_option, "")
     source = find_source(str(name), names)
     if not columns and _reads_as_documents(source):
-        data = DataConfig(str(name), pairs="passages", max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
+        data = DataConfig(
+            str(name), pairs="titled" if titled else "passages", max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line
+        )
         return corpus_of(_documents(source, data, names=names), data)
     return _rows(source, columns, on_bad_line, names, id_column)
 

@@ -20,8 +20,7 @@ from diffcse_jax.evaluation.retrieval import OwnTask, encode_pairs
 from diffcse_jax.evaluation.sts import read_lines
 from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.index import nearest
-from diffcse_jax.search.vector_store import BLOCK_ROWS
+from diffcse_jax.search.nearest import BLOCK_ROWS, nearest
 
 KIND = "retrieval"  # the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs

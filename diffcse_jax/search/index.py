@@ -1,109 +1,120 @@
-"""An index: texts with their embeddings, searched exactly or by faiss, in memory or in a folder.
+"""An index: texts with their embeddings, their words or both, in memory or in a folder.
 
-An index folder holds `vectors.npy`, `sentences.arrow`, perhaps `vectors.faiss`, and `index.json` with the encoder and
-the SHA-256 of the other files, which loading compares.
+An index folder holds `sentences.arrow`, perhaps `vectors.npy`, `vectors.faiss` and the files of BM25, and `index.json`
+with the mode, the encoder and the SHA-256 of the other files, which loading compares.
 """
 
 import collections
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Array, Float, Float32, Int, Int32
+from jaxtyping import Float32, Int
 
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
 from diffcse_jax.models.prompts import Prompts
-from diffcse_jax.search.vector_store import BLOCK_ROWS, EncoderRecord, VectorStore, find_store, write_npy
+from diffcse_jax.search.array_store import VECTORS, ArrayStore
+from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
+from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.nearest import BLOCK_ROWS, nearest
+from diffcse_jax.search.passages import searched_texts
+from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store, write_npy
 
-BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
-_VECTORS, _TEXTS, _FAISS = "vectors.npy", "sentences.arrow", "vectors.faiss"
+MODES = ("dense", "lexical", "hybrid")
+SAMPLE_ROWS = 1024  # whose mean and deviation standardise cosine similarities, evenly spaced over the corpus
+_TEXTS, _FAISS = "sentences.arrow", "vectors.faiss"
 
-Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # similarities and rows
+# Scores and rows of a query, best first, and the ranks of rows by half.
+Found = tuple[Float32[np.ndarray, " k"], Int[np.ndarray, " k"], Mapping[int, Mapping[str, int]]]
 
 
 class Hit(NamedTuple):
     """A text that was found."""
 
-    score: float  # cosine similarity
+    score: float  # cosine similarity, BM25 score, or the mean of their z-scores
     row: Mapping[str, Any]  # `sentence` and its other columns, for example `line`
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayStore:
-    """Texts and embeddings of length 1 as arrays, in memory or mapped. It is searched like a `VectorStore`."""
-
-    vectors: Float32[np.ndarray, "rows dimension"]
-    table: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
-        return (np.asarray(self.vectors[start : start + BLOCK_ROWS]) for start in range(0, len(self), BLOCK_ROWS))
-
-    def texts(self) -> Iterator[pa.Table]:
-        yield self.table
-
-    def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        return self.table.take(pa.array(numbers)).to_pylist()
+    ranks: Mapping[str, int] = {}  # of a hybrid search: the places of the text by each half that found it
 
 
 class SentenceIndex:
-    """Texts that can be searched with embeddings of the same encoder.
+    """Texts that can be searched with embeddings of the same encoder, with words, or with both.
 
     Args:
         store: The texts and their embeddings.
-        encoder: The encoder of the embeddings.
+        encoder: The encoder of the embeddings; None if there are none.
         name: The folder, for errors; empty for an index in memory.
         faiss: An index of faiss, which searches instead of comparing all embeddings.
+        lexical: The words of the texts.
+        weight: The weight of BM25 in a hybrid search, from 0 to 1.
     """
 
-    def __init__(self, store: ArrayStore | VectorStore, encoder: EncoderRecord, name: str = "", faiss: Any = None):
+    def __init__(
+        self,
+        store: ArrayStore | VectorStore,
+        encoder: EncoderRecord | None,
+        name: str = "",
+        faiss: Any = None,
+        lexical: LexicalIndex | None = None,
+        weight: float = DEFAULT_WEIGHT,
+    ):
         self.store, self.encoder, self.name, self._faiss = store, encoder, name, faiss
+        self.lexical, self.weight = lexical, weight
+        self.mode = "lexical" if encoder is None else "hybrid" if lexical else "dense"
         # Without inverted lists, also as a part of another index, there is nothing to choose.
         if faiss and (inverted := require_extra("faiss", "search").try_extract_index_ivf(faiss)) is not None:
             inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
 
     @classmethod
     def of(
-        cls, texts: pa.Table, vectors: Float32[np.ndarray, "rows dimension"], encoder: EncoderRecord
+        cls,
+        texts: pa.Table,
+        vectors: Float32[np.ndarray, "rows dimension"] | None,
+        encoder: EncoderRecord | None,
+        storage: str = "float32",
     ) -> "SentenceIndex":
-        """Return an index in memory of texts and their embeddings, of length 1."""
-        return cls(ArrayStore(vectors, _large_texts(texts)), encoder)
+        """Return an index in memory of texts and, if there are any, their embeddings, of length 1."""
+        texts = _large_texts(texts)
+        if vectors is None:
+            return cls(ArrayStore(texts), encoder)
+        blocks = np.split(vectors, range(BLOCK_ROWS, len(vectors), BLOCK_ROWS))
+        return cls(ArrayStore.of(lambda: blocks, texts, storage), encoder)
 
     @classmethod
     def load(cls, folder: Path) -> "SentenceIndex":
         """Load an index folder after comparing its checksums; embeddings and texts are mapped into memory."""
         settings = read_json_object(folder / INDEX_FILE)
-        encoder = EncoderRecord.read(settings, folder / INDEX_FILE)
-        digests = settings.get("sha256")
-        if not isinstance(digests, dict) or not {_VECTORS, _TEXTS} <= digests.keys():
-            raise CheckpointError(f"{folder / INDEX_FILE} does not hold the index's checksums. Build the index again")
+        digests, mode = settings.get("sha256"), settings.get("mode")
+        if mode not in MODES or not isinstance(digests, dict) or _TEXTS not in digests:
+            raise CheckpointError(f"{folder / INDEX_FILE} lacks the index's mode or checksums. Build the index again")
+        encoder = None if mode == "lexical" else EncoderRecord.read(settings, folder / INDEX_FILE)
         try:
             if name := first_changed(folder, digests):
                 raise CheckpointError(
                     f"{folder / name} is missing or damaged: it differs from the checksum in {INDEX_FILE}. Build the "
                     "index again"
                 )
-            vectors = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)
             table = pa.ipc.open_file(pa.memory_map(str(folder / _TEXTS))).read_all()
+            store = ArrayStore.load(folder, table) if encoder else ArrayStore(table)
             faiss = None
             if _FAISS in digests:
                 faiss = require_extra("faiss", "search").read_index(str(folder / _FAISS))
-        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            lexical = LexicalIndex.load(folder, str(settings.get("language"))) if mode != "dense" else None
+            weight = float(settings.get("weight", DEFAULT_WEIGHT))
+        except (OSError, TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
             raise CheckpointError(f"{folder} cannot be read ({error}). Build the index again") from error
-        return cls(ArrayStore(vectors, table), encoder, str(folder), faiss)
+        return cls(store, encoder, str(folder), faiss, lexical, weight)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -133,6 +144,8 @@ class SentenceIndex:
             ConfigError: faiss cannot build such an index of these embeddings.
         """
         faiss = require_extra("faiss", "search")
+        if self.encoder is None:
+            raise ConfigError(f"faiss={factory!r} searches embeddings, which an index of words alone does not have")
         try:
             index = faiss.index_factory(self.encoder.dimension, factory, faiss.METRIC_INNER_PRODUCT)
             if not index.is_trained:
@@ -143,34 +156,77 @@ class SentenceIndex:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split("Error: ")[-1][:200]
             raise ConfigError(f"faiss cannot build {factory!r} for {len(self):,} embeddings: {reason}") from error
-        return SentenceIndex(self.store, self.encoder, self.name, index)
+        return SentenceIndex(self.store, self.encoder, self.name, index, self.lexical, self.weight)
+
+    def in_memory(self, storage: str = "float32") -> "SentenceIndex":
+        """Return the same texts with their embeddings in memory, stored as one of `STORAGES`."""
+        table = pa.concat_tables(self._texts())
+        store = ArrayStore.of(self.store.unit_blocks, table, storage)
+        return SentenceIndex(store, self.encoder, self.name, self._faiss, self.lexical, self.weight)
+
+    def with_lexical(self, language: str = "", weight: float | None = None) -> "SentenceIndex":
+        """Return the same texts, searched with words, too. Embeddings are read into memory if they are in Parquet.
+
+        Args:
+            language: The language of the stop words and of the stemmer, such as `german`; by default it is detected.
+            weight: The weight of BM25 in a hybrid search, from 0 to 1.
+        """
+        weight = DEFAULT_WEIGHT if weight is None else check_weight(weight)
+        store = self.store if isinstance(self.store, ArrayStore) else self.in_memory().store
+        assert isinstance(store, ArrayStore)
+        lexical = LexicalIndex.build(searched_texts(store.table), language)
+        return SentenceIndex(store, self.encoder, self.name, self._faiss, lexical, weight)
 
     def save(self, folder: Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
         if folder.exists() and not (folder / INDEX_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise CheckpointError(f"{folder} is not empty and not an index. Choose another folder")
         with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
-            write_npy(new / _VECTORS, self.store.unit_blocks(), self.encoder.dimension)
-            tables = map(_large_texts, self.store.texts())
+            settings: dict[str, Any] = {"mode": self.mode}
+            if self.encoder:
+                if isinstance(self.store, ArrayStore):
+                    self.store.save(new)
+                else:
+                    write_npy(new / VECTORS, self.store.unit_blocks(), self.encoder.dimension)
+                settings |= dataclasses.asdict(self.encoder)
+            if self.lexical:
+                self.lexical.save(new)
+                settings |= {"language": self.lexical.language, "weight": self.weight}
+            tables = self._texts()
             first = next(tables)
             with pa.ipc.new_file(new / _TEXTS, first.schema) as writer:
-                writer.write_table(first)
-                for table in tables:
-                    if table.schema != first.schema:
-                        one, other = (", ".join(schema.names) for schema in (first.schema, table.schema))
-                        raise CheckpointError(
-                            f"some texts have the columns {one}, others {other}. Build one index for each kind"
-                        )
+                for table in itertools.chain([first], tables):
                     writer.write_table(table)
             if self._faiss:
                 require_extra("faiss", "search").write_index(self._faiss, str(new / _FAISS))
             digests = file_digests(new, new.iterdir())
-            write_json(new / INDEX_FILE, dataclasses.asdict(self.encoder) | {"sha256": digests})
+            write_json(new / INDEX_FILE, settings | {"sha256": digests})
+
+    def _texts(self) -> Iterator[pa.Table]:
+        """Yield the texts; raise `CheckpointError` if their columns differ."""
+        schema = None
+        for table in map(_large_texts, self.store.texts()):
+            schema = schema or table.schema
+            if table.schema != schema:
+                one, other = (", ".join(each.names) for each in (schema, table.schema))
+                raise CheckpointError(
+                    f"some texts have the columns {one}, others {other}. Build one index for each kind"
+                )
+            yield table
+
+    def checked_mode(self, mode: str = "") -> str:
+        """Return the mode of a search, by default that of the index; refuse one that the index does not have."""
+        if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
+            raise ConfigError(
+                f"{self.name or 'the index'} was built with mode={self.mode!r}, so mode={mode!r} cannot search it. "
+                f"Search with mode={self.mode!r}, or build the index again with mode='hybrid', which has all modes"
+            )
+        return mode or self.mode
 
     def query_prompt(self, prompts: Prompts, prompt_name: str | None = None) -> str:
         """Return an encoder's prompt of queries, or refuse one that does not go with the prompt of the texts."""
         prompt = prompts.query if prompt_name is None else prompts.choose(prompt_name=prompt_name)
-        if self.encoder.prompt not in (prompt, prompts.document):
+        if self.encoder and self.encoder.prompt not in (prompt, prompts.document):
             raise ConfigError(
                 f"{self.name or 'the index'} holds texts with the prompt {self.encoder.prompt!r}, but the model's "
                 f"prompt of documents is {prompts.document!r}. Build the index again, or search it with the same "
@@ -179,29 +235,123 @@ class SentenceIndex:
         return prompt
 
     def search(
-        self, queries: Float32[np.ndarray, "queries dimension"], top_k: int, threshold: float | None = None
+        self,
+        queries: Float32[np.ndarray, "queries dimension"] | None,
+        top_k: int,
+        threshold: float | None = None,
+        *,
+        texts: Sequence[str] = (),
+        mode: str = "",
     ) -> list[list[Hit]]:
-        """Find the most similar texts for each query, best first; equally similar ones in the order of the index.
+        """Find the best texts for each query, best first; equally good ones in the order of the index.
+
+        Of the passages of a document, only the best is a hit.
 
         Args:
-            queries: Embeddings of length 1.
+            queries: Embeddings of length 1; not needed if mode is `lexical`.
             top_k: The largest number of hits for a query.
-            threshold: The least cosine similarity of a hit; None for any.
+            threshold: The least score of a hit; None for any.
+            texts: The queries themselves; not needed if mode is `dense`.
+            mode: `dense` for cosine similarities, `lexical` for BM25, or `hybrid`. By default that of the index.
         """
-        top_k = min(check_count("top_k", top_k), len(self))
+        mode, top_k = self.checked_mode(mode), min(check_count("top_k", top_k), len(self))
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("threshold=nan: expected a number, or None for any similarity")
-        if self._faiss:
-            scores, rows = self._faiss.search(np.ascontiguousarray(queries), top_k)  # row -1 where fewer were found
-            order = np.lexsort((rows, -scores), axis=1)
-            scores, rows = (np.take_along_axis(each, order, axis=1) for each in (scores, rows))
-        else:
-            scores, rows = nearest(queries, self.store.unit_blocks(), len(self), top_k)
-        wanted = (rows >= 0) & (scores >= (-np.inf if threshold is None else threshold))
-        distinct, inverse = np.unique(rows[wanted], return_inverse=True)
-        found = self.store.rows(distinct)
-        hits = iter([Hit(score, found[place]) for score, place in zip(scores[wanted].tolist(), inverse, strict=True)])
-        return [[next(hits) for _ in range(count)] for count in wanted.sum(axis=1)]
+        if threshold is not None and mode == "hybrid":
+            raise ConfigError(
+                f"threshold={threshold}: the scores of a hybrid search only compare the texts that one query finds. "
+                "Leave the threshold out, or search with mode='dense'"
+            )
+        count = top_k
+        found = self._find(queries, texts, mode, count)
+        while self._documents is not None:
+            distinct = [_first_of_each(self._documents, *each) for each in found]
+            short = (len(rows) < top_k and len(all_rows) == count for (_, all_rows, _), (_, rows, _) in
+                     zip(found, distinct, strict=True))  # fmt: skip
+            if count == len(self) or not any(short):
+                found = [(scores[:top_k], rows[:top_k], ranks) for scores, rows, ranks in distinct]
+                break
+            count = min(4 * count, len(self))
+            found = self._find(queries, texts, mode, count)
+        least = -np.inf if threshold is None else threshold
+        kept = [rows[(rows >= 0) & (scores >= least)] for scores, rows, _ in found]
+        wanted = np.unique(np.concatenate([*kept, np.zeros(0, np.int64)]))
+        texts_of = dict(zip(wanted.tolist(), self.store.rows(wanted), strict=True))
+        return [
+            [
+                Hit(score, texts_of[row], ranks.get(row, {}))
+                for score, row in zip(scores.tolist(), rows.tolist(), strict=True)
+                if row in texts_of and score >= least
+            ]
+            for scores, rows, ranks in found
+        ]
+
+    def _find(
+        self, queries: Float32[np.ndarray, "queries dimension"] | None, texts: Sequence[str], mode: str, count: int
+    ) -> list[Found]:
+        if mode == "lexical":
+            return [self._by_words(text, count) for text in texts]
+        assert queries is not None
+        if mode == "hybrid":
+            return [*self._by_both(queries, texts, count)]
+        return [(scores, rows, {}) for scores, rows in zip(*self._nearest(queries, count), strict=True)]
+
+    @functools.cached_property
+    def _documents(self) -> Int[np.ndarray, " rows"] | None:
+        """The document of each row; None if no document has several rows."""
+        first = next(self.store.texts(), None)
+        if first is None or START not in first.column_names:
+            return None
+        names = [name for name in (FILE, LINE, DOCUMENT) if name in first.column_names]
+        numbers: dict[Any, int] = {}
+        documents = [
+            numbers.setdefault(place, len(numbers))
+            for table in self.store.texts()
+            for place in zip(*(table[name].to_pylist() for name in names), strict=True)
+        ]
+        return np.array(documents) if len(numbers) < len(documents) else None
+
+    def _nearest(
+        self, queries: Float32[np.ndarray, "queries dimension"], top_k: int
+    ) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
+        if not self._faiss and isinstance(self.store, ArrayStore):
+            return self.store.nearest(queries, top_k)
+        if not self._faiss:
+            return nearest(queries, self.store.unit_blocks(), len(self), top_k)
+        scores, rows = self._faiss.search(np.ascontiguousarray(queries), top_k)  # row -1 where fewer were found
+        order = np.lexsort((rows, -scores), axis=1)
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+    @functools.cached_property
+    def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
+        assert isinstance(self.store, ArrayStore)
+        return self.store.embeddings(np.arange(0, len(self), -(-len(self) // SAMPLE_ROWS)))
+
+    def _by_words(self, text: str, top_k: int) -> Found:
+        assert self.lexical
+        scores = self.lexical.scores(text)
+        rows = found_by_words(scores, top_k)
+        return scores[rows], rows, {}
+
+    def _by_both(
+        self, queries: Float32[np.ndarray, "queries dimension"], texts: Sequence[str], top_k: int
+    ) -> Iterator[Found]:
+        assert self.lexical
+        assert isinstance(self.store, ArrayStore)
+        depth = min(max(CANDIDATES, top_k), len(self))
+        for query, text, near in zip(queries, texts, self._nearest(queries, depth)[1], strict=True):
+            lexical, near = self.lexical.scores(text), near[near >= 0]
+            by_words = found_by_words(lexical, depth)
+            rows = np.union1d(near, by_words)
+            dense = self.store.embeddings(rows) @ query
+            all_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
+            scores = combine(dense, lexical[rows], self.weight, all_dense, lexical)
+            best = best_rows(scores, top_k)
+            ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
+            for half, order in (("dense", near), ("lexical", by_words)):
+                for place, row in enumerate(order.tolist(), 1):
+                    ranks[row][half] = place
+            yield scores[best], rows[best], ranks
 
 
 def find_index(path: Path) -> SentenceIndex | None:
@@ -224,79 +374,33 @@ def check_count(name: str, value: Any) -> int:
     raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
 
 
+def check_mode(mode: str) -> str:
+    """Return the mode, or raise `ConfigError` if there is no such mode."""
+    if mode not in MODES:
+        raise ConfigError(f"mode={mode!r}: use one of: {', '.join(MODES)}")
+    return mode
+
+
+def _first_of_each(
+    documents: Int[np.ndarray, " all"],
+    scores: Float32[np.ndarray, " found"],
+    rows: Int[np.ndarray, " found"],
+    ranks: Mapping[int, Mapping[str, int]],
+) -> Found:
+    """Keep the best row of each document."""
+    scores, rows = scores[rows >= 0], rows[rows >= 0]
+    kept = np.sort(np.unique(documents[rows], return_index=True)[1])
+    return scores[kept], rows[kept], ranks
+
+
+def check_weight(weight: float) -> float:
+    """Return a weight of BM25; raise `ConfigError` if it is not from 0 to 1."""
+    if not 0 <= weight <= 1:
+        raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
+    return weight
+
+
 def _large_texts(table: pa.Table) -> pa.Table:
     """Let the columns of text hold more than 2 GiB."""
     fields = [field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field for field in table.schema]
     return table.cast(pa.schema(fields)).replace_schema_metadata(None)
-
-
-# Exact search
-
-
-def nearest(
-    queries: Float32[np.ndarray, "queries dimension"],
-    blocks: Iterable[Float[np.ndarray, "_ dimension"]],
-    rows: int,
-    top_k: int,
-) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
-    """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
-
-    Memory holds three blocks of embeddings, and the similarities of one of them with one block of queries.
-
-    Args:
-        queries: Embeddings of length 1.
-        blocks: Embeddings of length 1, float32 or float16, at most `BLOCK_ROWS` at a time; fewer than 2^31 in all.
-        rows: The number of embeddings.
-        top_k: The number of hits for each query; all rows if there are fewer.
-
-    Returns:
-        Inner products and row numbers, from 0.
-    """
-    found = min(top_k, rows)
-    if not found or not len(queries):
-        return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
-    # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
-    k, size, count = _power_of_two(found), _power_of_two(rows, BLOCK_ROWS), _power_of_two(len(queries), BLOCK_QUERIES)
-    starts = range(0, len(queries), count)
-    asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in starts]
-    nothing = jnp.full((count, k), -jnp.inf, jnp.float32), jnp.full((count, k), -1, jnp.int32)
-    best: list[Best] = [nothing] * len(asked)
-    running: collections.deque[list[Best]] = collections.deque()
-    first = 0
-    for block in blocks:
-        on_device, place = jnp.asarray(_padded(block, size)), (np.int32(first), np.int32(len(block)))
-        best = [_better(*earlier, each, on_device, *place) for earlier, each in zip(best, asked, strict=True)]
-        first += len(block)
-        running.append(best)
-        if len(running) > 2:  # otherwise the host would copy the whole corpus before the device has compared it
-            jax.block_until_ready(running.popleft())
-    scores, numbers = (np.concatenate([np.asarray(each[part]) for each in best]) for part in (0, 1))
-    return scores[: len(queries), :found], numbers[: len(queries), :found].astype(np.int64)
-
-
-@jax.jit
-def _better(
-    best: Float32[Array, "queries k"],
-    best_rows: Int32[Array, "queries k"],
-    queries: Float32[Array, "queries dimension"],
-    block: Float32[Array, "rows dimension"],
-    first: Int32[Array, ""] | np.int32,
-    count: Int32[Array, ""] | np.int32,
-) -> Best:
-    """Merge the best hits so far with those of a block, whose first `count` embeddings are rows `first`, ..."""
-    with jax.default_matmul_precision("highest"):  # the default of accelerators is below float32
-        scores = queries @ block.T
-    real = jnp.arange(len(block), dtype=jnp.int32) < count
-    # Of equal values `top_k` takes the one at the lower place, so earlier rows come first here and below.
-    scores, columns = jax.lax.top_k(jnp.where(real[None], scores, -jnp.inf), min(best.shape[1], len(block)))
-    rows = jnp.concatenate([best_rows, columns + first], axis=1)
-    scores, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
-    return scores, jnp.take_along_axis(rows, places, axis=1)
-
-
-def _padded(vectors: Float[np.ndarray, "_ dimension"], rows: int) -> Float[np.ndarray, "rows dimension"]:
-    return np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
-
-
-def _power_of_two(count: int, most: int = 1 << 31) -> int:
-    return min(most, max(8, 1 << (count - 1).bit_length()))

@@ -14,10 +14,30 @@ from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
 
 STDIN = "-"
+TITLED = ("titled passage",)  # the column of documents with titles
 TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the keys of a record
 
-# `line`, or `file` of a folder of documents; `id` if asked for; `column` if several are read; `sentence`.
+TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first character in the text is `start`
+
+# `line`, or `file` of a folder of documents; `id` if asked for; `column` if several are read; `title` of a document's
+# passage; `sentence`.
 Record = Mapping[str, Any]
+Sentences = str | Iterable[str]
+
+
+def checked_sentences(sentences: Any) -> list[str]:
+    """Return one string or an iterable of strings as a list; raise `DataError` for anything else."""
+    if isinstance(sentences, bytes | Mapping) or hasattr(sentences, "columns") or not isinstance(sentences, Iterable):
+        kind = type(sentences).__name__
+        raise DataError(f"expected a string or an iterable of strings, got {kind}. Of a table, give one column")
+    texts = [sentences] if isinstance(sentences, str) else list(sentences)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(
+                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each text gets an embedding "
+                "of its own: give one flat list of strings"
+            )
+    return texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +60,10 @@ class Records:
             if self.has_id:
                 place[ID] = row[0]
             texts = row[self.has_id :]
-            if len(self.columns) < 2:
+            if self.corpus.columns == TITLED:
+                *title, text = texts[0].split("\n", 1)
+                yield place | {TITLE: "".join(title), TEXT: text}
+            elif len(self.columns) < 2:
                 yield place | {TEXT: texts[0]}
             else:
                 for column, text in zip(self.columns, texts, strict=True):
@@ -54,6 +77,7 @@ def read_records(
     columns: Sequence[str] = (),
     id_column: str = "",
     every_line: bool = False,
+    titled: bool = False,
 ) -> Records:
     """Open anything that training reads (a file, a pattern, a folder), or standard input (`-`), one text per line.
 
@@ -63,6 +87,7 @@ def read_records(
         columns: Columns whose texts are read. By default the only one, or the first with a known name.
         id_column: A column whose values identify the rows; in jsonl and json they may be whole numbers.
         every_line: Refuse lines without text instead of skipping them.
+        titled: Read the titles of documents, too.
 
     Raises:
         DataError: The source cannot be read or lacks a column, or it has several columns and none is named.
@@ -80,7 +105,7 @@ def read_records(
     if id_column and (not columns or id_column in columns):
         raise DataError(f"--id_column {id_column} needs the columns of text, without itself. Add --columns NAME ...")
     wanted = (*([id_column] if id_column else []), *columns)
-    corpus = open_text(source, option, columns=wanted, id_column=id_column, on_bad_line=on_bad_line)
+    corpus = open_text(source, option, columns=wanted, id_column=id_column, on_bad_line=on_bad_line, titled=titled)
     return Records(corpus, tuple(columns), has_id=bool(id_column))
 
 

@@ -23,11 +23,11 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.nearest import BLOCK_ROWS
 from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
 SETTINGS_FILE = "settings.json"  # in the state folder
-BLOCK_ROWS = 8192  # embeddings read and compared at once
 
 _METADATA = b"diffcse_jax"
 _PART = re.compile(r"(.+)\.(\d{6})\.parquet")

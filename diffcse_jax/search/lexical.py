@@ -1,0 +1,121 @@
+"""BM25: scores texts by the words that they share with a query. The scores are those of bm25s, in Lucene's variant.
+
+Words are in lower case and reduced to their stems, without stop words. Chinese, Japanese, Korean, Thai, Lao, Khmer and
+Burmese are read as pairs of neighbouring characters, whatever the language.
+"""
+
+import collections
+import functools
+import itertools
+import logging
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import regex
+from jaxtyping import Float32
+
+from diffcse_jax.errors import ConfigError, DataError, require_extra
+
+K1, B = 1.2, 0.75
+# Those with stop words in bm25s and a stemmer, among which the language is detected.
+DETECTED = ("danish", "dutch", "english", "french", "german", "italian", "norwegian", "portuguese", "russian",
+            "spanish", "swedish", "turkish")  # fmt: skip
+FEWEST_STOP_WORDS = 0.1  # of all words, if a language is detected
+DETECTION_TEXTS = 1000
+
+_LETTERS = r"[\p{L}\p{M}\p{N}_]"
+_SCRIPTS = r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}\p{Line_Break=SA}]"
+_UNSPACED = regex.compile(rf"[{_LETTERS}&&{_SCRIPTS}]", regex.V1)
+_WORD = regex.compile(rf"[{_LETTERS}&&{_SCRIPTS}]+|[{_LETTERS}--{_SCRIPTS}]{{2,}}", regex.V1)
+
+
+class LexicalIndex:
+    """The words of texts, for BM25.
+
+    Args:
+        bm25: An index of bm25s, whose vocabulary is of stems.
+        language: The language of the stop words and of the stemmer.
+    """
+
+    def __init__(self, bm25: Any, language: str):
+        self.language, self._bm25, self._analyzer = language, bm25, Analyzer(language)
+
+    @classmethod
+    def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
+        """Count the words of texts; without a language it is detected.
+
+        Raises:
+            UserError: bm25s or PyStemmer is not installed, the language is unknown, or the texts have no words.
+        """
+        analyzer = Analyzer(language or detect_language(texts))
+        vocabulary: dict[str, int] = {}
+        number = vocabulary.setdefault
+        rows = [[number(word, len(vocabulary)) for word in analyzer.words(text)] for text in texts]
+        if not vocabulary:
+            raise DataError("the texts contain no words that BM25 could count. Use mode='dense'")
+        bm25 = _bm25s().BM25(k1=K1, b=B)
+        bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+        return cls(bm25, analyzer.language)
+
+    @classmethod
+    def load(cls, folder: Path, language: str) -> "LexicalIndex":
+        """Load what `save` has written; scores stay on disk."""
+        return cls(_bm25s().BM25.load(folder, mmap=True, show_progress=False), language)
+
+    def save(self, folder: Path) -> None:
+        """Write the files of bm25s."""
+        self._bm25.save(folder, show_progress=False)
+
+    def scores(self, query: str) -> Float32[np.ndarray, " rows"]:
+        """Return the score of each text; 0 if it shares no word with the query."""
+        return self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(self._analyzer.words(query)))
+
+
+class Analyzer:
+    """Reduces texts of a language to the words that BM25 counts."""
+
+    def __init__(self, language: str):
+        stemmer = require_extra("Stemmer", "search")
+        if language not in stemmer.algorithms():
+            known = ", ".join(stemmer.algorithms())
+            raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
+        self.language, stop, stem = language, stop_words(language), stemmer.Stemmer(language).stemWord
+        self._stem = functools.lru_cache(1 << 20)(lambda word: "" if word in stop else stem(word))
+
+    def words(self, text: str) -> list[str]:
+        """Return the stems of the words, in order, without stop words."""
+        return list(filter(None, map(self._stem, split_words(text))))
+
+
+def split_words(text: str) -> list[str]:
+    """Return words of two characters or more in lower case, and pairs of characters of scripts without spaces."""
+    text = unicodedata.normalize("NFKC", text.lower())
+    found = _WORD.findall(text)
+    if not _UNSPACED.search(text):
+        return found
+    split = ([*map("".join, itertools.pairwise(each))] or [each] if _UNSPACED.match(each) else [each] for each in found)
+    return [*itertools.chain.from_iterable(split)]
+
+
+def detect_language(texts: Sequence[str]) -> str:
+    """Return the language with the most stop words in the texts; English if no language has many."""
+    sample = texts[:: max(1, len(texts) // DETECTION_TEXTS)]
+    counts = collections.Counter(word for text in sample for word in split_words(text))
+    found = {language: sum(counts[word] for word in stop_words(language, all_of_them=True)) for language in DETECTED}
+    best = max(DETECTED, key=found.__getitem__)
+    return best if found[best] > FEWEST_STOP_WORDS * counts.total() else "english"
+
+
+def stop_words(language: str, all_of_them: bool = False) -> frozenset[str]:
+    """Return the words that BM25 ignores: Lucene's 33 for English (or all 179), those of bm25s for other languages."""
+    name = {"english": "EN_PLUS" if all_of_them else "EN"}.get(language, language.upper())
+    return frozenset(getattr(_bm25s().stopwords, f"STOPWORDS_{name}", ()))
+
+
+def _bm25s() -> Any:
+    bm25s = require_extra("bm25s", "search")
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    return bm25s

@@ -1,0 +1,172 @@
+"""What an encoder does with an index: build, save, load and search it."""
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffcse_jax.errors import ConfigError, DataError, warn_user
+from diffcse_jax.io import expand_path
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.search.index import Hit, SentenceIndex, check_mode, find_index
+from diffcse_jax.search.passages import searched_texts
+from diffcse_jax.search.records import TEXT, Record, Sentences, checked_sentences, read_records, table_of
+from diffcse_jax.search.vector_store import EncoderRecord
+
+
+class Searcher(abc.ABC):
+    """An encoder with an index. `SentenceEncoder` adds the three methods at the top."""
+
+    prompts: Prompts = NO_PROMPTS
+    _index: SentenceIndex | None = None
+
+    @abc.abstractmethod
+    def encode(self, *arguments: Any, **options: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def record(self, prompt: str = "") -> EncoderRecord: ...
+
+    @abc.abstractmethod
+    def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]: ...
+
+    def build_index(
+        self,
+        sentences: Iterable[str] | list[Record] | str | Path,
+        batch_size: int = 64,
+        show_progress: bool = False,
+        *,
+        prompt_name: str | None = None,
+        faiss: str = "",
+        mode: str = "dense",
+        language: str = "",
+        weight: float | None = None,
+        storage: str = "float32",
+        passages: bool = True,
+    ) -> None:
+        """Index the sentences that `search` will look through; an earlier index is replaced.
+
+        Args:
+            sentences: Any iterable of strings; the path of a file or folder, as training reads it; or a list of dicts
+                with `sentence` and the same other keys, which hits repeat. A `title` is searched before each passage.
+            batch_size, show_progress: As for `encode`.
+            prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
+            faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
+                not. By default the device compares all embeddings, exactly.
+            mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
+            language: The language of BM25's stop words and stemmer, such as `german`; by default it is detected.
+            weight: The weight of BM25 in hybrid scores, from 0 to 1; the default is measured (docs/records/search.md).
+            storage: How embeddings are stored: `float32`, `float16`, `int8` (a quarter of the memory) or `bits` (a 32nd
+                of it, next to int8 on disk, with which the best are scored again).
+            passages: Split texts that are longer than the model reads into overlapping passages; a search finds a text
+                by its best passage. If False, such texts are truncated, with a warning.
+
+        Raises:
+            UserError: The text cannot be read, an option is invalid, or a package of the extra `search` is missing.
+        """
+        check_mode(mode)
+        if isinstance(sentences, str | Path):
+            records: list[Record] = [*read_records(sentences, "build_index", titled=passages)]
+        elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
+            records = sentences
+        else:
+            records = [{TEXT: text} for text in checked_sentences(sentences)]
+        prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
+        self._index = self.index_of(
+            records, batch_size, show_progress, prompt=prompt, mode=mode, storage=storage, passages=passages
+        )
+        if faiss:
+            self._index = self._index.with_faiss(faiss)
+        if mode != "dense":
+            self._index = self._index.with_lexical(language, weight)
+
+    def index_of(
+        self,
+        records: Sequence[Record],
+        batch_size: int = 64,
+        show_progress: bool = True,
+        *,
+        prompt: str,
+        mode: str = "dense",
+        storage: str = "float32",
+        passages: bool = True,
+    ) -> SentenceIndex:
+        """Return an index of texts with their places and, unless mode is `lexical`, their embeddings.
+
+        Options are those of `build_index`. BM25 is added with `SentenceIndex.with_lexical`.
+        """
+        if passages:
+            records = self.split(records, prompt)
+        table = table_of(records)
+        if mode == "lexical":
+            return SentenceIndex.of(table, None, None)
+        texts = searched_texts(table)
+        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
+        return SentenceIndex.of(table, vectors, self.record(prompt), storage)
+
+    def save_index(self, folder: str | Path) -> None:
+        """Write the index to a folder; an earlier index there is replaced, other content is refused."""
+        self._built_index().save(expand_path(folder))
+
+    def load_index(self, folder: str | Path) -> None:
+        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk.
+
+        Raises:
+            UserError: There is no index, its files are damaged, or its embeddings have another encoder.
+        """
+        index = find_index(expand_path(folder))
+        if index is None:
+            raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
+        if index.encoder:
+            index.encoder.require(self.record(index.encoder.prompt), index.name)
+        if warning := index.warning():
+            warn_user(warning)
+        self._index = index
+
+    def search(
+        self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any
+    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
+        """Find the best sentences of the index. Arguments and errors are those of `search_hits`.
+
+        Returns:
+            Pairs (sentence, score), best first: a list for one string, a list of such lists for many.
+        """
+        hits = self.search_hits(queries, top_k, threshold, **options)
+        found = [[(hit.row[TEXT], hit.score) for hit in each] for each in hits]
+        return found[0] if isinstance(queries, str) else found
+
+    def search_hits(
+        self,
+        queries: Sentences,
+        top_k: int = 5,
+        threshold: float | None = None,
+        *,
+        prompt_name: str | None = None,
+        mode: str = "",
+    ) -> list[list[Hit]]:
+        """Find the best sentences of the index, with their places and the half of a hybrid search that found them.
+
+        Args:
+            queries: A string, or any iterable of strings.
+            top_k: The largest number of sentences for a query.
+            threshold: The least score; None for any. Scores are cosine similarities, or BM25 scores if mode is
+                `lexical`. Hybrid scores have no threshold.
+            prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
+            mode: `dense`, `lexical` or `hybrid`. By default that of the index; a hybrid index has all three.
+
+        Raises:
+            UserError: There is no index, an option is invalid, the index does not have the mode, or it was built with
+                another prompt than the model's prompt of documents or that of the queries.
+
+        Returns:
+            A list of hits for each query, best first.
+        """
+        index, texts = self._built_index(), checked_sentences(queries)
+        vectors = None
+        if index.checked_mode(mode) != "lexical":
+            vectors = self.encode(texts, normalize=True, prompt=index.query_prompt(self.prompts, prompt_name))
+        return index.search(vectors, top_k, threshold, texts=texts, mode=mode)
+
+    def _built_index(self) -> SentenceIndex:
+        if self._index is None:
+            raise ConfigError("there is no index to search. Call build_index(sentences) or load_index(folder) first")
+        return self._index

@@ -1,0 +1,196 @@
+"""BM25 against its formula, fusion against closed forms, and hybrid indexes in memory and in folders."""
+
+import collections
+import math
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT, best_rows, choose_weight, combine, ndcg
+from diffcse_jax.search.index import SentenceIndex
+from diffcse_jax.search.lexical import LexicalIndex, detect_language, split_words
+from diffcse_jax.search.vector_store import EncoderRecord
+
+pytest.importorskip("bm25s")
+TEXTS = [
+    "The cats were sleeping on the warm roof.",
+    "A cat chased two mice, and the mice chased a cat.",
+    "Share prices fell sharply on Monday.",
+    "The price of shares is falling again.",
+    "!!!",
+]
+
+
+def bm25_by_formula(documents: list[list[str]], query: list[str], k1: float = 1.2, b: float = 0.75) -> list[float]:
+    mean = sum(map(len, documents)) / len(documents)
+    scores = []
+    for words in map(collections.Counter, documents):
+        score = 0.0
+        for word in query:
+            containing = sum(word in other for other in documents)
+            idf = math.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
+            score += idf * words[word] / (words[word] + k1 * (1 - b + b * words.total() / mean))
+        scores.append(score)
+    return scores
+
+
+def test_scores_are_those_of_the_formula():
+    index = LexicalIndex.build(TEXTS)
+    stems = [["cat", "were", "sleep", "warm", "roof"], ["cat", "chase", "two", "mice", "mice", "chase", "cat"],
+             ["share", "price", "fell", "sharpli", "monday"], ["price", "share", "fall", "again"], []]  # fmt: skip
+    assert index.language == "english"
+    for query, words in (
+        ("Cats chasing the mouse", ["cat", "chase", "mous"]),
+        ("share PRICES, price", ["share"] + 2 * ["price"]),
+    ):
+        np.testing.assert_allclose(index.scores(query), bm25_by_formula(stems, words), rtol=1e-5)
+    assert not index.scores("the of unknownword").any()
+
+
+def test_words_of_scripts_without_spaces_are_pairs_of_characters():
+    assert split_words("東京タワー, ABC漢字!") == ["東京", "京タ", "タワ", "ワー", "abc", "漢字"]
+    assert split_words("ประเทศ 서울시 人") == ["ปร", "ระ", "ะเ", "เท", "ทศ", "서울", "울시", "人"]
+    assert split_words("हिन्दी cafe\u0301 ﬁne C") == ["हिन्दी", "café", "fine"]
+    index = LexicalIndex.build(["私は東京に住んでいます", "大阪は楽しい", "京都の寺"])
+    assert index.scores("東京の天気").argmax() == 0
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("german", "Die Katze liegt auf dem Dach und schläft, weil es dort warm ist."),
+        ("french", "Le chat dort sur le toit parce que la maison est chaude."),
+        ("spanish", "El gato duerme en el tejado porque la casa es muy fría."),
+        ("english", "The cat sleeps on the roof because it is warm there."),
+        ("english", "sqlite3 libxml2 gtk4"),
+        ("english", "東京は日本の首都です"),
+    ],
+)
+def test_the_language_is_detected_by_its_stop_words(language, text):
+    assert detect_language([text]) == language
+
+
+def test_the_stemmer_of_a_language_is_used():
+    index = LexicalIndex.build(["viele Häuser", "eine Katze"], "german")
+    assert index.scores("Haus").tolist()[1] == 0
+    assert index.scores("Häusern")[0] > 0
+    with pytest.raises(ConfigError, match=r"language='klingon': there is no stemmer for it\. Use one of: .*german"):
+        LexicalIndex.build(TEXTS, "klingon")
+    with pytest.raises(DataError, match="no words"):
+        LexicalIndex.build(["!!!", "?"])
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 12))
+def test_best_rows_are_the_first_of_a_stable_sort(scores, count):
+    array = np.array(scores, np.float32)
+    np.testing.assert_array_equal(best_rows(array, count), np.argsort(-array, kind="stable")[:count])
+
+
+def test_scores_are_combined_after_standardising():
+    dense, lexical = np.array([0.9, 0.5, 0.1]), np.array([0.0, 0.0, 6.0])
+    one, other, rows = np.sqrt(1.5), np.sqrt(2), np.array([2, 0])
+    expected = [-0.75 * one + 0.25 * other, 0.75 * one - 0.25 / other]
+    np.testing.assert_allclose(combine(dense[rows], lexical[rows], 0.25, dense, lexical), expected)
+    alone = combine(dense, np.zeros(3), 0.25, dense, np.zeros(3))
+    np.testing.assert_allclose(alone, 0.75 * np.array([one, 0, -one]), atol=1e-9)
+    assert combine(np.ones(3), np.ones(3), 0.5, np.ones(3), np.ones(3)).tolist() == [0, 0, 0]
+    assert combine(*2 * [np.zeros(0)], 0.5, *2 * [np.zeros(0)]).shape == (0,)
+
+
+def test_ndcg_of_grades():
+    ideal = 3 + 1 / math.log2(3)
+    assert ndcg(np.array([7, 5, 2]), {2: 3, 5: 1}) == pytest.approx((1 / math.log2(3) + 3 / 2) / ideal)
+    assert ndcg(np.array([2, 5]), {2: 3, 5: 1}) == pytest.approx(1)
+    assert ndcg(np.array([], int), {2: 3}) == 0
+
+
+def test_the_weight_is_chosen_on_held_out_queries():
+    rng = np.random.default_rng(0)
+    relevant = [[row] for row in range(60)]
+    noise, signal = rng.normal(size=(60, 200)), rng.normal(size=(60, 200)) + 3 * np.eye(60, 200)
+    assert choose_weight(noise, np.maximum(signal, 0), relevant) >= 0.8
+    assert choose_weight(signal, np.maximum(noise, 0), relevant) <= DEFAULT_WEIGHT
+    assert choose_weight(noise[:2], noise[:2], relevant[:2]) == DEFAULT_WEIGHT  # no weight is better
+    assert choose_weight(np.zeros((0, 5)), np.zeros((0, 5)), []) == DEFAULT_WEIGHT
+
+
+@pytest.fixture
+def index() -> SentenceIndex:
+    vectors = normalize(np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32))
+    record = EncoderRecord("mine", "avg", "float32", 8, "0123")
+    return SentenceIndex.of(pa.table({"sentence": TEXTS}), vectors, record).with_lexical(weight=0.3)
+
+
+def hits_of(index: SentenceIndex, mode: str, top_k: int = 5) -> list:
+    queries = normalize(np.random.default_rng(1).normal(size=(2, 8)).astype(np.float32))
+    found = index.search(queries, top_k, texts=["falling price of the cat", "mice"], mode=mode)
+    return [
+        [(hit.row["sentence"], pytest.approx(hit.score, abs=1e-5), dict(hit.ranks)) for hit in hits] for hits in found
+    ]
+
+
+def test_a_hybrid_search_ranks_by_both_halves(index):
+    queries = normalize(np.random.default_rng(1).normal(size=(1, 8)).astype(np.float32))
+    (hits,) = index.search(queries, 5, texts=["falling price of the cat"])
+    dense, lexical = index.store.vectors @ queries[0], index.lexical.scores("falling price of the cat")
+    expected = combine(dense, lexical, 0.3, dense, lexical)
+    assert [hit.row["sentence"] for hit in hits] == [TEXTS[row] for row in np.argsort(-expected)]
+    np.testing.assert_allclose([hit.score for hit in hits], np.sort(expected)[::-1], rtol=1e-4)
+    ranks = {hit.row["sentence"]: hit.ranks for hit in hits}
+    assert ranks[TEXTS[dense.argmax()]]["dense"] == ranks[TEXTS[lexical.argmax()]]["lexical"] == 1
+    assert "lexical" not in ranks["!!!"]
+    (by_words,) = index.search(None, 5, texts=["falling price of the cat"], mode="lexical")
+    assert [hit.row["sentence"] for hit in by_words] == [TEXTS[row] for row in np.argsort(-lexical) if lexical[row] > 0]
+
+
+def test_few_candidates_are_enough_for_the_best(index, monkeypatch):
+    expected = hits_of(index, "hybrid", top_k=2)
+    monkeypatch.setattr("diffcse_jax.search.index.CANDIDATES", 4)
+    assert [[text for text, *_ in each] for each in hits_of(index, "hybrid", 2)] == [
+        [text for text, *_ in each] for each in expected
+    ]
+
+
+def test_an_index_is_the_same_from_its_folder(index, tmp_path):
+    expected = {mode: hits_of(index, mode) for mode in ("dense", "lexical", "hybrid")}
+    index.save(tmp_path / "hybrid")
+    loaded = SentenceIndex.load(tmp_path / "hybrid")
+    assert (loaded.mode, loaded.lexical.language, loaded.weight) == ("hybrid", "english", 0.3)
+    assert {mode: hits_of(loaded, mode) for mode in expected} == expected
+    loaded.save(tmp_path / "hybrid")  # from the folder that it replaces
+    assert hits_of(SentenceIndex.load(tmp_path / "hybrid"), "hybrid") == expected["hybrid"]
+
+    SentenceIndex.of(pa.table({"sentence": TEXTS}), None, None).with_lexical().save(tmp_path / "lexical")
+    assert not (tmp_path / "lexical/vectors.npy").exists()
+    assert hits_of(SentenceIndex.load(tmp_path / "lexical"), "lexical") == expected["lexical"]
+
+
+def test_an_index_without_the_mode_is_refused(index, tmp_path):
+    dense = SentenceIndex(index.store, index.encoder, "folder")
+    with pytest.raises(ConfigError, match=r"folder was built with mode='dense'.* again with mode='hybrid'"):
+        hits_of(dense, "hybrid")
+    with pytest.raises(ConfigError, match=r"mode='lexical'.* mode='dense' cannot"):
+        hits_of(SentenceIndex(index.store, None, lexical=index.lexical), "dense")
+    with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
+        hits_of(index, "sparse")
+    with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
+        index.search(index.store.vectors[:1], 1, 0.5, texts=["cat"])
+    for weight in (-0.1, 1.1, math.nan):
+        with pytest.raises(ConfigError, match=f"weight={weight}: expected a number from 0"):
+            index.with_lexical(weight=weight)
+    index.save(tmp_path / "index")
+    for file in ("data.csc.index.npy", "vocab.index.json", "params.index.json"):
+        damaged = shutil.copytree(tmp_path / "index", tmp_path / file)
+        (damaged / file).write_bytes((damaged / file).read_bytes()[:-1])
+        with pytest.raises(CheckpointError, match=f"{file} is missing or damaged"):
+            SentenceIndex.load(damaged)
+
+
+def test_queries_without_known_words(index):
+    assert index.search(None, 3, texts=["zebra", ""], mode="lexical") == [[], []]
