@@ -21,7 +21,8 @@ from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
 from diffcse_jax.evaluation import senteval, sts
-from diffcse_jax.evaluation.tasks import find_task, senteval_folder
+from diffcse_jax.evaluation.senteval_data import senteval_folder
+from diffcse_jax.evaluation.tasks import find_task
 from diffcse_jax.models import hf
 
 TORCH_SETTINGS = {"test": ("adam", 64, 5, 4, 10), "fasttest": ("rmsprop", 128, 3, 2, 5)}

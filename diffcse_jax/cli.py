@@ -192,7 +192,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     """
     add = parser.add_argument
     add("--model", dest="models", required=True, help=MODEL, **SEVERAL)
-    tasks = "such as sts,transfer,geometry,MR; of your own pairs_retrieval:FILE, duplicates:FILE, retrieval:FOLDER"
+    tasks = "such as sts,transfer,geometry,MR; or KIND:FILE with pairs_retrieval, duplicates, documents, retrieval"
     add("--tasks", default="sts", help=tasks)
     add("--data_dir", default="", help="SentEval's `downstream` folder (default: $DIFFCSE_DATA_DIR/senteval)")
     add(
@@ -348,7 +348,7 @@ def search(parser: argparse.ArgumentParser) -> Prepare:
     _add_encoder_options(parser, recorded="that of the embeddings")
     _add_text_options(parser, "source", "text that training reads, embeddings or an index", required=True)
     add("--output", type=Path, metavar="DIR", help="save the index to this folder, so that the next search is fast")
-    _add_mode_options(add, "that of the index, or dense")
+    _add_mode_options(add, "that of the index, or what the run recommends")
     _add_passages(add)
     storage = "stored embeddings: int8 takes a quarter of the memory, bits a 32nd (default: float32)"
     add("--storage", choices=("float32", "float16", "int8", "bits"), default="", help=storage)
@@ -405,7 +405,7 @@ def demo(parser: argparse.ArgumentParser) -> Prepare:
     add("--against", default="", metavar="MODEL", help="a second model, shown next to the first")
     _add_text_options(parser, "text", "text that training reads", required=True)
     add("--top_k", type=int, default=10, help="the number of hits")
-    _add_mode_options(add, "dense")
+    _add_mode_options(add, "what the run recommends")
     _add_passages(add)
     add("--host", default="127.0.0.1", help="the address to listen on")
     add("--port", type=int, default=8000, help="the port; 0: any free one")

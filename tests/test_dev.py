@@ -11,7 +11,7 @@ from diffcse_jax.config import Config, DataConfig, EvalConfig
 from diffcse_jax.data import docstrings
 from diffcse_jax.data.pair_builders import Holdout
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import CachedEncoder, dev, tasks
+from diffcse_jax.evaluation import CachedEncoder, dev, senteval_data
 from diffcse_jax.evaluation.dev import (
     DRIFT_AGREEMENT,
     DRIFT_STSB,
@@ -261,7 +261,7 @@ def encoder_of(vectors) -> TableEncoder:
 
 
 def test_the_drift_check_compares_similarities(monkeypatch):
-    monkeypatch.setattr(tasks, "_hub_folder", lambda: pytest.fail("a drift check downloads nothing"))
+    monkeypatch.setattr(senteval_data, "_hub_folder", lambda: pytest.fail("a drift check downloads nothing"))
     rng = np.random.default_rng(0)
     assert 100 <= len(general_sentences()) <= 400
     vectors = rng.normal(size=(len(general_sentences()), 8))

@@ -8,7 +8,8 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import retrieval
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import average_precision
-from diffcse_jax.evaluation.tasks import expand_groups, missing_files, own_task
+from diffcse_jax.evaluation.senteval_data import missing_files
+from diffcse_jax.evaluation.tasks import expand_groups, own_task
 from diffcse_jax.models.prompts import NO_PROMPTS
 
 

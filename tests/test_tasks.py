@@ -5,9 +5,9 @@ import huggingface_hub
 import pytest
 
 from diffcse_jax.errors import ConfigError, DataError
-from diffcse_jax.evaluation.results import size_problem
-from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, STSB, YEARS
-from diffcse_jax.evaluation.tasks import TASKS, expand_groups, extract, senteval_folder
+from diffcse_jax.evaluation.senteval_data import extract, senteval_folder
+from diffcse_jax.evaluation.sts import OFFICIAL_SIZES, STSB, YEARS, size_problem
+from diffcse_jax.evaluation.tasks import TASKS, expand_groups
 
 ROW = b"-\t-\t-\t-\t5\ta\tb\n"
 

@@ -24,6 +24,7 @@ from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.search.index import Hit
 from diffcse_jax.search.passages import title_of
 from diffcse_jax.search.records import TEXT, Record, read_all
+from diffcse_jax.search.searcher import recommended
 
 LONGEST_QUERY = 1000  # characters
 
@@ -103,8 +104,9 @@ def serve(
     with open_server(corpus, host, port) as server:  # before the slow part: the port may be in use
         for name, encoder in models.items():
             print(f"encoding {len(records):,} texts with {name}", file=sys.stderr)
-            options: dict[str, Any] = {"language": language, "weight": weight, "passages": passages}
-            encoder.build_index(records, show_progress=True, mode=mode or "dense", **options)
+            own_mode, own_weight = (mode, None) if mode else recommended(name)
+            options: dict[str, Any] = {"language": language, "weight": own_weight if weight is None else weight}
+            encoder.build_index(records, show_progress=True, mode=own_mode, passages=passages, **options)
         for words in (1, 20):
             corpus.search("word " * words)  # compiles what queries of up to 32 tokens need
         shown_host = f"[{host}]" if ":" in host else host

@@ -15,6 +15,7 @@ from diffcse_jax.io import expand_path
 from diffcse_jax.search.index import Hit, SentenceIndex, check_count, find_index
 from diffcse_jax.search.passages import as_passages, title_of
 from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
+from diffcse_jax.search.searcher import recommended
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
 
 QUERIES_AT_ONCE = 1024
@@ -62,7 +63,8 @@ def search(
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     opened = None if source == STDIN else find_index(expand_path(source))
-    mode, encoder = mode or (opened.mode if opened else "dense"), None
+    mode, weight = _mode_of(opened, model, mode, weight)
+    encoder = None
     if opened:
         index, is_built = opened, not isinstance(opened.store, VectorStore)
         if is_built:
@@ -100,6 +102,18 @@ def search(
         found = index.search(vectors, top_k, threshold, texts=chunk, mode=mode)
         for text, hits in zip(chunk, found, strict=True):
             print(_as_json(text, hits) if as_json else _as_text(text, hits, threshold), flush=True)
+
+
+def _mode_of(
+    index: SentenceIndex | None, model: str | None, mode: str, weight: float | None
+) -> tuple[str, float | None]:
+    """Return the mode and the weight of BM25: the given ones, those of the index, or those that a run recommends."""
+    if mode or index:
+        return mode or (index.mode if index else ""), weight
+    mode, own = recommended(model)
+    if mode != "dense":
+        print(f"notice: {model} recommends --mode {mode}. --mode dense compares embeddings only", file=sys.stderr)
+    return mode, own if weight is None else weight
 
 
 def _encoder_of(index: SentenceIndex, there: EncoderRecord, load: Load, model: str | None) -> SentenceEncoder:

@@ -20,10 +20,9 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, Query, held_out_queries
-from diffcse_jax.evaluation.results import size_problem
 from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs, score_pairs, similarities
-from diffcse_jax.evaluation.tasks import is_local, missing_files, senteval_folder
+from diffcse_jax.evaluation.senteval_data import is_local, missing_files, senteval_folder
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs, score_pairs, similarities, size_problem
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.retrieval import CUTOFFS
 from diffcse_jax.evaluation.search_collections import CHOOSES
-from diffcse_jax.evaluation.sts import OFFICIAL_SIZES
+from diffcse_jax.evaluation.systems import HYBRID
 from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_task
 from diffcse_jax.io import expand_path, find_run, read_json, write_json
 
@@ -85,22 +85,6 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     return means
 
 
-def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
-    """Say which splits differ in size from the official data, or return an empty string."""
-    official = OFFICIAL_SIZES.get(task, {})
-    if "subsets" in scores:
-        counts = {subset: entry["n"] for subset, entry in scores["subsets"].items()}
-    else:
-        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
-        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
-        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
-    return ", ".join(
-        f"{split} has {count:,} instead of {official[split]:,} examples"
-        for split, count in counts.items()
-        if split in official and count != official[split]
-    )
-
-
 def rounded(value: Any) -> Any:
     """Return the same structure with scores rounded to two decimals, or to four if they are smaller than 10."""
     if isinstance(value, Mapping):
@@ -154,6 +138,8 @@ def scores_by_column(results: Results) -> dict[str, float]:
     found = {name: [scores[key] for key in SCORES if key in scores] for name, scores in tasks.items()}
     columns = {name: scores[0] for name, scores in found.items() if scores}
     columns |= {f"average {group}": mean for group, mean in results["averages"].items() if mean is not None}
+    for name in (name for name, scores in tasks.items() if HYBRID in scores):
+        columns |= {f"{name} + BM25": tasks[name][HYBRID], f"{name} BM25": tasks[name]["BM25"]}
     return columns | {column: tasks[task][key] for column, (task, key) in PROBES.items() if task in tasks}
 
 
@@ -206,7 +192,8 @@ def task_title(name: str) -> str:
     """Return a task's short name; for a task on the user's own file its kind, folder and file."""
     if own_task(name):
         kind, _, file = name.partition(":")
-        return f"{kind} {'/'.join(Path(file).with_suffix('').parts[-2:])}"
+        end = next((end for end in (" + BM25", " BM25") if file.endswith(end)), "")
+        return f"{kind} {'/'.join(Path(file.removesuffix(end)).with_suffix('').parts[-2:])}{end}"
     return SHORT_NAMES.get(name, name)
 
 

@@ -51,16 +51,29 @@ def target_ranks(
             passage. None: each target is a passage of its own.
     """
     queries, targets = normalize(queries), normalize(targets)
-    of = np.arange(len(queries)) if passages is None else passages
+    starts = range(0, len(queries), BLOCK)
+    scores = (queries[start : start + BLOCK] @ targets.T for start in starts)
+    return np.concatenate(
+        [ranks_among(*competing(each, passages, start)) for each, start in zip(scores, starts, strict=True)]
+    )
+
+
+def competing(
+    scores: Float32[np.ndarray, "rows n"], passages: Sequence[int] | None = None, start: int = 0
+) -> tuple[Float32[np.ndarray, "rows passages"], Int[np.ndarray, " rows"]]:
+    """Return the scores of the texts that compete for each query, and the column of its own target.
+
+    Args:
+        scores: The scores of all targets for the queries `start`, `start` + 1, ...
+        passages: As for `target_ranks`.
+        start: The number of the first query.
+    """
+    of = np.arange(scores.shape[1]) if passages is None else passages
     _, first, columns = np.unique(of, return_index=True, return_inverse=True)
-    ranks = []
-    for start in range(0, len(queries), BLOCK):
-        scores = queries[start : start + BLOCK] @ targets.T
-        rows, own = np.arange(len(scores)), columns[start : start + len(scores)]
-        competing = scores[:, first]
-        competing[rows, own] = scores[rows, start + rows]
-        ranks.append(ranks_among(competing, own))
-    return np.concatenate(ranks)
+    rows, own = np.arange(len(scores)), columns[start : start + len(scores)]
+    found = scores[:, first]
+    found[rows, own] = scores[rows, start + rows]
+    return found, own
 
 
 def ranks_among(

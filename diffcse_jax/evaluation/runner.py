@@ -16,8 +16,10 @@ from diffcse_jax.evaluation.results import Results
 from diffcse_jax.evaluation.retrieval import PairsRetrieval
 from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
-from diffcse_jax.evaluation.sts import read_lines
-from diffcse_jax.evaluation.tasks import expand_groups, find_task, missing_files, own_task, senteval_folder
+from diffcse_jax.evaluation.senteval_data import missing_files, senteval_folder
+from diffcse_jax.evaluation.sts import read_lines, size_problem
+from diffcse_jax.evaluation.systems import OwnDocuments
+from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_task
 from diffcse_jax.io import expand_path
 
 RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
@@ -90,13 +92,13 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load(model, settings))
         has_prompt = encoder.prompts.default or all(
-            isinstance(task, PairsRetrieval | SearchTask) for task in tasks.values()
+            isinstance(task, PairsRetrieval | OwnDocuments | SearchTask) for task in tasks.values()
         )
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
 
         def found() -> Results:
-            problems = {name: results.size_problem(name, each, settings.mode) for name, each in scores.items()}
+            problems = {name: size_problem(name, each, settings.mode) for name, each in scores.items()}
             return {
                 "model": model,
                 "pooler": encoder.pooler,

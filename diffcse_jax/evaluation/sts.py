@@ -238,3 +238,19 @@ def _rating(text: str, path: Path, line: int, scale: tuple[float, float]) -> flo
     if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
         raise DataError(f"{path}, line {line}: expected a number from {low:g} to {high:g}, found {text[:60]!r}")
     return float(text)
+
+
+def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
+    """Say which splits differ in size from the official data, or return an empty string."""
+    official = OFFICIAL_SIZES.get(task, {})
+    if "subsets" in scores:
+        counts = {subset: entry["n"] for subset, entry in scores["subsets"].items()}
+    else:
+        counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
+        counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
+        counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}
+    return ", ".join(
+        f"{split} has {count:,} instead of {official[split]:,} examples"
+        for split, count in counts.items()
+        if split in official and count != official[split]
+    )

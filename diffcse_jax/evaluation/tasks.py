@@ -1,13 +1,10 @@
-"""The tasks by name, and SentEval's data: a folder on disk, or the archive that SimCSE put on the Hugging Face hub."""
+"""The tasks by name."""
 
 import difflib
-import os
 import re
-import tarfile
 from collections.abc import Iterable
-from pathlib import Path
 
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation import Task
 from diffcse_jax.evaluation.geometry import PROBES
 from diffcse_jax.evaluation.retrieval import OWN_TASKS, OwnTask
@@ -15,11 +12,12 @@ from diffcse_jax.evaluation.search_collections import KIND as SEARCH
 from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import FINETUNE_TASKS, OTHER_TASKS, REGRESSION_TASKS, TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
-from diffcse_jax.io import atomic_dir, cache_folder, expand_path, hub_file
+from diffcse_jax.evaluation.systems import OwnDocuments
 
 STS_TASKS: tuple[Task, ...] = (*YEARS, STSB, SICKR)
 _TRAINED = (*TRANSFER_TASKS, *REGRESSION_TASKS, *FINETUNE_TASKS, *OTHER_TASKS)
 TASKS: dict[str, Task] = {task.name: task for task in (*STS_TASKS, *_TRAINED, *PROBES)}
+OWN: dict[str, type[OwnTask]] = {SEARCH: SearchTask, "documents": OwnDocuments, **OWN_TASKS}  # named KIND:FILE
 GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
 GROUPS["full"] = GROUPS["sts"] + GROUPS["transfer"]
 ALIASES = {  # without case and punctuation
@@ -29,15 +27,12 @@ ALIASES = {  # without case and punctuation
     "sicke": "SICKEntailment",
     "all": "full",
 }
-DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
-PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
 
 
 def own_task(name: str) -> Task | None:
     """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
     kind, _, file = name.partition(":")
-    own: dict[str, type[OwnTask]] = {SEARCH: SearchTask, **OWN_TASKS}
-    return own[kind](name, {}) if file and kind in own else None
+    return OWN[kind](name, {}) if file and kind in OWN else None
 
 
 def find_task(name: str) -> Task:
@@ -71,62 +66,9 @@ def _full_name(name: str) -> str:
         return found
     near = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f"Did you mean {known[near[0]]}? " if near else ""
-    names = ", ".join([*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in OWN_TASKS), f"{SEARCH}:FOLDER"])
+    names = ", ".join([*GROUPS, *TASKS, *(f"{kind}:FILE" for kind in OWN)])
     raise ConfigError(f"unknown task {name!r}. {hint}Known tasks: {names}")
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
-
-
-def missing_files(task: Task, folder: Path, mode: str) -> list[Path]:
-    """Return the files that a task would read and that do not exist."""
-    return [path for path in task.files(folder, mode) if not path.is_file()]
-
-
-# SentEval's data
-
-
-def is_local(data_dir: str) -> bool:
-    """Return whether SentEval's data is looked for on this machine, not on the hub."""
-    return bool(data_dir) or "DIFFCSE_DATA_DIR" in os.environ
-
-
-def senteval_folder(data_dir: str) -> Path:
-    """Find SentEval's `downstream` folder: the named one, `$DIFFCSE_DATA_DIR/senteval`, or the hub's.
-
-    If the named folder contains it in one of `PLACES`, that one is returned.
-    """
-    if not is_local(data_dir):
-        return _hub_folder()
-    folder = expand_path(data_dir) if data_dir else Path(os.environ["DIFFCSE_DATA_DIR"]) / "senteval"
-    if not folder.is_dir():
-        raise DataError(f"no evaluation data: there is no folder {folder}")
-    candidates = (folder, *(folder / place for place in PLACES))
-    return next((c for c in candidates if any((c / name).is_dir() for name in DATA_SETS)), folder)
-
-
-def _hub_folder() -> Path:
-    archive = hub_file(
-        "senteval.tar",
-        "Extract that file and name the folder that contains STS, SICK, MR, ... with --data_dir (for training: "
-        "eval.data_dir). Or name a folder that contains it as `senteval` in DIFFCSE_DATA_DIR",
-    )
-    folder = cache_folder(f"senteval-{archive.parent.name[:12]}")
-    extract(archive, folder)
-    found = sorted(path.parent for path in folder.rglob("STS") if path.is_dir())
-    if not found:
-        raise DataError(f"{folder} does not contain a folder STS. Delete it to download SentEval's data again")
-    return found[0]
-
-
-def extract(archive: Path, folder: Path) -> None:
-    """Extract an archive, unless the folder exists."""
-    if folder.is_dir():
-        return
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_dir(folder) as new, tarfile.open(archive) as tar:
-            tar.extractall(str(new), filter="data")
-    except (OSError, tarfile.TarError, RecursionError) as error:
-        raise DataError(f"cannot extract {archive} to {folder}: {error}") from error

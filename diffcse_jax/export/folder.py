@@ -37,7 +37,7 @@ from diffcse_jax.io import (
 from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
-from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.records import SEARCH, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 
 TOLERANCE = 1e-4  # relative to the largest number in the embeddings
@@ -98,6 +98,8 @@ def export(
             raise CheckpointError(f"{output} is not empty and not an earlier export. Name another folder")
         with replace_dir(output) as folder:
             write_folder(saved, folder, truncate_dim)
+            if saved.search:
+                write_json(folder / SEARCH, dict(saved.search))
             check = check_folder(saved, folder, truncate_dim)
             if with_onnx:
                 onnx.write(folder, truncate_dim)

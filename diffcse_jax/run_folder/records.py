@@ -38,6 +38,7 @@ from diffcse_jax.run_folder.folder import START, damaged_path
 METRICS = "metrics.jsonl"
 SELECTION = "selection.json"
 STARTS = "starts.jsonl"
+SEARCH = "search.json"  # in an export: how to search with the model, as in `Selection`
 
 _BASELINE = "start_scores.json"
 _WEIGHTS = "selected.safetensors"
@@ -96,6 +97,8 @@ class Selection:
     record: Record  # its step is that of the checkpoint that it was made from, or 0
     interpolation: float  # the share of the trained weights: 1 for the checkpoint, 0 for the starting checkpoint
     verdict: str  # one line: how it compares with the starting checkpoint and what is exported
+    systems: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # ways to search, if they were compared
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # how to search with it: `mode` and `weight`
 
 
 def origin(interpolation: float, step: int) -> str:

@@ -1,7 +1,7 @@
 """The encoder of a run or checkpoint, which evaluation, encoding and export read."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class SavedEncoder(Record):
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
     verdict: str = ""  # empty before training is finished
     baseline: Record | None = None  # the starting checkpoint's
+    systems: Sequence[Mapping[str, Any]] = ()  # as in `Selection`
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -66,6 +68,8 @@ def read_encoder(path: Path) -> SavedEncoder:
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",
         baseline=read_baseline(workdir),
+        systems=selection.systems if selection else (),
+        search=selection.search if selection else {},
     )
 
 

@@ -5,13 +5,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.io import expand_path
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, warn_user
+from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.search.index import Hit, SentenceIndex, check_mode, find_index
+from diffcse_jax.run_folder.records import SEARCH, read_selection
+from diffcse_jax.search.index import MODES, Hit, SentenceIndex, check_mode, find_index
 from diffcse_jax.search.passages import searched_texts
 from diffcse_jax.search.records import TEXT, Record, Sentences, checked_sentences, read_records, table_of
 from diffcse_jax.search.vector_store import EncoderRecord
+
+
+def recommended(model: str | None) -> tuple[str, float | None]:
+    """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
+
+    Args:
+        model: A run's folder, or its export. For other models the mode is `dense`.
+    """
+    folder = expand_path(model or "")
+    found: Mapping[str, Any] = {}
+    if model and (workdir := find_run(folder)) == folder:
+        found = selection.search if (selection := read_selection(workdir)) else {}
+    elif model and (folder / SEARCH).is_file():
+        found = read_json_object(folder / SEARCH)
+    if not found:
+        return "dense", None
+    mode, weight = found.get("mode"), found.get("weight")
+    if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
+    return mode, weight if mode == "hybrid" else None
 
 
 class Searcher(abc.ABC):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation.dev import DevEvaluation
+from diffcse_jax.errors import ConfigError, UserError
+from diffcse_jax.evaluation import systems
+from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, DevEvaluation, RetrievalMetric
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
@@ -19,6 +20,8 @@ from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, rea
 from diffcse_jax.training.callbacks import format_scores
 from diffcse_jax.training.loop import Run, keeps_quality
 from diffcse_jax.training.networks import StartingCheckpoint
+
+THIS_MODEL = "this model"  # the trained one, as the name of a system
 
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
@@ -88,7 +91,9 @@ def select(run: Run, baseline: Record) -> Selection:
     else:
         exported = trained + ("" if gains else " anyway")
     verdict = f"{opening}: {metric} {after:.2f}, was {before:.2f} ({gain}{chance})."
-    verdict = " ".join([verdict, *objections, f"Exported {exported}."])
+    compared = _compare_systems(run, best, weight)
+    advice = [systems.describe_recommendation(compared, systems.recommend(compared))] if compared else []
+    verdict = " ".join([verdict, *objections, f"Exported {exported}.", *advice])
     if not higher or keeps_start or objections:
         verdict = f"warning: {verdict}"
 
@@ -100,11 +105,37 @@ def select(run: Run, baseline: Record) -> Selection:
     else:
         model = interpolate(base, best, weight)
         record = Record(best.step, best.pooler, chosen.scores, metric, baseline.text, dev_text=evaluation.text)
-    selection = Selection(record, weight, verdict)
+    of_exported = [system for system in compared if system.encoder == (base.name if keeps_start else THIS_MODEL)]
+    how = systems.recommend(of_exported) if of_exported else None
+    selection = Selection(
+        record,
+        weight,
+        verdict,
+        systems=[system.summary() for system in compared],
+        search={"mode": how.mode, "weight": how.weight} if how else {},
+    )
     head = model.pooler_head if model.pooler == "cls" else None
     weights = parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")
     write_selection(run.workdir, selection, weights)
     return selection
+
+
+def _compare_systems(run: Run, best: SavedEncoder, weight: float) -> list[systems.System]:
+    """Compare BM25, the starting checkpoint and the trained model on the queries of the dev metric, if it has any."""
+    metric = run.evaluation.chosen
+    if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS or len(metric.queries) < FEWEST:
+        return []
+    trained = SentenceEncoder.from_saved(interpolate(run.base, best, weight))
+    encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: trained}
+    try:
+        compared = systems.compare_systems(encoders, metric)
+    except UserError as error:
+        log_line(f"notice: BM25 was not compared: {error}")
+        return []
+    log_line(f"{metric.units}, mean reciprocal rank x 100 (95% interval):")
+    for line in systems.describe(compared):
+        log_line(line)
+    return compared
 
 
 def interpolations(count: int) -> list[float]:

@@ -18,7 +18,7 @@ from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
 from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
 from diffcse_jax.evaluation.retrieval import encode_pairs, retrieval_scores
-from diffcse_jax.evaluation.tasks import is_local
+from diffcse_jax.evaluation.senteval_data import is_local
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import Run

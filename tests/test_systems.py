@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_retrieval import Angles
+
+from diffcse_jax.errors import CheckpointError
+from diffcse_jax.evaluation.dev import RetrievalMetric
+from diffcse_jax.evaluation.runner import Settings, evaluate_model
+from diffcse_jax.evaluation.systems import HYBRID, System, compare_systems, describe_recommendation, recommend
+from diffcse_jax.io import write_json
+from diffcse_jax.search.searcher import recommended
+
+# The letter gives the direction of a text, and the other words are for BM25.
+WORDS = ["one", "two", "six", "ten", "cat", "dog", "sun", "sea", "red", "tea"]
+TARGETS = [f"{letter} {word} text" for letter, word in zip("adgjmpsvyb", WORDS, strict=True)]
+
+
+def system(name, ranks):
+    return System(name, "dense", name, 0.0, (100 / np.array(ranks)).tolist())
+
+
+def metric_of(queries):
+    return RetrievalMetric("lead_retrieval", 64, queries, TARGETS)
+
+
+def test_each_half_finds_what_it_can():
+    by_letter = [f"{text[0]} nothing" for text in TARGETS]
+    bm25, dense, hybrid = compare_systems(
+        {"angles": Angles()}, RetrievalMetric("lead_retrieval", 64, by_letter, TARGETS)
+    )
+    assert [each.name for each in (bm25, dense, hybrid)] == ["BM25", "angles", "angles + BM25"]
+    assert (bm25.mode, dense.mode, hybrid.mode) == ("lexical", "dense", "hybrid")
+    assert dense.score == 100
+    assert bm25.reciprocal_ranks == [pytest.approx(100 / 5.5)] * 10  # no word in common, so all texts tie
+    assert hybrid.score == 100
+    by_word = [f"k {text.split()[1]}" for text in TARGETS]
+    bm25, dense, hybrid = compare_systems({"angles": Angles()}, metric_of(by_word))
+    assert bm25.score == 100
+    assert dense.score < 50 < hybrid.score
+
+
+def test_simple_systems_are_recommended_unless_they_are_worse():
+    start, adapted = system("start", [2] * 40), system("adapted", [1] * 40)
+    assert recommend([start, adapted]) is adapted
+    assert describe_recommendation([start, adapted], adapted) == "Recommended for search: adapted."
+    hardly = system("hardly", [1] + [2] * 39)
+    assert recommend([start, hardly]) is start
+    assert "hardly is 1.25 higher, but this may be chance" in describe_recommendation([start, hardly], start)
+    assert recommend([adapted, start]) is adapted
+
+
+def test_intervals_of_scores_and_differences():
+    first, second = system("first", [1, 2] * 30), system("second", [1, 2] * 30)
+    low, high = first.interval()
+    assert low < 75 < high
+    assert first.interval(second) == (0, 0)
+    summary = first.summary()
+    assert (summary["score"], summary["low"], summary["high"]) == (75, low, high)
+
+
+def test_search_uses_what_a_run_recommends(tmp_path):
+    assert recommended("minilm") == recommended(None) == ("dense", None)
+    write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 0.2})
+    assert recommended(str(tmp_path)) == ("hybrid", 0.2)
+    write_json(tmp_path / "search.json", {"mode": "hybrid", "weight": 2})
+    with pytest.raises(CheckpointError, match=r"search.json: expected a `mode` of dense, lexical, hybrid"):
+        recommended(str(tmp_path))
+
+
+def test_documents_are_compared_without_labels(tmp_path, minilm_dir):
+    lines = Path(__file__).parents[1].joinpath("docs/training.md").read_text().split("\n\n")
+    (tmp_path / "docs.txt").write_text("\n\n".join(" ".join(line.split()) for line in lines))
+    task = f"documents:{tmp_path / 'docs.txt'}"
+    scores = evaluate_model(str(minilm_dir), Settings(tasks=task))["tasks"][task]
+    assert [each["mode"] for each in scores["systems"]] == ["lexical", "dense", "hybrid"]
+    assert scores["n"] > 20
+    assert min(scores["mrr"], scores["BM25"], scores[HYBRID]) > 50  # half of the queries are parts of their passage
