@@ -21,7 +21,7 @@ from diffcse_jax.errors import ConfigError, ctrl_c_ends_process, reported_to_use
 
 with ctrl_c_ends_process():
     from diffcse_jax.config import SHIPPED, Config, configuration, read_overrides
-    from diffcse_jax.models.pooling import POOLERS
+    from diffcse_jax.models.pooling import POOLERS, check_pooler
 
 MODEL = "run folder, checkpoint, Hugging Face or sentence-transformers folder, hub id (NAME@REVISION), or `minilm`"
 KEYS = """
@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("batch_size", "rows_per_file", "top_k"):
             if (count := getattr(options, name, None)) is not None and count < 1:
                 raise ConfigError(f"--{name}: expected at least 1, got {count}")
+        check_pooler(getattr(options, "pooler", None) or POOLERS[0])
         with ctrl_c_ends_process():
             from diffcse_jax.hosts import set_verbosity
 
@@ -205,7 +206,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     similarities = ("cosine", "dot", "euclidean", "manhattan")
     add("--similarity", choices=similarities, default="cosine", help="similarity of STS pairs")
     add("--regression", action="store_true", help="also run STS-B and SICK-R supervised, as in the original SentEval")
-    add("--pooler", choices=POOLERS, help="use this pooler instead of the recorded one")
+    add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
     add("--post_dimension", type=int, help="target size of whitening (default: the embedding size)")
@@ -452,7 +453,7 @@ def _add_encoder_options(parser: argparse.ArgumentParser, recorded: str = "") ->
     add = parser.add_argument
     default = recorded or "the model's"
     add("--model", required=not recorded, help=MODEL + (f" (default: {recorded})" if recorded else ""))
-    add("--pooler", choices=POOLERS, help=f"use this pooler instead of the recorded one (default: {default})")
+    add("--pooler", help=f"use this pooler instead of the recorded one (default: {default})")
     add("--truncate_dim", type=int, help=f"keep only the first dimensions of each embedding (default: {default})")
     precision = f"precision of the computation (default: {recorded or 'float32'})"
     add("--precision", choices=("float32", "bfloat16"), help=precision)

@@ -30,9 +30,9 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.models import hf, parameters, pooling, pooling_modules
 from diffcse_jax.models.forward import compiled_forward
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.pooling_modules import checked_truncation, choose_pooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count
@@ -62,8 +62,9 @@ class SentenceEncoder(Searcher):
         transformer: The parameters of the transformer. Batches are spread over the device mesh of these arrays; other
             arrays are copied to all devices of this host.
         tokenizer: A fast tokenizer. Its settings for truncation and padding are neither used nor changed.
-        pooler: One of `diffcse_jax.models.pooling.POOLERS`.
+        pooler: One of `diffcse_jax.models.pooling.POOLERS`, or several joined by "+".
         pooler_head: The parameters of the dense + tanh head that the pooler `cls` needs.
+        sentence_head: The modules after another pooler; not applied to poolers that it was not recorded with.
         dtype: The precision of the computation, `float32` or `bfloat16`. Embeddings are always float32.
         truncate_dim: Keep only the first dimensions of each embedding; None keeps all.
         prompts: The prompts that the encoder was trained with.
@@ -85,14 +86,13 @@ class SentenceEncoder(Searcher):
         *,
         pooler: str,
         pooler_head: Mapping[str, Any] | None = None,
+        sentence_head: RecordedHead = NO_HEAD,
         dtype: DTypeLike = jnp.float32,
         truncate_dim: int | None = None,
         prompts: Prompts = NO_PROMPTS,
         max_length: int | None = None,
         name: str = "an encoder without a name",
     ):
-        if pooler not in POOLERS:
-            raise CheckpointError(f"unknown pooler {pooler!r}. Use one of: {', '.join(POOLERS)}")
         head = dict(pooler_head or {}) if pooler == "cls" else {}
         if pooler == "cls" and (not head or head["dense.kernel"].shape != 2 * (config.hidden_size,)):
             raise CheckpointError(
@@ -109,18 +109,22 @@ class SentenceEncoder(Searcher):
         self._cut_texts: list[tuple[int, int, int]] | None = None  # arguments of `warn_of_cut` that wait for the end
         self.max_length = config.max_length if max_length is None else max_length
         self.dtype = _checked_dtype(dtype)
-        self.truncate_dim = checked_truncation(truncate_dim, config.hidden_size)
+        self.sentence_head = sentence_head.of(pooling.check_pooler(pooler))
+        size = sentence_head.embedding_size(pooler, config.hidden_size)
+        self.truncate_dim = checked_truncation(truncate_dim, size)
+        self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: SentenceIndex | None = None
         self._backend = unlimited_tokenizer(tokenizer)
         self._tokenizing = threading.Lock()  # because the backend holds the length that it truncates to
-        params = parameters.prefixed(transformer, "transformer") | parameters.prefixed(head, "pooler_head")
+        head = parameters.prefixed(head or self.sentence_head.params, "pooler_head")
+        params = parameters.prefixed(transformer, "transformer") | head
         sharding = getattr(next(iter(params.values())), "sharding", None)
         if not isinstance(sharding, NamedSharding):
             devices = jax.local_devices()
             mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
             sharding = NamedSharding(mesh, PartitionSpec())
             params = jax.device_put(params, sharding)
-        self.params: Params = params  # of the transformer and, for the pooler `cls`, of its head
+        self.params: Params = params  # of the transformer and of its head
         self._mesh = sharding.mesh
 
     @classmethod
@@ -136,9 +140,8 @@ class SentenceEncoder(Searcher):
 
         Args:
             path_or_id: A run folder (its best checkpoint is used), one of its checkpoints, a Hugging Face or
-                sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`. A
-                Normalize module of sentence-transformers is not applied: use `encode(normalize=True)`.
-            pooler: Replaces the recorded pooler, with a warning; needed if none is recorded.
+                sentence-transformers folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
+            pooler: Replaces the recorded pooler and the modules after it, with a warning; needed if none is recorded.
             dtype: The precision of the computation, `float32` or `bfloat16`.
             truncate_dim: Keep only the first dimensions of each embedding. By default as many as the folder records.
 
@@ -156,6 +159,7 @@ class SentenceEncoder(Searcher):
             load_tokenizer(model.folder),
             pooler=choose_pooler(pooler, record.pooler if record else None, name),
             pooler_head=record.head if record and record.head else model.pooler,
+            sentence_head=record.sentence_head if record else NO_HEAD,
             dtype=dtype,
             truncate_dim=record.truncate_dim if record and truncate_dim is None else truncate_dim,
             prompts=pooling_modules.prompts_of(model.folder, record),
@@ -175,6 +179,7 @@ class SentenceEncoder(Searcher):
             load_tokenizer(saved.folder),
             pooler=choose_pooler(pooler, saved.pooler, step),
             pooler_head=saved.pooler_head,
+            sentence_head=saved.sentence_head,
             prompts=saved.prompts,
             max_length=saved.max_length,
             name=name or step,
@@ -191,13 +196,9 @@ class SentenceEncoder(Searcher):
         kept = ("pooler", "dtype", "truncate_dim", "prompts", "max_length", "name")
         options = {name: getattr(self, name) for name in kept}
         transformer, head = (parameters.subset(params, part) for part in ("transformer", "pooler_head"))
-        make = functools.partial(type(self), self.config, transformer, self.tokenizer, pooler_head=head, **options)
+        heads: dict[str, Any] = {"pooler_head": head, "sentence_head": self.sentence_head._replace(params=head)}
+        make = functools.partial(type(self), self.config, transformer, self.tokenizer, **heads, **options)
         return make, (), {"_index": self._index}
-
-    @property
-    def dimension(self) -> int:
-        """The embedding size."""
-        return self.truncate_dim or self.config.hidden_size
 
     def encode(
         self,
@@ -282,8 +283,11 @@ class SentenceEncoder(Searcher):
                 warn_of_cut(sum(cut), sum(texts), max(most))
 
     def similarity(self, a: Sentences, b: Sentences) -> Float32[np.ndarray, "*rows_and_columns"]:
-        """Return the cosine similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it."""
-        return np.asarray(np.inner(self.encode(a, normalize=True), self.encode(b, normalize=True)))
+        """Return the similarities of all pairs, shape (len(a), len(b)); one string adds no axis to it.
+
+        They are cosine similarities, unless the model records another function (`similarity_fn_name`).
+        """
+        return pooling.similarities(self.encode(a), self.encode(b), self.sentence_head.similarity)
 
     def split(self, records: Sequence[Record], prompt: str = "") -> list[Record]:
         """Split texts that are longer than the model reads, after their titles and the prompt, into passages."""
@@ -307,6 +311,8 @@ class SentenceEncoder(Searcher):
 
     def record(self, prompt: str = "") -> EncoderRecord:
         """Return what distinguishes this encoder's embeddings of texts with a prompt from other embeddings."""
+        if not self.sentence_head.ranks_by_cosine:
+            warn_user(f"{self.name} is made for similarity by {self.sentence_head.similarity}; search ranks by cosine")
         return EncoderRecord(self.name, self.pooler, self.dtype.name, self.dimension, self.fingerprint(), prompt)
 
     def fingerprint(self) -> str:
@@ -329,6 +335,7 @@ class SentenceEncoder(Searcher):
             "precision": self.dtype.name,
             "dimension": self.dimension,
         }
+        settings |= {"head": self.sentence_head.layers} if self.sentence_head.layers else {}
         settings |= {} if self.prompts.pooled else {"include_prompt": False}
         settings |= {} if self.max_length == self.config.max_length else {"max_length": self.max_length}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -348,7 +355,7 @@ class SentenceEncoder(Searcher):
         if prompt and not self.prompts.pooled:  # as in sentence-transformers, [CLS] counts as a part of the prompt
             prompt_tokens = len(self._tokenize([prompt], None).ids[0]) - 1
         by_length = sorted(range(len(token_ids)), key=lambda row: -len(token_ids[row]))
-        forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh)
+        forward = compiled_forward(self.config, self.pooler, self.dtype, self._mesh, self.sentence_head.layers)
 
         running: collections.deque[tuple[list[int], jax.Array]] = collections.deque()
         start = 0

@@ -17,6 +17,7 @@ def option(
     doc: str,
     *,
     choices: tuple[str, ...] = (),
+    also: Callable[[str], bool] = lambda value: False,
     aliases: Mapping[str, str] = types.MappingProxyType({}),
     low: float | None = None,
     high: float | None = None,
@@ -27,14 +28,16 @@ def option(
     Args:
         default: The default value. Its type is that of the field.
         doc: The description, for the reference of keys.
-        choices: All accepted values. Empty: any value of the type.
+        choices: The accepted values. Empty: any value of the type.
+        also: Whether a value that is not one of the choices is accepted.
         aliases: Other names of choices.
         low: The smallest accepted number.
         high: The largest accepted number.
         changes: What depends on the option: `training` (the trained parameters), `selection` (only which of the trained
             checkpoints is exported) or `nothing` (only where and how fast a run is computed, and what it logs).
     """
-    metadata = {"doc": doc, "choices": choices, "aliases": aliases, "low": low, "high": high, "changes": changes}
+    metadata = {"doc": doc, "choices": choices, "also": also, "aliases": aliases, "low": low, "high": high}
+    metadata["changes"] = changes
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -104,7 +107,7 @@ def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
         if type(item) is not kind:
             raise ConfigError(f"{key}: expected {kind.__name__}, got {item!r}")
         item = aliases.get(item, item)
-        if choices and item not in choices:
+        if choices and item not in choices and not field.metadata["also"](item):
             raise ConfigError(f"{key}: {item!r} is not one of {', '.join(choices)}")
         if low is not None and not item >= low:
             raise ConfigError(f"{key}: {item} is below {low}")

@@ -1,5 +1,6 @@
 """Poolers, and how a sentence-transformers folder records them; writing that record is in test_export.py."""
 
+import dataclasses
 import json
 from functools import partial
 
@@ -99,30 +100,41 @@ def test_normalize_takes_numpy_and_jax_arrays():
 # --- the record of sentence-transformers ---
 
 
-def write_modules(folder, *names, pooling=None):
+MODULES = {
+    "Pooling": {"pooling_mode": "mean"},
+    "Dense": {"in_features": 4, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"},
+    "LayerNorm": {"dimension": 4},
+    "Dropout": {"dropout": 0.1},
+}
+
+
+def write_modules(folder, *names, library="sentence_transformers.models.", **configs):
     modules = [
-        {"path": f"{index}_{name}" if index else "", "type": f"sentence_transformers.models.{name}"}
+        {"path": f"{index}_{name}" if index else "", "type": f"{library}{name}"}
         for index, name in enumerate(["Transformer", *names])
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    for module in modules[1:]:
+    for module, name in zip(modules[1:], names, strict=True):
         (folder / module["path"]).mkdir()
-        config = pooling if module["path"].endswith("Pooling") else {"activation_function": "Identity"}
+        config = configs.get(name, MODULES.get(name, {}))
         (folder / module["path"] / "config.json").write_text(json.dumps(config))
+        weights = {"linear.weight": (4, 4), "linear.bias": (4,), "norm.weight": (4,), "norm.bias": (4,)}
+        tensors = {name: np.zeros(shape, np.float32) for name, shape in weights.items()}
+        save_file(tensors, folder / module["path"] / "model.safetensors")
 
 
 @pytest.mark.parametrize(
     ("pooling", "pooler"),
     [
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "avg"),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls_before_pooler"),
-        ({"embedding_dimension": 16, "pooling_mode": "mean"}, "avg"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "max+avg"),
         ({"embedding_dimension": 16, "pooling_mode": "cls"}, "cls_before_pooler"),
+        ({"embedding_dimension": 16, "pooling_mode": ["mean", "cls"]}, "avg+cls_before_pooler"),
     ],
 )
 def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
-    write_modules(tmp_path, "Pooling", "Normalize", pooling=pooling)
-    assert pooling_modules.read(tmp_path) == pooling_modules.RecordedPooler(pooler, None)
+    write_modules(tmp_path, "Pooling", Pooling=pooling)
+    assert pooling_modules.read(tmp_path).pooler == pooler
 
 
 @pytest.mark.parametrize(
@@ -134,49 +146,68 @@ def test_both_forms_of_a_pooling_mode_are_read(pooling, pooler, tmp_path):
         ([{"type": ["a"], "path": ""}], "modules.json is not a list of modules"),
         ([{"type": "a.Pooling", "path": "../x"}], "modules.json: '../x' is not a folder inside"),
         ([{"type": "a.Pooling", "path": "/etc"}], "modules.json: '/etc' is not a folder inside"),
-        ([{"type": "a.Pooling", "path": "absent"}], "cannot read .*absent/config.json: no such file"),
-        ([{"type": "a.Pooling", "path": "a"}], "a/config.json is not a JSON object"),
-        ([{"type": "a.Pooling", "path": "b"}, {"type": "a.Dense", "path": "c"}], "no .* linear.weight with 2"),
-        (
-            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "c"}],
-            "no floating-point tensor layer_weights with 1 axes",
-        ),
-        (
-            [{"type": "a.Pooling", "path": "b"}, {"type": "a.WeightedLayerPooling", "path": "b"}],
-            "cannot read .*b/model.safetensors: no such file",
-        ),
     ],
 )
 def test_malformed_modules_are_named(content, message, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(content))
-    configs = {"a": 3, "b": {"pooling_mode": "mean"}, "c": {"activation_function": "torch.nn.modules.activation.Tanh"}}
-    for name, config in configs.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-    save_file({"linear.weight": np.zeros(3, np.float32)}, tmp_path / "c/model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         pooling_modules.read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("names", "pooling", "message"),
+    ("names", "config", "message"),
     [
-        (["Pooling", "LSTM"], {"pooling_mode": "mean"}, "the modules Transformer, Pooling, LSTM are not supported"),
-        (["Normalize"], None, "the modules .* are not supported"),
-        (["Pooling"], {f"pooling_mode_{kind}_tokens": True for kind in ("max", "mean")}, r"mean\+max pooling with"),
-        (["Pooling", "Dense"], {"pooling_mode": "cls"}, "only a dense layer with tanh"),
-        (["Pooling", "Dense", "Dense"], {"pooling_mode": "cls"}, "two modules Dense are not supported"),
+        (
+            ["Pooling", "LSTM"],
+            {},
+            "the modules LSTM are not supported. Supported: Transformer, .*, LayerNorm",
+        ),
+        (["Dense", "Pooling"], {}, "Transformer, Dense, Pooling are not supported in this order"),
+        (["Pooling", "Pooling"], {}, "Transformer, Pooling, Pooling are not supported in this order"),
+        (["Pooling"], 3, "1_Pooling/config.json is not a JSON object"),
+        (
+            ["Pooling"],
+            {"pooling_mode": ["mean", ["a"]]},
+            r"1_Pooling/.*: the pooling mode \['mean', \['a'\]\] is",
+        ),
+        (
+            ["WeightedLayerPooling", "Pooling"],
+            {},
+            "1_Weighted.*: its weights have no .* layer_weights with 1 axes",
+        ),
+        (["Pooling", "Dense"], {"in_features": "4"}, "2_Dense/config.json: in_features: '4' is not a valid value"),
+        (["Pooling", "Dense"], {"out_features": 0}, "2_Dense/config.json: out_features: '0' is not a valid value"),
+        (["Pooling", "Dense"], {"out_features": 5}, r"2_Dense: linear.bias is \(4,\), config.json says \(5,\)"),
+        (["Pooling", "Dense"], {"use_residual": True, "out_features": 5, "bias": False}, "2_Dense: linear.weight is"),
+        (["Pooling", "Dense"], {"activation_function": "torch.nn.Softmax2d"}, "'torch.nn.Softmax2d' is not supported"),
+        (["Pooling", "Dense"], {"activation_function": "mine.Tanh"}, "'mine.Tanh' .* torch.nn named Identity, Tanh"),
+        (["Pooling", "Dense"], {"module_input_name": "tokens"}, "module_input_name 'tokens' is not supported"),
+        (["Pooling", "LayerNorm"], {"dimension": None}, "2_LayerNorm/config.json: dimension: 'None'"),
+        (["Pooling", "Dropout"], {"dropout": "x"}, "2_Dropout/config.json: dropout: 'x'"),
     ],
 )
-def test_unsupported_modules_are_refused(names, pooling, message, tmp_path):
-    write_modules(tmp_path, *names, pooling=pooling)
+def test_unsupported_and_damaged_modules_are_named(names, config, message, tmp_path):
+    configs = {names[-1]: MODULES.get(names[-1], {}) | config if isinstance(config, dict) else config}
+    write_modules(tmp_path, *names, **configs)
     with pytest.raises(CheckpointError, match=message):
         pooling_modules.read(tmp_path)
 
 
+def test_code_of_the_folder_is_not_run(tmp_path):
+    write_modules(tmp_path, "Pooling", library="mine.")
+    with pytest.raises(CheckpointError, match=r"the modules mine.Transformer, mine.Pooling are not supported"):
+        pooling_modules.read(tmp_path)
+
+
+def test_sizes_that_do_not_fit_are_named(tmp_path):
+    write_modules(tmp_path, "Pooling", "LayerNorm", Pooling={"pooling_mode": ["mean", "max"]})
+    with pytest.raises(CheckpointError, match="a module LayerNorm reads 4 features, and gets 768"):
+        pooling_modules.recorded(dataclasses.replace(read("minilm"), folder=tmp_path))
+
+
 @pytest.mark.parametrize("size", ["64", 0, True])
 def test_a_malformed_size_is_named(size, tmp_path):
-    write_modules(tmp_path, "Pooling", pooling={"pooling_mode": "mean"})
+    write_modules(tmp_path, "Pooling")
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}))
     message = rf"config_sentence_transformers\.json: truncate_dim: expected a whole number from 1, got '{size}'"
     with pytest.raises(CheckpointError, match=message):

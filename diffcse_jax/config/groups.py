@@ -6,7 +6,7 @@ authors' code where it differs from the paper. The groups of losses are the loss
 
 import dataclasses
 
-from diffcse_jax.models.pooling import POOLERS
+from diffcse_jax.models.pooling import POOLERS, is_pooler
 from diffcse_jax.models.transformer import DROPOUT_MASKS
 from diffcse_jax.options import option
 
@@ -34,8 +34,10 @@ class ModelConfig:
         "the mean over real tokens of the last layer (`avg` or `mean`), of the last two (`avg_top2`), of the embedding "
         "output and the last (`avg_first_last`, DiffCSE code), or of the first block and the last "
         "(`avg_first_block_last`, SimCSE code of 2022); `max`, `mean_sqrt_len_tokens`, `weightedmean` and `lasttoken` "
-        "as in sentence-transformers; `own`: the one that the checkpoint records, or else `avg`",
+        "as in sentence-transformers; poolers over the last layer joined by `+`, such as `cls_before_pooler+max`, are "
+        "concatenated; `own`: the one that the checkpoint records, or else `avg`",
         choices=(*POOLERS, OWN_POOLER),
+        also=is_pooler,
         aliases={"mean": "avg"},
     )
     projector: str = option(

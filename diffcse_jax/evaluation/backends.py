@@ -18,8 +18,9 @@ from diffcse_jax.evaluation import Encoder
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.decorrelation import dimension_contrast
-from diffcse_jax.models import hf, pooling_modules
-from diffcse_jax.models.pooling import AVERAGED_LAYERS
+from diffcse_jax.models import hf, parameters, pooling_modules
+from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS
+from diffcse_jax.models.sentence_head import NO_HEAD
 
 DCL_TEMPERATURE = 0.05
 DCL_BATCH_SIZE = 512
@@ -81,15 +82,17 @@ class TorchEncoder:
         self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = pooling_modules.max_length_of(checkpoint.folder, checkpoint.config.max_length)
         recorded = record.truncate_dim if record else None
-        size = checkpoint.config.hidden_size
+        head = record.sentence_head.of(self.pooler) if record else NO_HEAD
+        # If the folder records a head of its own (dense + tanh), the pooler of transformers' model is a different one.
+        if record and record.head and self.pooler == "cls":
+            head = pooling_modules.head_of_cls(record.head)
+        size = head.embedding_size(self.pooler, checkpoint.config.hidden_size)
         self.truncate_dim = pooling_modules.checked_truncation(recorded if truncate_dim is None else truncate_dim, size)
         model, missing = _torch_model(checkpoint.folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
-        # If the folder records a head of its own (dense + tanh), the pooler of transformers' model is a different one.
-        head = record.head if record and self.pooler == "cls" else None
-        arrays = [np.asarray(head[f"dense.{part}"], np.float32) for part in ("bias", "kernel")] if head else []
-        self._head = [torch.tensor(array, device=self._device) for array in arrays]
-        if self.pooler == "cls" and not head and (missing or getattr(model, "pooler", None) is None):
+        self._layers = head.layers
+        self._weights = {name: torch.tensor(array, device=self._device) for name, array in head.params.items()}
+        if self.pooler == "cls" and not head.layers and (missing or getattr(model, "pooler", None) is None):
             lacking = ", ".join(missing) if missing else f"a pooler for {model.config.model_type} models"
             raise CheckpointError(
                 f"{checkpoint.folder}: transformers does not find {lacking}. Use the jax backend or another pooler"
@@ -117,31 +120,49 @@ class TorchEncoder:
         cut = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "pt"}
         inputs = self._tokenizer(sentences, **cut).to(self._device)
         with torch.inference_mode():
-            embeddings = self._pool(self._model(**inputs, output_hidden_states=True), inputs["attention_mask"])
+            outputs = self._model(**inputs, output_hidden_states=True)
+            pooled = [self._pool(outputs, inputs["attention_mask"], each) for each in self.pooler.split("+")]
+            embeddings = self._apply_head(torch.cat(pooled, dim=-1))
         return embeddings[:, : self.truncate_dim].cpu().numpy()
 
-    def _pool(self, outputs: Any, attention_mask: Any) -> Any:
+    def _apply_head(self, embeddings: Any) -> Any:
+        """Apply the modules after the pooling, as sentence-transformers does."""
+        import torch
+        from torch.nn import functional
+
+        for index, layer in enumerate(self._layers):
+            weights = parameters.subset(self._weights, f"layers.{index}")
+            if layer.kind == "LayerNorm":
+                size = (layer.dimension,)
+                embeddings = functional.layer_norm(embeddings, size, weights["norm.scale"], weights["norm.bias"])
+            elif layer.kind == "Normalize":
+                embeddings = functional.normalize(embeddings, dim=-1)
+            elif layer.kind == "Dense":
+                product = embeddings @ weights["linear.kernel"] + weights.get("linear.bias", 0)
+                residual = embeddings @ weights["residual.kernel"] if "residual.kernel" in weights else embeddings
+                activated = getattr(torch.nn, layer.activation_function.rpartition(".")[2])()(product)
+                embeddings = activated + residual if layer.use_residual else activated
+        return embeddings
+
+    def _pool(self, outputs: Any, attention_mask: Any, pooler: str) -> Any:
         import torch
 
-        if self._head:
-            bias, kernel = self._head
-            return torch.tanh(torch.addmm(bias, outputs.last_hidden_state[:, self._unpooled], kernel))
-        if self.pooler == "cls":
+        if pooler == "cls" and not self._layers:
             return outputs.pooler_output
-        if self.pooler == "cls_before_pooler":
+        if pooler in CLS_POOLERS:
             return outputs.last_hidden_state[:, self._unpooled]
         attention_mask[:, : self._unpooled] = 0
-        layers = AVERAGED_LAYERS.get(self.pooler, (-1,))
+        layers = AVERAGED_LAYERS.get(pooler, (-1,))
         states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        if self.pooler == "max":
+        if pooler == "max":
             return states.masked_fill(mask == 0, -torch.inf).amax(dim=1)
-        if self.pooler == "lasttoken":
+        if pooler == "lasttoken":
             return states[torch.arange(len(states)), (mask[:, :, 0] * torch.arange(mask.shape[1])).argmax(dim=1)]
-        if self.pooler == "weightedmean":
+        if pooler == "weightedmean":
             mask = mask.cumsum(dim=1) * mask
         total = mask.sum(dim=1)
-        return (states * mask).sum(dim=1) / (total.sqrt() if self.pooler == "mean_sqrt_len_tokens" else total)
+        return (states * mask).sum(dim=1) / (total.sqrt() if pooler == "mean_sqrt_len_tokens" else total)
 
 
 def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:

@@ -83,7 +83,7 @@ def model_card(
         onnx: Whether it has ONNX files.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
-    is_cut = truncate_dim not in (None, sizes.hidden_size)
+    is_cut = truncate_dim not in (None, saved.embedding_size)
     text = training_text(config)
     found = [] if is_cut else dev_results(saved)  # dev scores are those of whole embeddings
     found += official_results(results[0])
@@ -117,7 +117,7 @@ def model_card(
         base=base,
         config=config,
         text=text,
-        whole=sizes.hidden_size,
+        whole=saved.embedding_size,
         cut=truncate_dim,
         is_cut=is_cut,
         origin=origin(saved.interpolation, saved.step),

@@ -56,7 +56,7 @@ SAMPLES = (
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 # An earlier upload may have these files although the new one has not. All other files on the hub stay.
-_OF_EARLIER_EXPORTS = ["[0-9]_Pooling/*", "[0-9]_Dense/*", "[0-9]_WeightedLayerPooling/*", "onnx/*"]
+_OF_EARLIER_EXPORTS = ["[0-9]*_[A-Z]*/*", "onnx/*"]
 _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file", "cache_dir"}
 _SCORES = {DRIFT_STSB: "Spearman on STS-B dev", DRIFT_AGREEMENT: "agreement of similarities (Spearman x 100)"}
 
@@ -89,7 +89,7 @@ def export(
     saved = read_encoder(source)
     if with_onnx and not saved.prompts.pooled:
         raise ConfigError("--onnx: an ONNX graph cannot leave a prompt out of the pooling, as this model does")
-    pooling_modules.checked_truncation(truncate_dim, saved.transformer_config.hidden_size)
+    pooling_modules.checked_truncation(truncate_dim, saved.embedding_size)
     results = recorded_results(source, saved, truncate_dim, about.results)
     with disk_errors(
         output, safe="The checkpoints and any earlier export are complete.", instead="name another folder"
@@ -175,6 +175,7 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         head=saved.pooler_head,
         truncate_dim=truncate_dim,
         prompts=saved.prompts,
+        sentence_head=saved.sentence_head,
     )
     length = saved.max_length or sizes.max_length
     write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})

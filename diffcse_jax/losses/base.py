@@ -100,6 +100,7 @@ class Loss(abc.ABC):
         """The names of what the loss needs from the step and the data.
 
         - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ by dropout;
+        - `hidden_size`: embeddings of the size of the encoder's hidden states;
         - `anchors`: a further pass over the anchors, with or without dropout;
         - `mask_token`: a tokenizer that has a mask token; `generator`: the frozen masked LM, the networks `generator`
           and `generator_head`;

@@ -96,7 +96,7 @@ class DiffCSE(Loss, MaskOptions):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"vectors", "mask_token", "generator"})
+        return frozenset({"vectors", "hidden_size", "mask_token", "generator"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the discriminator and its head: those of an ELECTRA, or a copy of the encoder and a new head."""

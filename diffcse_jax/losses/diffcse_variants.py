@@ -179,7 +179,7 @@ class Difference(EditOptions, DiffCSE):
     @property
     def needs(self) -> frozenset[str]:
         next_sentence = {"next_sentence"} if self.sentence != "same" else set()
-        return frozenset({"vectors"} | next_sentence) | self.edit_needs
+        return frozenset({"vectors", "hidden_size"} | next_sentence) | self.edit_needs
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Edit the same sentences, the next ones, or both. For both, return a dict."""

@@ -120,7 +120,7 @@ class Finetune(Loss):
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return a head for each task."""
-        size = checkpoints.encoder.config.hidden_size
+        size = checkpoints.encoder.embedding_size(run.pooler)
         return {head_of(name): Network(build_head(task, size)) for name, task in self.tasks.items()}
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:

@@ -93,7 +93,7 @@ class Reconstruction(Loss):
     )
 
     papers = ("infocse",)
-    needs = frozenset({"vectors", "mask_token", "generator"})
+    needs = frozenset({"vectors", "hidden_size", "mask_token", "generator"})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head, which starts as the upper part of the generator."""

@@ -14,7 +14,7 @@ from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
 from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher, teacher_lists
-from diffcse_jax.models.pooling import POOLERS, cosine_similarity, similarity_lists
+from diffcse_jax.models.pooling import POOLERS, cosine_similarity, is_pooler, similarity_lists
 from diffcse_jax.options import option
 
 
@@ -62,7 +62,11 @@ class RankingDistillation(Loss):
         "starting checkpoint; folders of any encoder's embeddings of the training text by `diffcse embed`",
     )
     poolers: tuple[str, ...] = option(
-        (), "pooler of each teacher; empty: the recorded ones", choices=(*POOLERS, ""), aliases={"mean": "avg"}
+        (),
+        "pooler of each teacher; empty: the recorded ones",
+        choices=(*POOLERS, ""),
+        also=is_pooler,
+        aliases={"mean": "avg"},
     )
     shares: tuple[float, ...] = option(
         (), "weight of each teacher's similarities, scaled to sum 1; empty: equal weights", low=0.0

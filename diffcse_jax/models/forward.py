@@ -24,6 +24,7 @@ from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Build, Params
 from diffcse_jax.models.pooling import embed, similarity_lists
+from diffcse_jax.models.sentence_head import SENTENCE_HEAD, HeadLayer, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 # The capacities that `gather_positions` chooses from, as shares of all positions. Each one is compiled.
@@ -133,7 +134,7 @@ class Computation:
 class Embeddings(NamedTuple):
     """Sentence embeddings in float32."""
 
-    pooled: Float[Array, "rows hidden"]
+    pooled: Float[Array, "rows hidden"]  # after the modules that the starting checkpoint has after its pooling
     projected: Float[Array, "rows hidden"]  # after the projector, if there is one
 
 
@@ -145,7 +146,7 @@ class SharedForward:
     batch: Batch
     key: PRNGKeyArray  # for dropout
     _: dataclasses.KW_ONLY
-    pooler: str  # one of `pooling.POOLERS`
+    pooler: str  # as `pooling.check_pooler` accepts
     dropout_masks: str = "independent"  # `independent` for each view, or `shared` by the views of an example
     keeps_projector: bool = False  # whether encoding will apply the projector as well
     size: int | None = None  # embeddings are cut to this size
@@ -255,7 +256,9 @@ class SharedForward:
 
     def _pooled(self, rows: TokenRows, keys: RowKeys, encoder: str = "encoder") -> Float[Array, "rows hidden"]:
         network = self.computation.network(encoder)
-        return self.computation.map_chunks(lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys)
+        pooled = self.computation.map_chunks(lambda rows, keys: embed(network, rows, self.pooler, keys), rows, keys)
+        has_head = SENTENCE_HEAD in self.computation.networks.definitions
+        return self.computation.network(SENTENCE_HEAD)(pooled) if has_head else pooled
 
 
 def fold_in_name(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
@@ -281,17 +284,18 @@ class Teacher(NamedTuple):
     pooler: str
     params: Params  # of `SentenceNetwork`
     truncate_dim: int | None = None
+    layers: tuple[HeadLayer, ...] = ()
 
     @property
     def build(self) -> Build:
         """The function that builds the network."""
-        return partial(SentenceNetwork, self.config, self.pooler, self.truncate_dim)
+        return partial(SentenceNetwork, self.config, self.pooler, self.truncate_dim, self.layers)
 
 
 class SentenceNetwork(nnx.Module):
-    """The network of sentence encoders and teachers: a transformer, a pooler and, for `cls`, its dense + tanh head.
+    """The network of sentence encoders and teachers: a transformer, a pooler and its head.
 
-    It has no dropout.
+    The pooler `cls` has a dense + tanh head, others the modules after the pooling. There is no dropout.
     """
 
     def __init__(
@@ -299,12 +303,14 @@ class SentenceNetwork(nnx.Module):
         config: TransformerConfig,
         pooler: str,
         truncate_dim: int | None = None,
+        layers: tuple[HeadLayer, ...] = (),
         *,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         self.transformer = Transformer(config, dtype=dtype, rngs=rngs)
-        self.pooler_head = MlpProjector(config, dtype=dtype, rngs=rngs) if pooler == "cls" else None
+        head = SentenceHead(layers, dtype=dtype, rngs=rngs) if layers else None
+        self.pooler_head = MlpProjector(config, dtype=dtype, rngs=rngs) if pooler == "cls" else head
         self.pooler = pooler
         self.truncate_dim = truncate_dim
 
@@ -318,11 +324,15 @@ class SentenceNetwork(nnx.Module):
 
 @lru_cache
 def compiled_forward(
-    config: TransformerConfig, pooler: str, dtype: np.dtype, mesh: jax.sharding.Mesh
+    config: TransformerConfig,
+    pooler: str,
+    dtype: np.dtype,
+    mesh: jax.sharding.Mesh,
+    layers: tuple[HeadLayer, ...] = (),
 ) -> Callable[..., jax.Array]:
     """Return `(params, input_ids, attention_mask, prompt_tokens) -> embeddings`, shared by encoders of these sizes."""
     config = config.on(mesh.devices.flat[0].platform)
-    network = parameters.definition(partial(SentenceNetwork, config, pooler, dtype=dtype))
+    network = parameters.definition(partial(SentenceNetwork, config, pooler, layers=layers, dtype=dtype))
 
     def forward(
         params: Params, input_ids: jax.Array, attention_mask: jax.Array, prompt_tokens: jax.Array | None = None
@@ -340,7 +350,9 @@ def compiled_forward(
 def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
     """Return the starting checkpoint as a teacher, pooled as the run pools before its projector."""
     pooler = "cls_before_pooler" if pooler == "cls" else pooler
-    return Teacher(encoder.config, pooler, parameters.prefixed(encoder.transformer, "transformer"))
+    head = encoder.sentence_head.of(pooler)
+    params = parameters.prefixed(encoder.transformer, "transformer") | parameters.prefixed(head.params, "pooler_head")
+    return Teacher(encoder.config, pooler, params, layers=head.layers)
 
 
 def teacher_lists(frozen: Computation, name: str, batch: Batch) -> Float[Array, "batch candidates"]:

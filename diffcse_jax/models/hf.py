@@ -32,6 +32,7 @@ from diffcse_jax.models.families.base import Family, HfConfig
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.sentence_head import NO_HEAD, SENTENCE_HEAD, RecordedHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
@@ -68,6 +69,11 @@ class Pretrained:
     mlm_head: Params | None
     discriminator_head: Params | None = None
     evaluated_with: str | None = None  # the pooler that the authors of a published checkpoint evaluate it with
+    sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
+
+    def embedding_size(self, pooler: str) -> int:
+        """Return the size of the embeddings by a pooler, with the recorded head if that is its pooler."""
+        return self.sentence_head.embedding_size(pooler, self.config.hidden_size)
 
     def on(self, platform: str, devices: int = 1) -> "Pretrained":
         """Return the same checkpoint, computed in the best way for a platform."""
@@ -81,8 +87,9 @@ class Pretrained:
     def digest(self) -> str:
         """Return the SHA-256 of all arrays: names, shapes, types and bytes."""
         digest = hashlib.sha256()
-        for part in _PARTS:
-            for name, array in sorted((getattr(self, part) or {}).items()):
+        parts = {part: getattr(self, part) for part in _PARTS} | {SENTENCE_HEAD: self.sentence_head.params}
+        for part, params in parts.items():
+            for name, array in sorted((params or {}).items()):
                 digest.update(f"{part}.{name} {array.shape} {array.dtype}\n".encode())
                 digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()
@@ -100,7 +107,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
     family = families.find(config.family)
-    stored = _read_tensors(folder)
+    stored = read_tensors(folder)
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path, evaluated_with)
@@ -253,6 +260,7 @@ def _download(hub_id: str) -> Path:
     name, _, revision = hub_id.partition("@")
     fetch = functools.partial(snapshot_download, name, revision=revision or None)
     wanted = ["*.json", "*.txt", "model*.safetensors", "*/config.json", "README.md"]  # the last one for its license
+    wanted += ["[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin"]  # of modules after the transformer
     try:
         folder = Path(fetch(allow_patterns=wanted))
         if not any(folder.glob("model*.safetensors")):
@@ -353,7 +361,8 @@ def _encoding_part(
     return kept
 
 
-def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a folder, or raise CheckpointError."""
     files, index, pickled = ["model.safetensors"], folder / "model.safetensors.index.json", folder / "pytorch_model.bin"
     if os.path.isfile(index):
         weight_map = read_json_object(index).get("weight_map")
@@ -367,11 +376,10 @@ def _read_tensors(folder: Path) -> dict[str, np.ndarray]:
         if os.path.isfile(pickled):
             return _read_pickled(pickled)
         raise CheckpointError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
-    return {name: tensor for file in files for name, tensor in read_safetensors(folder / file).items()}
+    return {name: tensor for file in files for name, tensor in _read_safetensors(folder / file).items()}
 
 
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a file, or raise CheckpointError."""
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     if problem := why_unreadable(path):
         raise CheckpointError(problem)
     try:

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from scipy.spatial.distance import cdist
 
 from diffcse_jax.batch import RowKeys, TokenRows
+from diffcse_jax.errors import ConfigError
 
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 CLS_POOLERS = ("cls", "cls_before_pooler")
@@ -16,6 +18,27 @@ CLS_POOLERS = ("cls", "cls_before_pooler")
 AVERAGED_LAYERS = {"avg": (-1,), "avg_top2": (-2, -1), "avg_first_last": (0, -1), "avg_first_block_last": (1, -1)}
 OTHER_POOLERS = ("max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")  # as sentence-transformers names them
 POOLERS = (*CLS_POOLERS, *AVERAGED_LAYERS, *OTHER_POOLERS)
+JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)  # the poolers over the last layer can be joined by "+"
+# How embeddings are compared, by the names of sentence-transformers: distances are negative.
+SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "cosine": lambda a, b: np.inner(normalize(a), normalize(b)),
+    "dot": np.inner,
+    "euclidean": lambda a, b: -cdist(a, b),
+    "manhattan": lambda a, b: -cdist(a, b, "cityblock"),
+}
+
+
+def is_pooler(name: str) -> bool:
+    """Return whether this is the name of a pooler, or of several joined by "+", such as `cls_before_pooler+max`."""
+    return name in POOLERS or ("+" in name and set(name.split("+")) <= set(JOINED_POOLERS))
+
+
+def check_pooler(name: str) -> str:
+    """Return the name of a pooler, or raise ConfigError."""
+    if not is_pooler(name):
+        joined = f'{", ".join(JOINED_POOLERS[:-1])} and {JOINED_POOLERS[-1]} can be joined by "+"'
+        raise ConfigError(f"unknown pooler {name!r}. Use one of: {', '.join(POOLERS)}. {joined}")
+    return name
 
 
 def pool(
@@ -23,7 +46,7 @@ def pool(
     attention_mask: Int[Array, "batch length"],
     pooler: str,
     prompt_tokens: Int[Array, " batch"] | None = None,
-) -> Float[Array, "batch hidden"]:
+) -> Float[Array, "batch size"]:
     """Pool the outputs of the embedding layer and of each block, shapes (batch, length, hidden), before any head.
 
     `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real tokens, `avg_top2` that
@@ -31,8 +54,11 @@ def pool(
     paper), and `avg_first_block_last` that of the first block and the last layer (SimCSE's code since 2022).
     Over the real tokens of the last layer, `max` is the maximum, `mean_sqrt_len_tokens` the sum divided by the square
     root of their number, `weightedmean` the mean with weights 1, 2, 3, ..., and `lasttoken` the last one.
-    All of them leave out the first `prompt_tokens` positions, if given.
+    All of them leave out the first `prompt_tokens` positions, if given. Poolers joined by "+" are concatenated.
     """
+    if "+" in pooler:
+        pooled = [pool(hidden_states, attention_mask, each, prompt_tokens) for each in pooler.split("+")]
+        return jnp.concatenate(pooled, axis=-1)
     last = hidden_states[-1]
     if prompt_tokens is not None:
         is_text = jnp.arange(attention_mask.shape[1])[None] >= prompt_tokens[:, None]
@@ -45,7 +71,8 @@ def pool(
     if pooler == "lasttoken":
         return last[rows, jnp.where(attention_mask > 0, positions, 0).argmax(axis=1)]
     if pooler == "max":
-        return jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(axis=1)
+        maxima = jnp.where(attention_mask[:, :, None] > 0, last, jnp.finfo(last.dtype).min).max(axis=1)
+        return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)  # rows without tokens fill up batches
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
     states = sum(layers[1:], start=layers[0]) / len(layers)
     weights = attention_mask.astype(states.dtype)[:, :, None]
@@ -55,7 +82,7 @@ def pool(
     return (states * weights).sum(axis=1) / (jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total)
 
 
-def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows hidden"]:
+def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows size"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
     positions = 1 if pooler in CLS_POOLERS and rows.prompt_tokens is None else None
     states = network(rows, keys=keys, last_positions=positions)["hidden_states"]
@@ -68,6 +95,14 @@ def normalize(embeddings: Float[AnyArray, "*rows dim"]) -> Float[AnyArray, "*row
     embeddings = embeddings.astype(xp.float32, copy=False)
     squared = xp.sum(embeddings * embeddings, axis=-1, keepdims=True)
     return embeddings / xp.sqrt(xp.maximum(squared, 1e-16))
+
+
+def similarities(
+    a: Float[np.ndarray, "*rows dim"], b: Float[np.ndarray, "*columns dim"], name: str
+) -> Float[np.ndarray, "*rows_and_columns"]:
+    """Return the similarity of all pairs by a function of `SIMILARITIES`. A single embedding adds no axis."""
+    compared = SIMILARITIES[name](np.atleast_2d(a), np.atleast_2d(b))
+    return compared.astype(np.float32).reshape((*a.shape[:-1], *b.shape[:-1]))
 
 
 def standardize(embeddings: Float[Array, "rows dim"], *, ddof: int, epsilon: float) -> Float[Array, "rows dim"]:

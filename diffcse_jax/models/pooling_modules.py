@@ -1,11 +1,13 @@
-"""Pooling as a sentence-transformers folder records it: written by the export, read by the encoder.
+"""Pooling and what follows it in a sentence-transformers folder: written by the export, read by the encoder.
 
 `modules.json` lists the modules of a folder: the transformer, a weighted mean of its layers (for poolers over two
-layers), pooling over tokens, and a dense + tanh head (for the pooler `cls`). `config_sentence_transformers.json` may
-have `truncate_dim`, the size that embeddings are cut to. Releases 2 to 6 of sentence-transformers read this layout.
+layers), pooling over tokens, and any number of dense layers, layer norms, dropouts and normalisations. A single dense +
+tanh layer after position 0 is the head of the pooler `cls`. `config_sentence_transformers.json` may have
+`truncate_dim`, the size that embeddings are cut to. Releases 2 to 6 of sentence-transformers read this layout.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +15,30 @@ import numpy as np
 
 from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.io import read_json, read_json_object, write_json, write_tensors
-from diffcse_jax.models.hf import FLOATS, Pretrained, read_safetensors
+from diffcse_jax.models import parameters
+from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS, OTHER_POOLERS, POOLERS
+from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
+from diffcse_jax.models.sentence_head import NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
 
-_KNOWN_MODULES = {"Transformer", "WeightedLayerPooling", "Pooling", "Dense", "Normalize"}
-# Poolers over one layer by the mode of a Pooling module: since release 5.2 `pooling_mode`, before a key of its own.
+_TANH = "torch.nn.modules.activation.Tanh"
+# The modules that may follow the pooling: their settings with the defaults; 0 has no default.
+HEAD_MODULES: dict[str, dict[str, Any]] = {
+    "Dense": {
+        "in_features": 0, "out_features": 0, "bias": True, "activation_function": _TANH, "use_residual": False,
+    },
+    "LayerNorm": {"dimension": 0},
+    "Normalize": {},
+    "Dropout": {"dropout": 0.2},
+}  # fmt: skip
+_BEFORE_HEAD = (["Transformer", "Pooling"], ["Transformer", "WeightedLayerPooling", "Pooling"])
+# Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
+# Since release 5.2 the module records `pooling_mode`, before that a key of its own for each mode.
 _MODES = {
     "cls": "cls_before_pooler",
-    "mean": "avg",
     "max": "max",
+    "mean": "avg",
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "weightedmean": "weightedmean",
     "lasttoken": "lasttoken",
@@ -31,7 +46,6 @@ _MODES = {
 _KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-_TANH = "torch.nn.modules.activation.Tanh"
 
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 
@@ -40,9 +54,10 @@ class RecordedPooler(NamedTuple):
     """What a folder records: the pooler, the parameters of its dense + tanh head, and the size to cut embeddings to."""
 
     pooler: str
-    head: Params | None
+    head: Params | None  # of the pooler `cls`
     truncate_dim: int | None = None
     pools_prompt: bool = True  # whether a prompt's tokens are pooled
+    sentence_head: RecordedHead = NO_HEAD  # of other poolers
 
 
 def write(
@@ -53,27 +68,35 @@ def write(
     head: Params | None,
     truncate_dim: int | None = None,
     prompts: Prompts = NO_PROMPTS,
+    sentence_head: RecordedHead = NO_HEAD,
 ) -> None:
     """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
 
-    Poolers over two layers need `output_hidden_states` in its `config.json`. Only the pooler `cls` has a head.
+    Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs its head.
     """
     cut = {} if truncate_dim is None else {"truncate_dim": truncate_dim}
-    write_json(folder / SETTINGS, {"similarity_fn_name": "cosine"} | cut | prompts.settings())
+    write_json(folder / SETTINGS, {"similarity_fn_name": sentence_head.similarity} | cut | prompts.settings())
     modules: list[tuple[str, dict, Params]] = [("Transformer", {}, {})]  # names, configurations, weights
     config: dict[str, Any]
     if pooler in TWO_LAYER_POOLERS:
         config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
         modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
-    mode = pooler if pooler in OTHER_POOLERS else "cls" if pooler in CLS_POOLERS else "mean"
-    config = {f"pooling_mode_{_KEYS.get(each, each)}": each == mode for each in dict.fromkeys((*_FIRST_MODES, mode))}
+    of_pooler = {pooler: mode for mode, pooler in _MODES.items()} | {"cls": "cls"}
+    modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
+    if modes == [mode for mode in _MODES if mode in modes]:
+        names = dict.fromkeys((*_FIRST_MODES, *modes))
+        config = {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in names}
+    else:
+        config = {"pooling_mode": modes}
     config |= {} if prompts.pooled else {"include_prompt": False}
     modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
     if pooler == "cls":
         assert head is not None
-        config = {"in_features": hidden_size, "out_features": hidden_size, "bias": True, "activation_function": _TANH}
-        weights = {"linear.weight": np.asarray(head["dense.kernel"]).T, "linear.bias": np.asarray(head["dense.bias"])}
-        modules.append(("Dense", config, weights))
+        sentence_head = head_of_cls(head)
+    for index, layer in enumerate(sentence_head.layers):
+        params = parameters.subset(sentence_head.params, f"layers.{index}")
+        weights = {_theirs(name): np.ascontiguousarray(np.asarray(array).T) for name, array in params.items()}
+        modules.append((layer.kind, _config_of(layer), weights))
     entries = []
     for index, (name, config, weights) in enumerate(modules):
         path = f"{index}_{name}" if index else ""  # the transformer's files are in the folder itself
@@ -87,12 +110,25 @@ def write(
     write_json(folder / "modules.json", entries)
 
 
+def head_of_cls(head: Params) -> RecordedHead:
+    """Return the dense + tanh head of the pooler `cls` as a module."""
+    layer = _tanh_layer(len(head["dense.bias"]))
+    return RecordedHead("cls", (layer,), {name.replace("dense", "layers.0.linear"): head[name] for name in head})
+
+
 def recorded(checkpoint: Pretrained) -> RecordedPooler | None:
     """Return the pooler that a checkpoint's folder records, or else the one that its authors evaluate it with, or None.
 
-    Raises CheckpointError as `read` does.
+    Raises CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
     if record := read(checkpoint.folder):
+        size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
+        for layer in record.sentence_head.layers:
+            expected = layer.in_features or layer.dimension or size
+            if expected != size:
+                where = f"{checkpoint.folder}/modules.json"
+                raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
+            size = layer.out_features or size
         return record
     pooler = checkpoint.evaluated_with
     return RecordedPooler(pooler, checkpoint.pooler if pooler == "cls" else None) if pooler else None
@@ -107,43 +143,50 @@ def read(folder: Path) -> RecordedPooler | None:
     if not os.path.isfile(folder / "modules.json"):
         return None
     modules = _read_modules(folder)
-    if set(modules) - _KNOWN_MODULES or "Pooling" not in modules:
-        raise CheckpointError(f"{folder}/modules.json: the modules {', '.join(modules)[:200]} are not supported")
-    head = None
-    if dense := modules.get("Dense"):
-        if read_json_object(dense / "config.json").get("activation_function") != _TANH:
-            raise CheckpointError(f"{dense}: only a dense layer with tanh is supported")
-        kernel, bias = _tensor(dense, "linear.weight", 2).T, _tensor(dense, "linear.bias", 1)
-        head = {"dense.kernel": np.ascontiguousarray(kernel, np.float32), "dense.bias": bias.astype(np.float32)}
+    kinds = [kind for kind, _ in modules]
+    place = kinds.index("Pooling") if "Pooling" in kinds else len(kinds)
+    if kinds[: place + 1] not in _BEFORE_HEAD or not set(kinds[place + 1 :]) <= {*HEAD_MODULES}:
+        unknown = [kind for kind in kinds if kind not in (*_BEFORE_HEAD[1], *HEAD_MODULES)]
+        reason = "are not supported" if unknown else "are not supported in this order"
+        raise CheckpointError(
+            f"{folder}/modules.json: the modules {', '.join(unknown or kinds)[:200]} {reason}. Supported: Transformer, "
+            f"Pooling, and then any of {', '.join(HEAD_MODULES)}"
+        )
     path = folder / SETTINGS
-    size = read_json_object(path).get("truncate_dim") if path.is_file() else None
+    settings = read_json_object(path) if path.is_file() else {}
+    size, similarity = settings.get("truncate_dim"), settings.get("similarity_fn_name") or "cosine"
     if size is not None and (type(size) is not int or size < 1):
         raise CheckpointError(f"{path}: truncate_dim: expected a whole number from 1, got {str(size)[:60]!r}")
-    config, layers = read_json_object(modules["Pooling"] / "config.json"), modules.get("WeightedLayerPooling")
-    mode = "+".join(each for each in _MODES if config.get(f"pooling_mode_{_KEYS.get(each, each)}"))
-    mode = str(config.get("pooling_mode", mode))[:60]
+    if similarity not in [*SIMILARITIES]:
+        known = ", ".join(SIMILARITIES)
+        raise CheckpointError(f"{path}: similarity_fn_name {str(similarity)[:60]!r} is not one of {known}")
+    config = read_json_object(modules[place][1] / "config.json")
     pools_prompt = config.get("include_prompt") is not False
-    if mode == "cls" and head and layers is None:
-        return RecordedPooler("cls", head, size, pools_prompt)
-    if mode == "mean" and layers and head is None:
-        return RecordedPooler(_layer_pooler(layers), None, size, pools_prompt)
-    if mode in _MODES and layers is None and head is None:
-        return RecordedPooler(_MODES[mode], None, size, pools_prompt)
-    raise CheckpointError(
-        f"{folder}/modules.json: {mode} pooling with the modules {', '.join(modules)} is not supported"
-    )
+    pooler = _pooler_of(config, modules[place][1])
+    if place == 2:
+        if pooler != "avg":
+            raise CheckpointError(f"{folder}/modules.json: WeightedLayerPooling with {pooler} pooling is not supported")
+        pooler = _layer_pooler(modules[1][1])
+    head = _read_head(modules[place + 1 :], pooler, similarity)
+    if pooler == "cls_before_pooler" and head.layers in [(_tanh_layer(layer.in_features),) for layer in head.layers]:
+        dense = {name.replace("layers.0.linear", "dense"): array for name, array in head.params.items()}
+        return RecordedPooler("cls", dense, size, pools_prompt, RecordedHead("cls", similarity=similarity))
+    return RecordedPooler(pooler, None, size, pools_prompt, head)
 
 
 def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
     """Return the number of tokens that texts are cut to.
 
     It is the one that the folder records, or that of the sentences in training (`trained`) if they are longer, and at
-    most the number of positions.
+    most the number of positions. Since release 6, sentence-transformers records it with the tokenizer.
     """
-    path = folder / TEXT_SETTINGS
+    path, of_tokenizer = folder / TEXT_SETTINGS, folder / "tokenizer_config.json"
     recorded = read_json_object(path).get("max_seq_length") if path.is_file() else None
     if recorded is not None and (type(recorded) is not int or recorded < 3):
         raise CheckpointError(f"{path}: max_seq_length: expected a whole number from 3, got {str(recorded)[:60]!r}")
+    if recorded is None and of_tokenizer.is_file():
+        found = read_json_object(of_tokenizer).get("model_max_length")
+        recorded = found if type(found) is int and found >= 3 else None
     return min(max(recorded or positions, trained), positions)
 
 
@@ -152,21 +195,82 @@ def prompts_of(folder: Path, recorded: RecordedPooler | None) -> Prompts:
     return read_prompts(folder, pooled=recorded is None or recorded.pools_prompt)
 
 
-def _read_modules(folder: Path) -> dict[str, Path]:
-    """Return the folders of the modules by type. All of them are inside the folder."""
+def _read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Return the types of the modules and their folders, which are inside the folder."""
     path = folder / "modules.json"
-    listed, modules = read_json(path), {}
+    listed, modules = read_json(path), []
     for module in listed if isinstance(listed, list) else [None]:
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
             raise CheckpointError(f"{path} is not a list of modules with `type` and `path`")
         place = Path(module["path"])
         if place.is_absolute() or ".." in place.parts:
             raise CheckpointError(f"{path}: {module['path'][:60]!r} is not a folder inside {folder}")
-        kind = module["type"].rpartition(".")[2]
-        if kind in modules:
-            raise CheckpointError(f"{path}: two modules {kind[:60]} are not supported")
-        modules[kind] = folder / place
+        library, _, kind = module["type"].rpartition(".")  # code of other libraries or of the folder is not run
+        modules.append((kind if library.startswith("sentence_transformers") else module["type"], folder / place))
     return modules
+
+
+def _pooler_of(config: dict[str, Any], module: Path) -> str:
+    """Return the pooler that the configuration of a Pooling module describes."""
+    by_keys = [mode for mode in _MODES if config.get(f"pooling_mode_{_KEYS.get(mode, mode)}")]
+    found = config.get("pooling_mode", by_keys)
+    modes = found if isinstance(found, list) else [found]
+    if not modes or not all(mode in [*_MODES] for mode in modes):
+        raise CheckpointError(
+            f"{module}/config.json: the pooling mode {str(found)[:60]} is not supported. Supported: {', '.join(_MODES)}"
+        )
+    return "+".join(_MODES[mode] for mode in modes)
+
+
+def _tanh_layer(size: int) -> HeadLayer:
+    return HeadLayer("Dense", size, size, activation_function=_TANH)
+
+
+def _config_of(layer: HeadLayer) -> dict[str, Any]:
+    """Return the configuration of a module, without a residual if it has none: releases before 5.7 know no such key."""
+    config = {key: getattr(layer, key) for key in HEAD_MODULES[layer.kind]}
+    return {key: value for key, value in config.items() if key != "use_residual" or value}
+
+
+def _read_head(modules: list[tuple[str, Path]], pooler: str, similarity: str) -> RecordedHead:
+    """Read the modules after the pooling."""
+    layers = tuple(_read_layer(*module) for module in modules)
+    params = Params()
+    for name, shape in parameters.shapes(partial(SentenceHead, layers)).items():
+        _, index, ours = name.split(".", 2)
+        tensor = _tensor(modules[int(index)][1], _theirs(ours), len(shape.shape)).T
+        if tensor.shape != shape.shape:
+            raise CheckpointError(
+                f"{modules[int(index)][1]}: {_theirs(ours)} is {tensor.T.shape}, config.json says {shape.shape[::-1]}"
+            )
+        params[name] = np.ascontiguousarray(tensor, np.float32)
+    return RecordedHead(pooler, layers, params, similarity)
+
+
+def _read_layer(kind: str, module: Path) -> HeadLayer:
+    """Read the configuration of a module after the pooling; a Normalize may have none."""
+    path = module / "config.json"
+    config = {} if kind == "Normalize" and not path.is_file() else read_json_object(path)
+    settings = {key: config.get(key, default) for key, default in HEAD_MODULES[kind].items()}
+    for key, value in settings.items():
+        expected = (int, float) if key == "dropout" else (type(HEAD_MODULES[kind][key]),)
+        if type(value) not in expected or (type(value) is int and value < 1 and key != "dropout"):
+            raise CheckpointError(f"{path}: {key}: {str(value)[:60]!r} is not a valid value")
+    for key in ("module_input_name", "module_output_name"):
+        if (name := config.get(key)) not in (None, "sentence_embedding"):
+            raise CheckpointError(f"{path}: {key} {str(name)[:60]!r} is not supported, only sentence_embedding")
+    library, _, activation = settings.get("activation_function", _TANH).rpartition(".")
+    if not library.startswith("torch.nn") or activation not in TORCH_ACTIVATIONS:
+        raise CheckpointError(
+            f"{path}: the activation function {settings['activation_function'][:60]!r} is not supported. Supported are "
+            f"those of torch.nn named {', '.join(TORCH_ACTIVATIONS)}"
+        )
+    return HeadLayer(kind, **settings)
+
+
+def _theirs(ours: str) -> str:
+    """Return the name of a tensor in PyTorch."""
+    return ours.replace("kernel", "weight").replace("scale", "weight")
 
 
 def _layer_pooler(module: Path) -> str:
@@ -187,9 +291,9 @@ def _layer_weights(pooler: str, num_blocks: int) -> np.ndarray:
 
 
 def _tensor(module: Path, name: str, axes: int) -> np.ndarray:
-    tensor = read_safetensors(module / "model.safetensors").get(name)
+    tensor = read_tensors(module).get(name)
     if tensor is None or tensor.ndim != axes or tensor.dtype.name not in FLOATS:
-        raise CheckpointError(f"{module}/model.safetensors has no floating-point tensor {name} with {axes} axes")
+        raise CheckpointError(f"{module}: its weights have no floating-point tensor {name} with {axes} axes")
     return tensor
 
 
@@ -202,11 +306,11 @@ def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> st
         warn_user(
             f"{source} was trained with the pooler {recorded!r} and is used with {explicit!r}: scores can be far lower"
         )
-    return pooler
+    return check_pooler(pooler)
 
 
-def checked_truncation(truncate_dim: int | None, hidden_size: int) -> int | None:
+def checked_truncation(truncate_dim: int | None, size: int) -> int | None:
     """Return the number of dimensions to keep (None: all), or raise ConfigError if the embedding has fewer."""
-    if truncate_dim is not None and not 1 <= truncate_dim <= hidden_size:
-        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {hidden_size}. Keep 1 to {hidden_size}")
+    if truncate_dim is not None and not 1 <= truncate_dim <= size:
+        raise ConfigError(f"truncate_dim={truncate_dim}: the embedding size is {size}. Keep 1 to {size}")
     return truncate_dim

@@ -40,6 +40,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import TEXT_SETTINGS, max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
+from diffcse_jax.models.sentence_head import NO_HEAD, HeadLayer, RecordedHead
 
 START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
@@ -49,6 +50,7 @@ _SHRUNK = ("train.batch_size", "generator.head_batch_size")  # to the number of 
 _BY_POOLER = ("model.pooler", "model.projector", "model.projector_train_only")  # that the starting checkpoint records
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
+_HEAD = "head.json"
 _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _LONGEST_CARD = 1 << 20  # bytes
@@ -305,6 +307,16 @@ def read_pooler(workdir: Path) -> Params | None:
     return load_file(path) if path.is_file() else None
 
 
+def read_head(workdir: Path) -> RecordedHead:
+    """Return the modules after the pooling that the starting checkpoint records, without their weights."""
+    path = workdir / _ENCODER / _HEAD
+    if not path.is_file():
+        return NO_HEAD
+    recorded = read_json_object(path)
+    layers = tuple(HeadLayer(**layer) for layer in recorded["layers"])
+    return RecordedHead(recorded["pooler"], layers, similarity=recorded["similarity"])
+
+
 def read_run_prompts(folder: Path) -> Prompts:
     """Return the prompts that a run recorded in its folder `encoder/`."""
     path = folder / SETTINGS
@@ -335,6 +347,9 @@ def _write_encoder(
         write_json(folder / SETTINGS, settings | {"include_prompt": prompts.pooled})
     if encoder.pooler:
         write_tensors(folder / _POOLER, encoder.pooler)
+    if (head := encoder.sentence_head).layers or head.similarity != NO_HEAD.similarity:
+        record = {"pooler": head.pooler, "similarity": head.similarity}
+        write_json(folder / _HEAD, record | {"layers": [layer._asdict() for layer in head.layers]})
 
 
 def _repair_encoder(

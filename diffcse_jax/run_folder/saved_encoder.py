@@ -12,9 +12,10 @@ from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import best_step, read_arrays, read_record, saved_steps
-from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_pooler, read_run_prompts
+from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_head, read_pooler, read_run_prompts
 from diffcse_jax.run_folder.records import Record, read_baseline, read_selection, read_weights
 
 
@@ -28,6 +29,7 @@ class SavedEncoder(Record):
     transformer_config: TransformerConfig
     transformer: Params
     pooler_head: Params | None  # dense + tanh: the trained projector if it is kept, otherwise the starting checkpoint's
+    sentence_head: RecordedHead = NO_HEAD  # the modules after another pooler than `cls`, trained
     prompts: Prompts = NO_PROMPTS
     max_length: int | None = None  # the number of tokens that texts are cut to; None: that of the positions
     interpolation: float = 1.0  # the share of the trained weights, as in `Selection`
@@ -35,6 +37,11 @@ class SavedEncoder(Record):
     baseline: Record | None = None  # the starting checkpoint's
     systems: Sequence[Mapping[str, Any]] = ()  # as in `Selection`
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def embedding_size(self) -> int:
+        """The size of embeddings before they are cut."""
+        return self.sentence_head.embedding_size(self.pooler, self.transformer_config.hidden_size)
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -64,6 +71,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         transformer=parameters.subset(params, "encoder"),
         prompts=read_run_prompts(folder),
         max_length=max_length_of(folder, sizes.max_length),
+        sentence_head=read_head(workdir).of(record.pooler, params),
         pooler_head=parameters.subset(params, "projector") if record.pooler == "cls" else read_pooler(workdir),
         interpolation=selection.interpolation if selection else 1.0,
         verdict=selection.verdict if selection else "",

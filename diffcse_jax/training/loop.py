@@ -85,6 +85,7 @@ class Run:
             self.base.tokenizer,
             pooler=self.config.encoding_pooler,
             pooler_head=parameters.subset(params, "projector"),
+            sentence_head=start.sentence_head.of(self.config.encoding_pooler, params),
             prompts=self.base.prompts,
             max_length=max_length_of(start.folder, start.config.max_length, self.config.data.max_length),
         )

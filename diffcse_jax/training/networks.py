@@ -29,6 +29,7 @@ from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
+from diffcse_jax.models.sentence_head import NO_HEAD, SENTENCE_HEAD, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.search.vector_store import VectorStore, find_store
@@ -71,7 +72,8 @@ class StartingCheckpoint:
         """Return the starting checkpoint as its users use it."""
         model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
         length = pooling_modules.max_length_of(model.folder, model.config.max_length)
-        options: dict[str, Any] = {"pooler_head": head, "prompts": self.prompts, "max_length": length}
+        options: dict[str, Any] = {"pooler_head": head, "sentence_head": model.sentence_head}
+        options |= {"prompts": self.prompts, "max_length": length}
         return SentenceEncoder(
             model.config, model.transformer, self.tokenizer, pooler=pooler, name=self.name, **options
         )
@@ -127,16 +129,19 @@ def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, 
         head = saved.pooler_head
         encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
         recorded: RecordedPooler | None = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
+        encoder = dataclasses.replace(encoder, sentence_head=saved.sentence_head)
         prompts = saved.prompts
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
         recorded = recorded_pooler(encoder, asked)
         prompts = pooling_modules.prompts_of(encoder.folder, recorded)
+        encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head if recorded else NO_HEAD)
     encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
     base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, prompts)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)
+    _check_size(encoder, config)
     sizes_for_run(encoder.config, config)
     check_max_length(config, encoder.config, name)
     return config, base, vocabulary_of(config, base.tokenizer, encoder.config.vocab_size)
@@ -190,8 +195,11 @@ def build(
     """
     sizes = sizes_for_run(encoder.config, config)
     networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
+    if layers := (head := encoder.sentence_head.of(config.encoding_pooler)).layers:
+        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, layers), head.params)
     if config.model.projector != "none":
-        build = partial(PROJECTORS[config.model.projector], sizes)
+        size = encoder.embedding_size(config.encoding_pooler)
+        build = partial(PROJECTORS[config.model.projector], dataclasses.replace(sizes, hidden_size=size))
         networks["projector"] = Network(build, projector if config.keeps_projector else None)
     if generator is not None and config.needs("generator"):
         own = generator.config if config.generator.dropout else generator.config.without_dropout()
@@ -220,17 +228,28 @@ def build(
 def sizes_for_run(sizes: TransformerConfig, config: Config) -> TransformerConfig:
     """Return the encoder's sizes with the run's dropout rates and recomputation."""
     model = config.model
-    if max(config.matryoshka.sizes, default=0) >= sizes.hidden_size:
-        raise ConfigError(
-            f"matryoshka.sizes={config.matryoshka.sizes}: the embedding size of {model.name_or_path} is "
-            f"{sizes.hidden_size}, which is always trained. Give smaller sizes only."
-        )
     sizes = dataclasses.replace(sizes, recompute=config.train.recompute == "on")
     try:
         return sizes.with_dropout(model.hidden_dropout, model.attention_dropout, model.dropout_schedule)
     except ValueError as error:
         keys = "model.hidden_dropout, model.attention_dropout, model.dropout_schedule"
         raise ConfigError(f"{keys}: {error}") from error
+
+
+def _check_size(encoder: Pretrained, config: Config) -> None:
+    """Raise ConfigError if the run needs another embedding size than that of the pooler and its head."""
+    name, pooler, hidden = config.model.name_or_path, config.encoding_pooler, encoder.config.hidden_size
+    size = encoder.embedding_size(pooler)
+    if max(config.matryoshka.sizes, default=0) >= size:
+        raise ConfigError(
+            f"matryoshka.sizes={config.matryoshka.sizes}: the embedding size of {name} is {size}, which is always "
+            "trained. Give smaller sizes only."
+        )
+    if size != hidden and (needing := config.settings_that_need("hidden_size")):
+        raise ConfigError(
+            f"{' and '.join(needing)} puts embeddings among hidden states, which have {hidden} features, but those of "
+            f"{name} with the pooler {pooler} have {size}. Set the weight to 0, or choose another model.pooler."
+        )
 
 
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
@@ -331,7 +350,9 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
             _require_same_vocabulary(config, f"{key}: {name!r}", difference)
             check_max_length(config, encoder.config, f"{name} in {key}")
             params = {name: np.asarray(array) for name, array in encoder.params.items()}
-            teachers.by_name[name] = Teacher(encoder.config, encoder.pooler, params, encoder.truncate_dim)
+            teachers.by_name[name] = Teacher(
+                encoder.config, encoder.pooler, params, encoder.truncate_dim, encoder.sentence_head.layers
+            )
             fingerprints.append(encoder.fingerprint())
         if fingerprints:
             teachers.digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()

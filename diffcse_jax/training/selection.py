@@ -15,6 +15,7 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.io import CHECKPOINTS
 from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.sentence_head import SENTENCE_HEAD
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection, origin, write_selection
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, default_step, read_encoder
 from diffcse_jax.training.callbacks import format_scores
@@ -100,7 +101,11 @@ def select(run: Run, baseline: Record) -> Selection:
     if keeps_start:
         weight, record = 0.0, dataclasses.replace(baseline, outcomes=[])
         model = dataclasses.replace(
-            best, transformer=base.checkpoint.transformer, pooler=baseline.pooler, pooler_head=base.pooler_head
+            best,
+            transformer=base.checkpoint.transformer,
+            pooler=baseline.pooler,
+            pooler_head=base.pooler_head,
+            sentence_head=base.checkpoint.sentence_head.of(baseline.pooler),
         )
     else:
         model = interpolate(base, best, weight)
@@ -116,6 +121,7 @@ def select(run: Run, baseline: Record) -> Selection:
     )
     head = model.pooler_head if model.pooler == "cls" else None
     weights = parameters.prefixed(model.transformer, "encoder") | parameters.prefixed(head or {}, "projector")
+    weights |= parameters.prefixed(model.sentence_head.params, SENTENCE_HEAD)
     write_selection(run.workdir, selection, weights)
     return selection
 
@@ -159,8 +165,10 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
         assert base.head is not None  # see check_interpolation
         assert head is not None
         head = between(base.head, head)
-    transformer = between(base.checkpoint.transformer, trained.transformer)
-    return dataclasses.replace(trained, transformer=transformer, pooler_head=head)
+    start, ours = base.checkpoint, trained.sentence_head
+    ours = ours._replace(params=between(start.sentence_head.params, ours.params))
+    transformer = between(start.transformer, trained.transformer)
+    return dataclasses.replace(trained, transformer=transformer, pooler_head=head, sentence_head=ours)
 
 
 def _measure(base: StartingCheckpoint, best: SavedEncoder, weight: float, evaluation: DevEvaluation) -> Measured:

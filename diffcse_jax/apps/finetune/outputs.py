@@ -122,6 +122,8 @@ def why_not(task: Task, saved: SavedEncoder) -> str:
         return "transformers reads a pair as one sequence, but this head compares two embeddings"
     if classifier is None:
         return f"the classifier of {family} has other layers in transformers"
+    if layers := saved.sentence_head.layers:
+        return f"transformers' classifiers have no {', '.join(layer.kind for layer in layers)} after the pooling"
     activation = classifier.activation
     if saved.pooler not in ("cls", "cls_before_pooler"):
         return f"transformers' classifiers read position 0, but the pooler of this encoder is {saved.pooler}"

@@ -24,7 +24,7 @@ from diffcse_jax.evaluation import results
 from diffcse_jax.evaluation.tasks import expand_groups
 from diffcse_jax.io import CHECKPOINTS, expand_path, lock, read_json_object
 from diffcse_jax.losses.finetune import AVERAGE, score_name
-from diffcse_jax.models.pooling import POOLERS
+from diffcse_jax.models.pooling import POOLERS, is_pooler
 from diffcse_jax.run_folder.folder import HEADS
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ def _check_rows(study: Study, encoders: Sequence[str], tunings: Mapping[str, Con
         if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
             raise ConfigError(f"variant {row!r}: give one or more different seeds from 0 on, got {seeds}")
     for pooler in study.start:
-        if pooler not in (OWN_POOLER, *POOLERS):
+        if pooler != OWN_POOLER and not is_pooler(pooler):
             raise ConfigError(f"start: {pooler!r} is not one of {', '.join((OWN_POOLER, *POOLERS))}")
     with _named("tasks"):
         columns = {*expand_groups(study.tasks, "test"), *expand_groups(["full"], "test"), *results.PROBES}

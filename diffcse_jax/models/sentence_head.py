@@ -1,0 +1,112 @@
+"""The modules that follow the pooling in a sentence-transformers folder: Dense, LayerNorm, Normalize and Dropout."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from diffcse_jax.models import parameters
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm
+from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.pooling import normalize
+
+SENTENCE_HEAD = "sentence_head"  # among the networks of a run
+NORM_EPSILON = 1e-5
+# Activations of torch.nn with their default arguments, by the names of the classes.
+_OF_JAX = {name.replace("_", ""): getattr(jax.nn, name) for name in dir(jax.nn)}
+_NAMES = ("Identity", "Tanh", "ReLU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "CELU", "SELU", "Mish", "ReLU6")
+_MORE_NAMES = ("Softplus", "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "LogSigmoid")
+TORCH_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]]
+TORCH_ACTIVATIONS = {name: _OF_JAX[name.lower()] for name in (*_NAMES, *_MORE_NAMES)} | {"GELU": ACTIVATIONS["gelu"]}
+
+
+class HeadLayer(NamedTuple):
+    """A module after the pooling, with the settings that sentence-transformers has for its kind."""
+
+    kind: str  # the name of the class
+    in_features: int = 0
+    out_features: int = 0
+    bias: bool = True
+    activation_function: str = ""  # such as `torch.nn.modules.activation.Tanh`
+    use_residual: bool = False  # adds the input to the output, through a matrix if their sizes differ
+    dimension: int = 0
+    dropout: float = 0.0  # is not applied
+
+
+class RecordedHead(NamedTuple):
+    """The modules after the pooling that a checkpoint records. The dense + tanh head of the pooler `cls` is not here.
+
+    Attributes:
+        pooler: The pooler of the embeddings that the modules read.
+        layers: The modules, in order.
+        params: The parameters of `SentenceHead`.
+        similarity: How embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`.
+    """
+
+    pooler: str = ""
+    layers: tuple[HeadLayer, ...] = ()
+    params: Params = Params()
+    similarity: str = "cosine"
+
+    def of(self, pooler: str, trained: Params | None = None) -> "RecordedHead":
+        """Return the head of embeddings by a pooler, with its entries of trained parameters if these are given.
+
+        Embeddings by another pooler than the recorded one have none.
+        """
+        if pooler != self.pooler:
+            return NO_HEAD
+        return self if trained is None else self._replace(params=parameters.subset(trained, SENTENCE_HEAD))
+
+    def embedding_size(self, pooler: str, hidden_size: int) -> int:
+        """Return the size of the embeddings by a pooler, after the modules if it is the recorded one."""
+        sizes = [layer.out_features for layer in self.of(pooler).layers if layer.out_features]
+        return sizes[-1] if sizes else hidden_size * len(pooler.split("+"))
+
+    @property
+    def ranks_by_cosine(self) -> bool:
+        """Whether the recorded similarity ranks embeddings as the cosine similarity does."""
+        has_length_1 = bool(self.layers) and self.layers[-1].kind == "Normalize"
+        return self.similarity == "cosine" or (has_length_1 and self.similarity in ("dot", "euclidean"))
+
+
+NO_HEAD = RecordedHead()
+
+
+class SentenceHead(nnx.Module):
+    """Applies modules to pooled embeddings, one after the other."""
+
+    def __init__(self, layers: tuple[HeadLayer, ...], *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        self.layers = nnx.List(_Module(layer, dtype=dtype, rngs=rngs) for layer in layers)
+
+    def __call__(self, pooled: Float[Array, "rows size"]) -> Float[Array, "rows dimension"]:
+        """Return embeddings."""
+        for layer in self.layers:
+            pooled = layer(pooled)
+        return pooled
+
+
+class _Module(nnx.Module):
+    def __init__(self, layer: HeadLayer, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        dense = partial(Dense, layer.in_features, layer.out_features, dtype=dtype, rngs=rngs)
+        projects = layer.use_residual and layer.in_features != layer.out_features
+        self.layer = layer
+        self.linear = dense(bias=layer.bias) if layer.kind == "Dense" else None
+        self.residual = dense(bias=False) if projects else None
+        self.norm = LayerNorm(layer.dimension, NORM_EPSILON, dtype=dtype) if layer.kind == "LayerNorm" else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.layer.kind == "Normalize":
+            return normalize(x)
+        if self.norm is not None:
+            return self.norm(x)
+        if self.linear is None:
+            return x
+        outputs = TORCH_ACTIVATIONS[self.layer.activation_function.rpartition(".")[2]](self.linear(x))
+        if self.layer.use_residual:
+            outputs += x.astype(outputs.dtype) if self.residual is None else self.residual(x)
+        return outputs

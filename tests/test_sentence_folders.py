@@ -1,0 +1,169 @@
+"""Folders of sentence-transformers, whole: read, trained through and exported as they came."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+from tiny_model import write_tiny_model
+from tiny_run import run_settings
+
+from diffcse_jax import SentenceEncoder, train
+from diffcse_jax.config import Config
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation.backends import TorchEncoder
+from diffcse_jax.export import onnx
+from diffcse_jax.models.sentence_head import TORCH_ACTIVATIONS
+from diffcse_jax.training.networks import open_start
+from diffcse_jax.training.sharding import make_mesh
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:truncated")
+
+HIDDEN = 16
+TEXTS = ["How do I install a package?", "Write to the LIST.", "package", "words and " * 12]
+
+
+def dense(inputs, outputs, activation, **options):
+    return Dense(inputs, outputs, activation_function=getattr(torch.nn, activation)(), **options)
+
+
+# Modes of the pooling, the modules after it, and settings.
+LAYOUTS = {
+    "mean": ("mean", lambda: [Normalize()], {}),
+    "cls": ("cls", lambda: [Normalize()], {"similarity_fn_name": "dot"}),
+    "cls-tanh": ("cls", lambda: [dense(16, 16, "Tanh")], {"similarity_fn_name": "euclidean"}),
+    "cls-tanh-unit": ("cls", lambda: [dense(16, 16, "Tanh"), Normalize()], {}),
+    "smaller": ("mean", lambda: [dense(16, 8, "Tanh")], {"similarity_fn_name": "manhattan"}),
+    "two-dense": ("max", lambda: [dense(16, 24, "GELU"), dense(24, 12, "Identity", bias=False), Normalize()], {}),
+    "norm": ("weightedmean", lambda: [LayerNorm(16), dense(16, 16, "SiLU"), Dropout(0.3)], {"max_seq_length": 9}),
+    "mean-max": (("mean", "max"), lambda: [], {"similarity_fn_name": "dot"}),
+    "three": (("cls", "max", "mean"), lambda: [LayerNorm(48), dense(48, 16, "LeakyReLU")], {}),
+    "order": (("lasttoken", "cls"), lambda: [dense(32, 32, "ELU", use_residual=True)], {"do_lower_case": True}),
+    "residual": ("lasttoken", lambda: [dense(16, 8, "Softplus", use_residual=True), LayerNorm(8)], {}),
+    "normalize-first": ("mean_sqrt_len_tokens", lambda: [Normalize(), dense(16, 10, "Sigmoid"), Normalize()], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, minilm_dir):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), minilm_dir)
+
+
+@pytest.fixture
+def folder(tmp_path, tiny):
+    """Makes a folder with sentence-transformers itself."""
+
+    def make(name):
+        torch.manual_seed(0)
+        modes, modules, settings = LAYOUTS[name]
+        of_text = {key: settings[key] for key in ("max_seq_length", "do_lower_case") if key in settings}
+        others = {key: value for key, value in settings.items() if key not in of_text}
+        chain = [Transformer(str(tiny), **of_text), Pooling(HIDDEN, modes), *modules()]
+        for module in chain[2:]:
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, std=0.5)
+        model = SentenceTransformer(modules=chain, device="cpu", **others)
+        model.save(str(tmp_path / "start"))
+        path = tmp_path / "start/config_sentence_transformers.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | others))  # sentence-transformers does not save a size
+        path = tmp_path / "start/sentence_bert_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | of_text))
+        return tmp_path / "start"
+
+    return make
+
+
+def compare(encoder, path, atol=1e-5):
+    theirs = SentenceTransformer(str(path), device="cpu", truncate_dim=encoder.truncate_dim)
+    expected = theirs.encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=atol)
+    np.testing.assert_allclose(TorchEncoder(str(path)).encode(TEXTS), expected, atol=atol)
+    similarities = theirs.similarity(expected, expected[0])[:, 0]
+    np.testing.assert_allclose(encoder.similarity(TEXTS, TEXTS[0]), similarities, rtol=1e-5, atol=1e-4)
+
+
+def modules_of(path):
+    """The kinds and settings of the modules, as a version of sentence-transformers reads them."""
+    model = SentenceTransformer(str(path), device="cpu")
+    return [(type(each).__name__, each.get_config_dict()) for each in [*model][1:]], model.similarity_fn_name
+
+
+def weights_of(path):
+    modules = [*SentenceTransformer(str(path), device="cpu")][1:]
+    return [parameter.detach() for module in modules for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_embeddings_of_a_layout_equal_those_of_sentence_transformers(name, folder):
+    path = folder(name)
+    compare(SentenceEncoder.from_pretrained(path), path)
+
+
+def run_of(folder, start, tmp_path, minilm_dir, **settings):
+    """Train two steps from a folder, and return the encoder."""
+    keys = run_settings(tmp_path, minilm_dir, train={"steps": 2}, optim={"learning_rate": 1e-2})
+    keys |= {"model.name_or_path": str(start), "model.pooler": "own", "model.projector": "none"}
+    keys |= {"difference.weight": 0.0, "generator.name_or_path": ""}
+    encoder, *_ = train(config=keys | settings, workdir=folder)
+    return encoder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_trained_through_and_exported_as_it_came(name, folder, tmp_path, minilm_dir):
+    start, export = folder(name), tmp_path / "run/export"
+    settings = {"eval.keep_start": False, "difference.weight": 0.005 if name == "norm" else 0.0}
+    encoder = run_of(tmp_path / "run", start, tmp_path, minilm_dir, **settings)
+    compare(encoder, export)
+    assert modules_of(export) == modules_of(start)
+    for before, after in zip(weights_of(start), weights_of(export), strict=True):
+        assert (before != after).any()
+    if name == "three":
+        onnx.write(export)
+        exported = onnx.OnnxEncoder(export, onnx.GRAPH, encoder.pooler, None)
+        np.testing.assert_allclose(exported.encode(TEXTS), encoder.encode(TEXTS, normalize=True), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_start_that_is_kept_has_its_own_chain(folder, tmp_path, minilm_dir):
+    """The run trains another pooler, without the chain, and learns nothing. Between both is what the run trains."""
+    start = folder("smaller")
+    settings = {"model.pooler": "max", "eval.keep_start": True, "optim.learning_rate": 0.0}
+    encoder = run_of(tmp_path / "kept", start, tmp_path, minilm_dir, **settings)
+    compare(encoder, tmp_path / "kept/export")
+    assert modules_of(tmp_path / "kept/export") == modules_of(start)
+    settings = {"eval.keep_start": False, "eval.interpolate": 2}
+    encoder = run_of(tmp_path / "between", start, tmp_path, minilm_dir, **settings)
+    compare(encoder, tmp_path / "between/export")
+
+
+@pytest.mark.parametrize("name", TORCH_ACTIVATIONS)
+def test_activations_equal_those_of_torch(name):
+    x = np.linspace(-8, 8, 101, dtype=np.float32)
+    expected = getattr(torch.nn, name)()(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(TORCH_ACTIVATIONS[name](jnp.asarray(x)), expected, atol=1e-5)
+
+
+def test_losses_that_need_the_hidden_size_refuse_another_one(folder):
+    path = str(folder("smaller"))
+    config = Config.from_dict({"model.name_or_path": path, "model.pooler": "own", "model.projector": "none"})
+    message = "difference.weight > 0 puts embeddings among hidden states, which have 16 .* pooler avg have 8"
+    with pytest.raises(ConfigError, match=message):
+        open_start(config, make_mesh(config))
+
+
+def test_an_index_of_a_model_for_another_similarity_warns(folder):
+    with pytest.warns(UserWarning, match="is made for similarity by dot; search ranks by cosine"):
+        SentenceEncoder.from_pretrained(folder("mean-max")).build_index(TEXTS)
+    SentenceEncoder.from_pretrained(folder("cls")).build_index(TEXTS)  # of length 1
+
+
+def test_a_similarity_that_is_not_known_is_named(folder):
+    path = folder("mean")
+    (path / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "jaccard"}')
+    with pytest.raises(CheckpointError, match="similarity_fn_name 'jaccard' is not one of cosine, dot, euclidean, man"):
+        SentenceEncoder.from_pretrained(path)
