@@ -70,8 +70,10 @@ def test_search_uses_what_a_run_recommends(tmp_path):
 
 def test_documents_are_compared_without_labels(tmp_path, minilm_dir):
     lines = Path(__file__).parents[1].joinpath("docs/training.md").read_text().split("\n\n")
-    (tmp_path / "docs.txt").write_text("\n\n".join(" ".join(line.split()) for line in lines))
-    task = f"documents:{tmp_path / 'docs.txt'}"
+    (tmp_path / "docs").mkdir()
+    for number, line in enumerate(lines):
+        (tmp_path / f"docs/{number}.txt").write_text(line)
+    task = f"documents:{tmp_path / 'docs'}"
     scores = evaluate_model(str(minilm_dir), Settings(tasks=task))["tasks"][task]
     assert [each["mode"] for each in scores["systems"]] == ["lexical", "dense", "hybrid"]
     assert scores["n"] > 20

@@ -148,6 +148,9 @@ def describe_recommendation(systems: Sequence[System], recommended: System) -> s
 class OwnDocuments(OwnTask):
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
 
+    def files(self, folder: Path, mode: str) -> list[Path]:
+        return []  # a file or a folder; what cannot be read is an error
+
     def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
         metric = queries_of_documents(self.file)
         bm25, dense, hybrid = compare_systems({"encoder": encoder}, metric)
