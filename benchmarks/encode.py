@@ -34,18 +34,15 @@ def ours(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
 
 
 def sentence_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
-    """Encode by `SentenceTransformer.encode`, without a Normalize module at the end of the folder."""
+    """Encode by `SentenceTransformer.encode`."""
     import sentence_transformers as library
 
-    transformer, pooling, *_ = library.SentenceTransformer(str(folder), trust_remote_code=False)
-    model = library.SentenceTransformer(modules=[transformer, pooling])
-    sizes = hf.transformer_config(hf.read_hf_config(folder), source=str(folder))
-    model.max_seq_length = sizes.max_length  # the folder's own limit cuts sentences that ours does not
+    model = library.SentenceTransformer(str(folder), trust_remote_code=False)
     return _implementation(lambda: model.encode(sentences, batch_size=batch_size, show_progress_bar=False), {})
 
 
 def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> Implementation:
-    """Encode by `AutoModel` as its model card shows: batches in the given order, mean over real tokens."""
+    """Encode by `AutoModel` as its model card shows: batches in the given order, mean over real tokens, length 1."""
     import torch
     import transformers
 
@@ -60,7 +57,8 @@ def plain_transformers(folder: Path, sentences: list[str], batch_size: int) -> I
             chunk = sentences[start : start + batch_size]
             batch = tokenizer(chunk, padding=True, truncation=False, return_tensors="pt").to(device)
             states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
-            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu().numpy())
+            means = (states * mask).sum(1) / mask.sum(1)
+            vectors.append(torch.nn.functional.normalize(means).cpu().numpy())
         return np.concatenate(vectors)
 
     return _implementation(encode, {})
@@ -111,7 +109,7 @@ def measured(folder: Path, sentences: list[str], against: list[str], *, batch_si
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minilm", help="a sentence-transformers folder that pools by the mean")
+    parser.add_argument("--model", default="minilm", help="a sentence-transformers folder of mean and Normalize")
     parser.add_argument("--text", type=Path, help="a file of real sentences, one per line")
     parser.add_argument("--sentences", type=int, default=2000, help="number of sentences (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=64)

@@ -328,7 +328,7 @@ def write_part(path: Path, sentences: Sequence[str], vectors: np.ndarray) -> Non
 def stored(folder: Path, *files: Path, dtype: str = "float32") -> VectorStore:
     """The store that the command writes of these files, with vectors of `vectors_of`."""
     record = EncoderRecord("hash", "avg", "float32", DIMENSION, "0123")
-    encoder = mock.Mock(spec=SentenceEncoder, encode=vectors_of, record=lambda prompt: record, prompts=NO_PROMPTS)
+    encoder = mock.MagicMock(spec=SentenceEncoder, encode=vectors_of, record=lambda prompt: record, prompts=NO_PROMPTS)
     folder.mkdir(exist_ok=True)
     embed([*map(str, files)], folder, lambda: encoder, rows_per_file=7, batch_size=4, dtype=dtype)
     return find_store(str(folder))
