@@ -2,9 +2,9 @@
 
     python -m benchmarks.search_collections --data FOLDER --output FILE.json
 
-FOLDER has a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. A weight is that of
-BM25. `float16`, `int8` and `bits` are embeddings stored as such. `left out` is the
-weight that is best on the average of the other collections, and its score on this one.
+FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Weights are
+those of BM25. `float16`, `int8` and `bits` say how embeddings are stored. `left out` is this collection's score with
+the weight that is best on the average of the others.
 """
 
 import argparse

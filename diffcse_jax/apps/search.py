@@ -63,6 +63,8 @@ def search(
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     opened = None if source == STDIN else find_index(expand_path(source))
+    if threshold is not None and opened is None:  # hybrid scores have none, so a recommended mode would be refused
+        mode = mode or "dense"
     mode, weight = _mode_of(opened, model, mode, weight)
     encoder = None
     if opened:

@@ -1,7 +1,8 @@
 """Sentences and words of text in any language, by short rules and Unicode's properties of characters.
 
 Chinese and Japanese have no spaces, and a mark such as U+3002 ends a sentence wherever it stands. Thai, Lao, Khmer and
-Burmese have no spaces between words; two characters of Chinese or Japanese, or four of those, count as a word.
+Burmese have no spaces between words. Two characters of Chinese or Japanese count as a word, as do four of Thai, Lao,
+Khmer or Burmese.
 """
 
 import itertools

@@ -266,8 +266,8 @@ class SentenceIndex:
         found = self._find(queries, texts, mode, count)
         while self._documents is not None:
             distinct = [_first_of_each(self._documents, *each) for each in found]
-            short = (len(rows) < top_k and len(all_rows) == count for (_, all_rows, _), (_, rows, _) in
-                     zip(found, distinct, strict=True))  # fmt: skip
+            pairs = zip(found, distinct, strict=True)
+            short = (len(rows) < top_k and len(all_rows) == count for (_, all_rows, _), (_, rows, _) in pairs)
             if count == len(self) or not any(short):
                 found = [(scores[:top_k], rows[:top_k], ranks) for scores, rows, ranks in distinct]
                 break
