@@ -157,16 +157,24 @@ def columns(name: str, texts: Iterable[tuple[str, ...]], seed: int) -> dict[str,
     Args:
         name: The recipe.
         texts: Pairs or single sentences.
-        seed: Decides which words TSDAE deletes.
+        seed: Decides which words TSDAE deletes, and which are taken out of a passage without a title.
     """
+    generator = random.Random(seed)
     if name == "pairs":
-        leads, rests = zip(*texts, strict=True)
+        leads, rests = zip(*[pair if pair[0] != pair[1] else _cloze(pair[0], generator) for pair in texts], strict=True)
         return {"anchor": list(leads), "positive": list(rests)}
     sentences = [sentence for (sentence,) in texts]
     if name == "simcse":
         return {"anchor": sentences, "positive": sentences}
-    generator = random.Random(seed)
     return {"damaged": [_damaged(sentence, generator) for sentence in sentences], "original": sentences}
+
+
+def _cloze(passage: str, generator: random.Random) -> tuple[str, str]:
+    """Take a window of 5 to 25 words out of a passage."""
+    words = passage.split()
+    size = generator.randint(5, max(5, min(25, len(words) - 5)))
+    start = generator.randint(0, max(0, len(words) - size))
+    return " ".join(words[start : start + size]), " ".join(words[:start] + words[start + size :]) or passage
 
 
 def _damaged(sentence: str, generator: random.Random) -> str:

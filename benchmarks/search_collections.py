@@ -1,97 +1,237 @@
-"""Measure embeddings, BM25 and their fusions on search collections in BEIR's form, by nDCG@10.
+"""Measure adaptation on search collections: people's own questions and judgements, which no run trains on.
 
-    python -m benchmarks.search_collections --data FOLDER --output FILE.json
+    python -m benchmarks.search_collections --data COLLECTIONS --work FOLDER --output benchmarks/results/NAME.json
 
-FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Weights are
-those of BM25. `float16`, `int8` and `bits` say how embeddings are stored. `left out` is this collection's score with
-the weight that is best on the average of the others.
+COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's documents, with the
+preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the same texts (`pairs`), from the same
+starting checkpoint, with the same number of steps, batch size and sentence length. Five systems then answer the
+questions: BM25, the starting checkpoint, the trained model (the best checkpoint, even if the run exports the start),
+and both with BM25, whose weight is the default. `recommended` is what the run recommends, with the weight that it
+chose. Paired randomisation tests compare scores of the same questions, which are means over the seeds.
+
+WORK keeps each result, so the same command goes on where it was interrupted. A run takes about 10 minutes on two cores.
 """
 
 import argparse
+import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import scipy.stats
 
-from benchmarks import measure
-from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation.search_collections import read_collection
-from diffcse_jax.search.array_store import STORAGES, ArrayStore
-from diffcse_jax.search.fusion import DEFAULT_WEIGHT, WEIGHTS, best_rows, combine, ndcg
-from diffcse_jax.search.lexical import LexicalIndex
+from benchmarks import adaptation_recipes, measure
+from diffcse_jax.config import Config, shipped_config
+from diffcse_jax.errors import reported_to_user
 
-RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
-Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+MEASURES = ("ndcg@10", "mrr@10", "recall@100", "map")
+OURS, PAIRS = "ours", "pairs"
+START, TRAINED, WITH_BM25 = "start", "trained", " + BM25"
+COMPARED = (("BM25", START + WITH_BM25), (START, START + WITH_BM25), (START, TRAINED))
+COMPARED += ((START + WITH_BM25, TRAINED + WITH_BM25), (TRAINED, TRAINED + WITH_BM25))
 
-
-def by_z_scores(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarray:
-    """Return the package's fusion."""
-    return combine(dense, lexical, weight, dense, lexical)
+Scores = dict[str, dict[str, dict[str, float]]]  # by system, measure and query
 
 
-def by_ranks(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarray:
-    """Return weighted reciprocal rank fusion of the best 100 of each half."""
-    ranks = [np.argsort(np.argsort(-scores, kind="stable")) + 1 for scores in (dense, lexical)]
-    one, other = (np.where(rank <= 100, 1 / (RANK_OFFSET + rank), 0) for rank in ranks)
-    return (1 - weight) * one + weight * other
+def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, float]) -> Scores:
+    """Score a model alone and with BM25 on the questions of a collection.
 
+    Args:
+        folder: The collection.
+        model: The model's name or folder.
+        name: The name of the system.
+        weights: The weight of BM25 for each further system.
+    """
+    from diffcse_jax import SentenceEncoder
+    from diffcse_jax.evaluation.search_collections import measure as score
+    from diffcse_jax.evaluation.search_collections import read_collection
+    from diffcse_jax.search.fusion import best_rows, combine
+    from diffcse_jax.search.lexical import LexicalIndex
 
-FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
-
-
-def score(scores: Sequence[np.ndarray], grades: Sequence[Mapping[int, float]]) -> float:
-    """Return the mean nDCG@10 x 100."""
-    return 100 * float(
-        np.mean([ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)])
-    )
-
-
-def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, float]:
-    """Return nDCG@10 of each system."""
     collection = read_collection(folder)
+    encoder = SentenceEncoder.from_pretrained(str(model))
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
-    rows = {key: row for row, key in enumerate(collection.documents)}
-    judged = (collection.judgements[key] for key in collection.queries)
-    grades = [{rows[document]: float(grade) for document, grade in each.items()} for each in judged]
-    vectors = encoder.encode_document(documents, normalize=True)
-    asked = encoder.encode_query(queries, normalize=True)
-    dense = asked @ vectors.T
-    words = LexicalIndex.build(documents)
-    lexical = [words.scores(query) for query in queries]
-    results = {"dense": score(dense, grades), "bm25": score(lexical, grades)}
-    for name, fuse in FUSIONS.items():
-        for weight in WEIGHTS[1:-1]:
-            fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
-            results[f"{name} {weight}"] = score(fused, grades)
-    table = pa.table({"sentence": documents})
-    for storage in STORAGES[1:]:
-        store = ArrayStore.of(lambda: [vectors], table, storage)
-        found = store.nearest(asked, 10)[1]
-        results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
-    print(folder.name, words.language, {name: round(value, 1) for name, value in results.items()}, file=sys.stderr)
-    return results
+    similarities = encoder.encode_query(queries, normalize=True) @ encoder.encode_document(documents, normalize=True).T
+    index, ids = LexicalIndex.build(documents), [*collection.documents]
+    rankings: dict[str, dict[str, dict[str, float]]] = {}
+    for key, text, dense in zip(collection.queries, queries, similarities, strict=True):
+        lexical = index.scores(text)
+        found = {"BM25": lexical, name: dense}
+        found |= {other: combine(dense, lexical, weight, dense, lexical) for other, weight in weights.items()}
+        for system, scores in found.items():
+            best = {ids[row]: float(scores[row]) for row in best_rows(scores, 100).tolist()}
+            rankings.setdefault(system, {})[key] = best
+    return {system: score(collection.judgements, ranking) for system, ranking in rankings.items()}
+
+
+def measure_start(folder: Path, model: str) -> dict[str, Any]:
+    """Score a starting checkpoint on people's questions, and on the queries that are made of the documents."""
+    from diffcse_jax import SentenceEncoder
+    from diffcse_jax.evaluation.systems import compare_systems, queries_of_documents
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+
+    scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
+    compared = compare_systems({START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder)))
+    return {"scores": scores, "made": [system.summary() for system in compared]}
+
+
+def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
+    """Train as the configuration says, and score the best checkpoint and what the run recommends."""
+    from diffcse_jax.run_folder.records import read_selection
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+    from diffcse_jax.training.selection import THIS_MODEL
+    from diffcse_jax.training.train import train
+
+    verdict = train(config, place)
+    selection = read_selection(place)
+    assert selection is not None  # the run has finished
+    advice = verdict.partition("Recommended for search: ")[2]
+    system = next((each for each in selection.systems if advice.startswith(f"{each['name']}.")), None)
+    if selection.interpolation == 0:
+        values = config.to_dict()
+        train(Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place)
+    weights = {TRAINED + WITH_BM25: DEFAULT_WEIGHT}
+    scores = answer(folder, place, TRAINED, weights)
+    if system:
+        model = place if system["encoder"] == THIS_MODEL else config.model.name_or_path
+        scores |= {"recommended": answer(folder, model, "", {"it": system["weight"]})["it"]}
+    return {"scores": scores, "verdict": verdict, "made": selection.systems, "exported": selection.interpolation}
+
+
+def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
+    """Train by the library's recipe for pairs, and score the result."""
+    from diffcse_jax.search.fusion import DEFAULT_WEIGHT
+
+    adaptation_recipes.train_theirs(PAIRS, config, place)
+    return {"scores": answer(folder, place, TRAINED, {TRAINED + WITH_BM25: DEFAULT_WEIGHT})}
+
+
+def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
+    """Return the preset for the documents of a collection."""
+    values = shipped_config("adapt")
+    values.data.train_file, values.model.name_or_path, values.train.seed = str(folder), options.model, seed
+    values.data.cache_dir = str(options.work / "tokens")
+    values.eval.guard = False
+    if options.learning_rate:
+        values.optim.learning_rate = options.learning_rate
+    return Config.from_dict(values.to_dict())
+
+
+def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
+    """Return the result of a call in a new process, or the result that an earlier command wrote to the file."""
+    if not path.is_file():
+        start = time.perf_counter()
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            result = pool.submit(function, *arguments).result()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result | {"seconds": time.perf_counter() - start}), encoding="utf-8")
+        means = {name: round(np.mean([*each["ndcg@10"].values()]), 2) for name, each in result["scores"].items()}
+        print(path.stem, means, file=sys.stderr, flush=True)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return mean scores of each system, paired tests on nDCG@10, and how the label-free scores agree."""
+    from diffcse_jax.evaluation.search_collections import CHOOSES, compare
+
+    queries = [*start["scores"]["BM25"][CHOOSES]]
+    by_query: dict[str, np.ndarray] = {}
+    table: dict[str, Any] = {}
+    systems = [("", name, [start]) for name in start["scores"]]
+    for recipe, each in runs.items():
+        prefix = "" if recipe == OURS else f"{recipe}: "
+        systems += [(prefix, name, each) for name in each[0]["scores"] if name != "BM25"] if each else []
+    for prefix, name, each in systems:
+        found = [run["scores"][name] for run in each]
+        values = [{measure: float(np.mean([*scores[measure].values()])) for measure in MEASURES} for scores in found]
+        table[prefix + name] = {measure: float(np.mean([value[measure] for value in values])) for measure in MEASURES}
+        table[prefix + name]["seeds"] = [value[CHOOSES] for value in values]
+        by_query[prefix + name] = np.mean([[scores[CHOOSES][query] for query in queries] for scores in found], axis=0)
+    pairs = [*COMPARED, *((START, f"{PAIRS}: {TRAINED}"), (f"{PAIRS}: {TRAINED}", TRAINED))]
+    pairs += [(name, "recommended") for name in by_query if name != "recommended"]
+    tests = {
+        f"{one} -> {other}": compare(by_query[one], by_query[other])._asdict()
+        for one, other in pairs
+        if one in by_query and other in by_query
+    }
+    return {
+        "queries": len(queries),
+        "systems": table,
+        "tests": tests,
+        "made queries": {each["name"]: each["score"] for each in start["made"]},
+        "runs": {
+            recipe: [{key: run[key] for key in ("seconds", "verdict", "made") if key in run} for run in each]
+            for recipe, each in runs.items()
+        },
+        "agreement": [agreement(run) for run in runs.get(OURS, ()) if run["made"]],
+    }
+
+
+def agreement(run: Mapping[str, Any]) -> dict[str, float]:
+    """Return how a run's label-free table ranks the five systems, compared with people's questions (Kendall's tau).
+
+    `lost` is the nDCG@10 that the best of the label-free table has less than the best of the five.
+    """
+    made = {name_of(each): each["score"] for each in run["made"]}
+    asked = {name: float(np.mean([*run["all"][name].values()])) for name in made}
+    tau = scipy.stats.kendalltau([made[name] for name in made], [asked[name] for name in made]).statistic
+    return {"tau": float(tau), "lost": max(asked.values()) - asked[max(made, key=lambda name: made[name])]}
+
+
+def name_of(system: Mapping[str, Any]) -> str:
+    """Return the name of a system of a run's table, as this benchmark calls it."""
+    from diffcse_jax.training.selection import THIS_MODEL
+
+    if not system["encoder"]:
+        return "BM25"
+    name = TRAINED if system["encoder"] == THIS_MODEL else START
+    return name + (WITH_BM25 if system["mode"] == "hybrid" else "")
 
 
 def main() -> None:
-    """Measure all collections and write the record."""
+    """Train, score, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--output", type=Path)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of collections")
+    add("--work", type=Path, required=True, help="folder for runs and results of parts")
+    add("--model", default="minilm", help="the starting checkpoint (default: minilm)")
+    add("--learning_rate", type=float, help="default: the preset's; 2e-5 for other encoders than MiniLM")
+    add("--collections", nargs="+", help="names of folders (default: all)")
+    add("--train", nargs="*", help="collections to train on (default: all)")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args()
-    encoder = SentenceEncoder.from_pretrained(options.model)
-    folders = sorted(path.parent for path in options.data.glob("*/corpus.jsonl"))
-    table = {folder.name: measure_collection(folder, encoder) for folder in folders}
-    systems = [*next(iter(table.values()))]
-    means = {system: float(np.mean([scores[system] for scores in table.values()])) for system in systems}
-    hybrids = [system for system in systems if system.startswith("z ")]
-    for name, scores in table.items():
-        others = [each for other, each in table.items() if other != name]
-        best = max(hybrids, key=lambda system: sum(each[system] for each in others))
-        scores |= {"left out": scores[best], "left out: weight": float(best.removeprefix("z "))}
-    record = {"collections": table, "mean": means, "default weight": DEFAULT_WEIGHT}
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
+    trained = [name for name in names if options.train is None or name in options.train]
+    short = Path(options.model).name
+    recipes = {OURS: measure_ours, PAIRS: measure_theirs}
+    with reported_to_user():
+        starts = {
+            name: remembered(
+                options.work / f"{name}.{short}.start.json", measure_start, options.data / name, options.model
+            )
+            for name in names
+        }
+        runs: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in names}
+        for seed in options.seeds:
+            for name in trained:
+                config = configured(options.data / name, options, seed)
+                for recipe, function in recipes.items():
+                    key = f"{name}.{short}.{recipe}.{seed}"
+                    arguments = (function, options.data / name, config, options.work / key)
+                    run = remembered(options.work / f"{key}.json", *arguments)
+                    scores = {**starts[name]["scores"], **run["scores"]}
+                    run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}
+                    runs[name].setdefault(recipe, []).append(run)
+        table = {name: summarise(starts[name], runs[name]) for name in names}
+    record = {"model": short, "seeds": options.seeds, "collections": table}
     measure.write_record(options.output, "benchmarks.search_collections", sys.argv[1:], record)
 
 

@@ -1,0 +1,99 @@
+"""Measure embeddings, BM25 and their fusions on search collections in BEIR's form, by nDCG@10.
+
+    python -m benchmarks.fusion --data FOLDER --output FILE.json
+
+FOLDER contains a folder for each collection, with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Weights are
+those of BM25. `float16`, `int8` and `bits` say how embeddings are stored. `left out` is this collection's score with
+the weight that is best on the average of the others.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks import measure
+from diffcse_jax import SentenceEncoder
+from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.search.array_store import STORAGES, ArrayStore
+from diffcse_jax.search.fusion import DEFAULT_WEIGHT, WEIGHTS, best_rows, combine, ndcg
+from diffcse_jax.search.lexical import LexicalIndex
+
+RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al. 2009)
+Fusion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+
+
+def by_z_scores(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarray:
+    """Return the package's fusion."""
+    return combine(dense, lexical, weight, dense, lexical)
+
+
+def by_ranks(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarray:
+    """Return weighted reciprocal rank fusion of the best 100 of each half."""
+    ranks = [np.argsort(np.argsort(-scores, kind="stable")) + 1 for scores in (dense, lexical)]
+    one, other = (np.where(rank <= 100, 1 / (RANK_OFFSET + rank), 0) for rank in ranks)
+    return (1 - weight) * one + weight * other
+
+
+FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
+
+
+def score(scores: Sequence[np.ndarray], grades: Sequence[Mapping[int, float]]) -> float:
+    """Return the mean nDCG@10 x 100."""
+    return 100 * float(
+        np.mean([ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)])
+    )
+
+
+def measure_collection(folder: Path, encoder: SentenceEncoder) -> dict[str, float]:
+    """Return nDCG@10 of each system."""
+    collection = read_collection(folder)
+    documents, queries = [*collection.documents.values()], [*collection.queries.values()]
+    rows = {key: row for row, key in enumerate(collection.documents)}
+    judged = (collection.judgements[key] for key in collection.queries)
+    grades = [{rows[document]: float(grade) for document, grade in each.items()} for each in judged]
+    vectors = encoder.encode_document(documents, normalize=True)
+    asked = encoder.encode_query(queries, normalize=True)
+    dense = asked @ vectors.T
+    words = LexicalIndex.build(documents)
+    lexical = [words.scores(query) for query in queries]
+    results = {"dense": score(dense, grades), "bm25": score(lexical, grades)}
+    for name, fuse in FUSIONS.items():
+        for weight in WEIGHTS[1:-1]:
+            fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
+            results[f"{name} {weight}"] = score(fused, grades)
+    table = pa.table({"sentence": documents})
+    for storage in STORAGES[1:]:
+        store = ArrayStore.of(lambda: [vectors], table, storage)
+        found = store.nearest(asked, 10)[1]
+        results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
+    print(folder.name, words.language, {name: round(value, 1) for name, value in results.items()}, file=sys.stderr)
+    return results
+
+
+def main() -> None:
+    """Measure all collections and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    encoder = SentenceEncoder.from_pretrained(options.model)
+    folders = sorted(path.parent for path in options.data.glob("*/corpus.jsonl"))
+    table = {folder.name: measure_collection(folder, encoder) for folder in folders}
+    systems = [*next(iter(table.values()))]
+    means = {system: float(np.mean([scores[system] for scores in table.values()])) for system in systems}
+    hybrids = [system for system in systems if system.startswith("z ")]
+    for name, scores in table.items():
+        others = [each for other, each in table.items() if other != name]
+        best = max(hybrids, key=lambda system: sum(each[system] for each in others))
+        scores |= {"left out": scores[best], "left out: weight": float(best.removeprefix("z "))}
+    record = {"collections": table, "mean": means, "default weight": DEFAULT_WEIGHT}
+    measure.write_record(options.output, "benchmarks.fusion", sys.argv[1:], record)
+
+
+if __name__ == "__main__":
+    main()
