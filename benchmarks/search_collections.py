@@ -51,7 +51,7 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.search_collections import measure as score
     from diffcse_jax.evaluation.search_collections import read_collection
-    from diffcse_jax.search.fusion import best_rows, combine
+    from diffcse_jax.search.fusion import best_rows, combine, found_by_words
     from diffcse_jax.search.lexical import LexicalIndex
 
     collection = read_collection(folder)
@@ -65,7 +65,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
         found = {"BM25": lexical, name: dense}
         found |= {other: combine(dense, lexical, weight, dense, lexical) for other, weight in weights.items()}
         for system, scores in found.items():
-            best = {ids[row]: float(scores[row]) for row in best_rows(scores, 100).tolist()}
+            rows = found_by_words(scores, 100) if system == "BM25" else best_rows(scores, 100)
+            best = {ids[row]: float(scores[row]) for row in rows.tolist()}
             rankings.setdefault(system, {})[key] = best
     return {system: score(collection.judgements, ranking) for system, ranking in rankings.items()}
 
