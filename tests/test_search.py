@@ -1,10 +1,8 @@
 """Search against sorting all similarities: exact, in blocks, from memory, files and faiss."""
 
-import concurrent.futures
 import itertools
 from pathlib import Path
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +14,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import nearest as module
 from diffcse_jax.search.array_store import STORAGES
-from diffcse_jax.search.index import SentenceIndex, check_count, find_index
+from diffcse_jax.search.index import SentenceIndex, find_index
 from diffcse_jax.search.nearest import nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
@@ -52,12 +50,11 @@ def test_blocks_give_what_sorting_all_gives(rows, queries, top_k, half, cuts):
     np.testing.assert_array_equal(found, order)
 
 
-def test_queries_and_corpora_share_few_programs(caplog):
-    jax.clear_caches()
-    with jax.log_compiles():
-        for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 2, 6)):
-            nearest(random_vectors(queries), [random_vectors(rows)], rows, top_k)
-    assert sum("Compiling jit(_better)" in message for message in caplog.messages) == 1
+def test_queries_and_corpora_share_few_programs():
+    compiled = module._better._cache_size()
+    for rows, queries, top_k in ((100, 3, 5), (128, 7, 8), (70, 2, 6)):
+        nearest(random_vectors(queries, dimension=5), [random_vectors(rows, dimension=5)], rows, top_k)
+    assert module._better._cache_size() == compiled + 1
 
 
 def index_of(vectors: np.ndarray, record: EncoderRecord = RECORD) -> SentenceIndex:
@@ -92,8 +89,8 @@ def test_an_index_is_the_same_from_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dimension", [33, 64])
-def test_stored_kinds_of_numbers_find_the_same(storage, dimension, tmp_path):
+def test_stored_kinds_of_numbers_find_the_same(storage, tmp_path):
+    dimension = 33
     vectors = normalize(random_vectors(300, dimension=dimension))
     queries = normalize(vectors[:20] + random_vectors(20, seed=1, dimension=dimension) / 20)
     record, texts = EncoderRecord("mine", "avg", "float32", dimension, "0123"), index_of(vectors).store.table
@@ -107,15 +104,8 @@ def test_stored_kinds_of_numbers_find_the_same(storage, dimension, tmp_path):
     bits = {"float32": 32, "float16": 16, "int8": 8, "bits": 1}[storage]
     assert index.store.vectors.nbytes == 300 * -(-dimension // 32) * 4 if bits == 1 else 300 * dimension * bits // 8
     index.save(tmp_path / "index")
-    loaded = find_index(tmp_path / "index")
-    assert hits_of(loaded, queries, top_k=5) == hits_of(index, queries, top_k=5)
-    loaded.save(tmp_path / "index")
+    find_index(tmp_path / "index").save(tmp_path / "index")  # from the folder that it replaces
     assert hits_of(find_index(tmp_path / "index"), queries, top_k=5) == hits_of(index, queries, top_k=5)
-
-
-def test_an_unknown_storage_is_refused():
-    with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
-        index_of(random_vectors(5)).in_memory("int4")
 
 
 def write_parts(folder: Path, vectors: np.ndarray, parts: int, record: EncoderRecord = RECORD, first: int = 0) -> None:
@@ -149,13 +139,10 @@ def test_what_is_no_index_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"not empty and not an index\. Choose another folder"):
         index.save(tmp_path)
     assert (tmp_path / "notes.txt").exists()
-    folder = tmp_path / "index"
-    index.save(folder)
-    for name, content in (("vectors.npy", b"x"), ("sentences.arrow", b"ARROW1"), ("index.json", b'{"model": 3}')):
-        index.save(folder)
-        (folder / name).write_bytes(content)
-        with pytest.raises(CheckpointError, match=name):
-            find_index(folder)
+    index.save(tmp_path / "index")
+    (tmp_path / "index/index.json").write_text('{"model": 3}')
+    with pytest.raises(CheckpointError, match=r"index\.json lacks the index's mode or checksums"):
+        find_index(tmp_path / "index")
 
 
 def test_vectors_of_no_encoder_or_of_several_are_refused(tmp_path):
@@ -173,8 +160,6 @@ def test_another_encoder_is_refused_with_both_names():
     RECORD.require(EncoderRecord("moved", "avg", "float32", DIMENSION, "0123"), "index")
     with pytest.raises(ConfigError, match=r"index holds .* of mine, but the encoder is other: pooler avg there"):
         RECORD.require(EncoderRecord("other", "cls", "float32", DIMENSION, "4567"), "index")
-    with pytest.raises(ConfigError, match=r"embeddings of mine, but the encoder is mine: their weights differ"):
-        RECORD.require(EncoderRecord("mine", "avg", "float32", DIMENSION, "4567"), "index")
 
 
 @pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("IVF16,Flat", 0.6), ("PCA16,IVF16,Flat", 0.6)])
@@ -194,15 +179,7 @@ def test_faiss_finds_what_the_exact_search_finds(factory, least, tmp_path):
         exact.with_faiss("nonsense")
 
 
-def test_threads_search_at_once():
-    index = index_of(random_vectors(300))
-    queries = [normalize(random_vectors(3, seed=seed)) for seed in range(6)]
-    expected = [hits_of(index, each, top_k=5) for each in queries]
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        assert [*pool.map(lambda each: hits_of(index, each, top_k=5), queries)] == expected
-
-
-@pytest.mark.parametrize("byte", [20, 200, -1], ids=["header", "embedding", "last"])
+@pytest.mark.parametrize("byte", [20, -1], ids=["header", "embedding"])
 def test_a_damaged_index_is_refused(byte, tmp_path):
     index_of(random_vectors(5)).save(tmp_path / "index")
     file = tmp_path / "index/vectors.npy"
@@ -220,12 +197,12 @@ def test_a_missing_parquet_part_is_reported(tmp_path):
         find_index(tmp_path / "vectors")
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 1.5, True, None])
-def test_a_number_of_hits_below_one_is_refused(top_k):
-    with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
-        check_count("top_k", top_k)
-
-
-def test_a_threshold_of_nan_is_refused():
+def test_invalid_options_are_refused():
+    index, query = index_of(random_vectors(5)), normalize(random_vectors(1))
+    for top_k in (0, 1.5, True, None):
+        with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
+            index.search(query, top_k)
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
-        index_of(random_vectors(5)).search(normalize(random_vectors(1)), 1, float("nan"))
+        index.search(query, 1, float("nan"))
+    with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
+        index.in_memory("int4")

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float32, Int, Int8, Shaped, UInt32
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.search.nearest import BLOCK_ROWS, nearest
+from diffcse_jax.search.nearest import BLOCK_ROWS, Nearest, Queries, Vectors, nearest
 
 STORAGES = ("float32", "float16", "int8", "bits")
 RESCORED = 8  # rows per hit that bits choose and int8 scores
@@ -30,10 +30,8 @@ class ArrayStore:
     precise: Int8[np.ndarray, "rows dimension"] | None = None  # next to bits
 
     @classmethod
-    def of(
-        cls, blocks: Callable[[], Iterable[Float32[np.ndarray, "_ dimension"]]], table: pa.Table, storage: str
-    ) -> "ArrayStore":
-        """Convert embeddings of length 1. `blocks` starts a pass; int8 and bits need two."""
+    def of(cls, blocks: Callable[[], Iterable[Vectors]], table: pa.Table, storage: str) -> "ArrayStore":
+        """Convert embeddings of length 1. `blocks` starts a pass; int8 and bits need several."""
         if storage not in STORAGES:
             raise ConfigError(f"storage={storage!r}: use one of: {', '.join(STORAGES)}")
         if storage in ("float32", "float16"):
@@ -47,9 +45,8 @@ class ArrayStore:
     @classmethod
     def load(cls, folder: Path, table: pa.Table) -> "ArrayStore":
         """Map what `save` has written into memory."""
-        names = (VECTORS, _SCALE, _PRECISE)
-        arrays = [np.load(folder / name, "r", False) if (folder / name).exists() else None for name in names]
-        return cls(table, *arrays)
+        paths = (folder / name for name in (VECTORS, _SCALE, _PRECISE))
+        return cls(table, *(np.load(path, mmap_mode="r") if path.exists() else None for path in paths))
 
     def save(self, folder: Path) -> None:
         for name, array in ((VECTORS, self.vectors), (_SCALE, self.scale), (_PRECISE, self.precise)):
@@ -63,37 +60,35 @@ class ArrayStore:
         yield self.table
 
     def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        return self.table.take(pa.array(numbers)).to_pylist()
+        return [
+            self.table.slice(number, 1).to_pylist()[0] for number in numbers.tolist()
+        ]  # `take` has a limit of 2 GiB
 
-    def embeddings(self, numbers: Int[np.ndarray, " rows"] | slice) -> Float32[np.ndarray, "rows dimension"]:
+    def embeddings(self, numbers: Int[np.ndarray, " rows"] | slice) -> Vectors:
         """Return embeddings of length 1, up to rounding."""
         stored = self.vectors if self.precise is None else self.precise
         assert stored is not None
         found = np.asarray(stored[numbers]).astype(np.float32, copy=False)
         return found if self.scale is None else found * self.scale
 
-    def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
+    def unit_blocks(self) -> Iterator[Vectors]:
         return (self.embeddings(slice(start, start + BLOCK_ROWS)) for start in range(0, len(self), BLOCK_ROWS))
 
-    def nearest(
-        self, queries: Float32[np.ndarray, "queries dimension"], top_k: int
-    ) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
+    def nearest(self, queries: Queries, k: int) -> Nearest:
         """Find the rows with the highest cosine similarities; see `nearest`."""
         assert self.vectors is not None
         vectors = self.vectors
         blocks = (np.asarray(vectors[start : start + BLOCK_ROWS]) for start in range(0, len(self), BLOCK_ROWS))
         if self.precise is None:
-            return nearest(queries if self.scale is None else queries * self.scale, blocks, len(self), top_k)
-        rows = np.sort(nearest(_bits(queries), blocks, len(self), RESCORED * top_k)[1], axis=1)
+            return nearest(queries if self.scale is None else queries * self.scale, blocks, len(self), k)
+        rows = np.sort(nearest(_bits(queries), blocks, len(self), RESCORED * k)[1], axis=1)
         scores = np.stack([self.embeddings(each) @ query for each, query in zip(rows, queries, strict=True)])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
 def _filled(
-    blocks: Iterable[Float32[np.ndarray, "_ dimension"]],
-    rows: int,
-    convert: Callable[[Float32[np.ndarray, "_ dimension"]], Shaped[np.ndarray, "_ columns"]],
+    blocks: Iterable[Vectors], rows: int, convert: Callable[[Vectors], np.ndarray]
 ) -> Shaped[np.ndarray, "rows columns"]:
     """Return converted blocks as one array, at an address that JAX reads without a copy."""
     filled, start = np.zeros((0, 0), np.float32), 0
@@ -107,6 +102,6 @@ def _filled(
     return filled
 
 
-def _bits(vectors: Float32[np.ndarray, "rows dimension"]) -> UInt32[np.ndarray, "rows words"]:
+def _bits(vectors: Vectors) -> UInt32[np.ndarray, "rows words"]:
     padded = np.pad(vectors > 0, ((0, 0), (0, -vectors.shape[1] % 32)))
     return np.packbits(padded, axis=1).view(np.uint32)

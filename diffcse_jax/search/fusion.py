@@ -50,28 +50,23 @@ def choose_weight(
     dense: Float[np.ndarray, "queries rows"],
     lexical: Float[np.ndarray, "queries rows"],
     relevant: Sequence[Collection[int]],
-    weights: Sequence[float] = WEIGHTS,
 ) -> float:
     """Choose the weight of BM25 for held-out queries, by nDCG@10.
 
-    It is the default, unless another weight is better by more than one standard error over the queries.
+    It is the default, unless another of `WEIGHTS` is better by more than one standard error over the queries.
 
     Args:
         dense: Cosine similarities of all rows with each query.
         lexical: BM25 scores of all rows for each query.
         relevant: The rows that each query should find.
-        weights: The weights to choose from.
     """
-    tried = [DEFAULT_WEIGHT, *(weight for weight in weights if weight != DEFAULT_WEIGHT)]
-    gains = np.array(
-        [
-            [
-                ndcg(best_rows(combine(one, other, weight, one, other), 10), dict.fromkeys(wanted, 1.0))
-                for weight in tried
-            ]
-            for one, other, wanted in zip(dense, lexical, relevant, strict=True)
-        ]
-    )
+
+    def gain(one: np.ndarray, other: np.ndarray, wanted: Collection[int], weight: float) -> float:
+        return ndcg(best_rows(combine(one, other, weight, one, other), 10), dict.fromkeys(wanted, 1.0))
+
+    tried = [DEFAULT_WEIGHT, *(weight for weight in WEIGHTS if weight != DEFAULT_WEIGHT)]
+    queries = zip(dense, lexical, relevant, strict=True)
+    gains = np.array([[gain(*query, weight) for weight in tried] for query in queries])
     if not len(gains):
         return DEFAULT_WEIGHT
     best = int(gains.mean(axis=0).argmax())

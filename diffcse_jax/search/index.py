@@ -22,13 +22,13 @@ from jaxtyping import Float32, Int
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
 from diffcse_jax.models.prompts import Prompts
-from diffcse_jax.search.array_store import VECTORS, ArrayStore
+from diffcse_jax.search.array_store import ArrayStore
 from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.nearest import BLOCK_ROWS, nearest
+from diffcse_jax.search.nearest import BLOCK_ROWS, Queries, Vectors
 from diffcse_jax.search.passages import searched_texts
 from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store, write_npy
+from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 
 FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
@@ -48,44 +48,22 @@ class Hit(NamedTuple):
     ranks: Mapping[str, int] = {}  # of a hybrid search: the places of the text by each half that found it
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class SentenceIndex:
-    """Texts that can be searched with embeddings of the same encoder, with words, or with both.
+    """Texts that can be searched with embeddings of the same encoder, with words, or with both."""
 
-    Args:
-        store: The texts and their embeddings.
-        encoder: The encoder of the embeddings; None if there are none.
-        name: The folder, for errors; empty for an index in memory.
-        faiss: An index of faiss, which searches instead of comparing all embeddings.
-        lexical: The words of the texts.
-        weight: The weight of BM25 in a hybrid search, from 0 to 1.
-    """
-
-    def __init__(
-        self,
-        store: ArrayStore | VectorStore,
-        encoder: EncoderRecord | None,
-        name: str = "",
-        faiss: Any = None,
-        lexical: LexicalIndex | None = None,
-        weight: float = DEFAULT_WEIGHT,
-    ):
-        self.store, self.encoder, self.name, self._faiss = store, encoder, name, faiss
-        self.lexical, self.weight = lexical, weight
-        self.mode = "lexical" if encoder is None else "hybrid" if lexical else "dense"
-        # Without inverted lists, also as a part of another index, there is nothing to choose.
-        if faiss and (inverted := require_extra("faiss", "search").try_extract_index_ivf(faiss)) is not None:
-            inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
+    store: ArrayStore | VectorStore
+    encoder: EncoderRecord | None  # None if there are no embeddings
+    name: str = ""  # the folder, for errors; empty for an index in memory
+    faiss: Any = None  # an index of faiss, which searches instead of comparing all embeddings
+    lexical: LexicalIndex | None = None
+    weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
 
     @classmethod
     def of(
-        cls,
-        texts: pa.Table,
-        vectors: Float32[np.ndarray, "rows dimension"] | None,
-        encoder: EncoderRecord | None,
-        storage: str = "float32",
+        cls, texts: pa.Table, vectors: Vectors | None, encoder: EncoderRecord | None, storage: str = "float32"
     ) -> "SentenceIndex":
         """Return an index in memory of texts and, if there are any, their embeddings, of length 1."""
-        texts = _large_texts(texts)
         if vectors is None:
             return cls(ArrayStore(texts), encoder)
         blocks = np.split(vectors, range(BLOCK_ROWS, len(vectors), BLOCK_ROWS))
@@ -119,6 +97,10 @@ class SentenceIndex:
     def __len__(self) -> int:
         return len(self.store)
 
+    @property
+    def mode(self) -> str:
+        return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
+
     def warning(self) -> str:
         """Return a warning if `diffcse embed` has not finished the store; otherwise an empty string."""
         unfinished = self.store.unfinished if isinstance(self.store, VectorStore) else ()
@@ -133,15 +115,14 @@ class SentenceIndex:
         """Return the same texts searched by faiss, which copies the embeddings.
 
         If faiss stores the embeddings themselves, scores are cosine similarities. After quantisation (`IVF1024,SQ8`)
-        they are close to these. After a PCA they are not, so a threshold has another meaning; with `,RFlat` at the end
-        (`PCA64,IVF1024,Flat,RFlat`) faiss also keeps the embeddings and returns the similarities.
+        they are close to these. After a PCA they are not, unless `,RFlat` at the end of the description keeps the
+        embeddings, too.
 
         Args:
             factory: The index in faiss's terms. `Flat` is exact; `IVF1024,Flat` and `HNSW32` are not.
 
         Raises:
-            UserError: faiss is not installed.
-            ConfigError: faiss cannot build such an index of these embeddings.
+            UserError: faiss is not installed, or cannot build such an index of these embeddings.
         """
         faiss = require_extra("faiss", "search")
         if self.encoder is None:
@@ -156,13 +137,14 @@ class SentenceIndex:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split("Error: ")[-1][:200]
             raise ConfigError(f"faiss cannot build {factory!r} for {len(self):,} embeddings: {reason}") from error
-        return SentenceIndex(self.store, self.encoder, self.name, index, self.lexical, self.weight)
+        if (inverted := faiss.try_extract_index_ivf(index)) is not None:
+            inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
+        return dataclasses.replace(self, faiss=index)
 
     def in_memory(self, storage: str = "float32") -> "SentenceIndex":
         """Return the same texts with their embeddings in memory, stored as one of `STORAGES`."""
-        table = pa.concat_tables(self._texts())
-        store = ArrayStore.of(self.store.unit_blocks, table, storage)
-        return SentenceIndex(store, self.encoder, self.name, self._faiss, self.lexical, self.weight)
+        store = ArrayStore.of(self.store.unit_blocks, pa.concat_tables(self._texts()), storage)
+        return dataclasses.replace(self, store=store)
 
     def with_lexical(self, language: str = "", weight: float | None = None) -> "SentenceIndex":
         """Return the same texts, searched with words, too. Embeddings are read into memory if they are in Parquet.
@@ -171,11 +153,12 @@ class SentenceIndex:
             language: The language of the stop words and of the stemmer, such as `german`; by default it is detected.
             weight: The weight of BM25 in a hybrid search, from 0 to 1.
         """
-        weight = DEFAULT_WEIGHT if weight is None else check_weight(weight)
+        weight = DEFAULT_WEIGHT if weight is None else weight
+        if not 0 <= weight <= 1:
+            raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
         store = self.store if isinstance(self.store, ArrayStore) else self.in_memory().store
-        assert isinstance(store, ArrayStore)
-        lexical = LexicalIndex.build(searched_texts(store.table), language)
-        return SentenceIndex(store, self.encoder, self.name, self._faiss, lexical, weight)
+        lexical = LexicalIndex.build([text for table in store.texts() for text in searched_texts(table)], language)
+        return dataclasses.replace(self, store=store, lexical=lexical, weight=weight)
 
     def save(self, folder: Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
@@ -184,10 +167,7 @@ class SentenceIndex:
         with disk_errors(folder, safe="An earlier index there is unchanged."), replace_dir(folder) as new:
             settings: dict[str, Any] = {"mode": self.mode}
             if self.encoder:
-                if isinstance(self.store, ArrayStore):
-                    self.store.save(new)
-                else:
-                    write_npy(new / VECTORS, self.store.unit_blocks(), self.encoder.dimension)
+                self.store.save(new)
                 settings |= dataclasses.asdict(self.encoder)
             if self.lexical:
                 self.lexical.save(new)
@@ -197,18 +177,17 @@ class SentenceIndex:
             with pa.ipc.new_file(new / _TEXTS, first.schema) as writer:
                 for table in itertools.chain([first], tables):
                     writer.write_table(table)
-            if self._faiss:
-                require_extra("faiss", "search").write_index(self._faiss, str(new / _FAISS))
-            digests = file_digests(new, new.iterdir())
-            write_json(new / INDEX_FILE, settings | {"sha256": digests})
+            if self.faiss:
+                require_extra("faiss", "search").write_index(self.faiss, str(new / _FAISS))
+            write_json(new / INDEX_FILE, settings | {"sha256": file_digests(new, new.iterdir())})
 
     def _texts(self) -> Iterator[pa.Table]:
         """Yield the texts; raise `CheckpointError` if their columns differ."""
-        schema = None
-        for table in map(_large_texts, self.store.texts()):
-            schema = schema or table.schema
-            if table.schema != schema:
-                one, other = (", ".join(each.names) for each in (schema, table.schema))
+        names = None
+        for table in self.store.texts():
+            names = names or table.column_names
+            if table.column_names != names:
+                one, other = (", ".join(each) for each in (names, table.column_names))
                 raise CheckpointError(
                     f"some texts have the columns {one}, others {other}. Build one index for each kind"
                 )
@@ -236,7 +215,7 @@ class SentenceIndex:
 
     def search(
         self,
-        queries: Float32[np.ndarray, "queries dimension"] | None,
+        queries: Queries | None,
         top_k: int,
         threshold: float | None = None,
         *,
@@ -263,90 +242,85 @@ class SentenceIndex:
                 "Leave the threshold out, or search with mode='dense'"
             )
         count = top_k
-        found = self._find(queries, texts, mode, count)
-        while self._documents is not None:
-            distinct = [_first_of_each(self._documents, *each) for each in found]
-            pairs = zip(found, distinct, strict=True)
-            short = (len(rows) < top_k and len(all_rows) == count for (_, all_rows, _), (_, rows, _) in pairs)
-            if count == len(self) or not any(short):
-                found = [(scores[:top_k], rows[:top_k], ranks) for scores, rows, ranks in distinct]
+        while True:
+            passages = self._find(queries, texts, mode, count)
+            found = [self._best_passages(each) for each in passages]
+            short = any(
+                len(rows) < top_k and len(all_rows) == count
+                for (_, rows, _), (_, all_rows, _) in zip(found, passages, strict=True)
+            )
+            if not short or count == len(self):
                 break
-            count = min(4 * count, len(self))
-            found = self._find(queries, texts, mode, count)
-        least = -np.inf if threshold is None else threshold
-        kept = [rows[(rows >= 0) & (scores >= least)] for scores, rows, _ in found]
-        wanted = np.unique(np.concatenate([*kept, np.zeros(0, np.int64)]))
+            count = min(4 * count, len(self))  # further passages of the same documents took places
+        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows[:top_k] for _, rows, _ in found)]))
         texts_of = dict(zip(wanted.tolist(), self.store.rows(wanted), strict=True))
         return [
             [
                 Hit(score, texts_of[row], ranks.get(row, {}))
-                for score, row in zip(scores.tolist(), rows.tolist(), strict=True)
-                if row in texts_of and score >= least
+                for score, row in zip(scores[:top_k].tolist(), rows[:top_k].tolist(), strict=True)
+                if threshold is None or score >= threshold
             ]
             for scores, rows, ranks in found
         ]
 
-    def _find(
-        self, queries: Float32[np.ndarray, "queries dimension"] | None, texts: Sequence[str], mode: str, count: int
-    ) -> list[Found]:
-        if mode == "lexical":
-            return [self._by_words(text, count) for text in texts]
-        assert queries is not None
-        if mode == "hybrid":
-            return [*self._by_both(queries, texts, count)]
-        return [(scores, rows, {}) for scores, rows in zip(*self._nearest(queries, count), strict=True)]
+    def _best_passages(self, found: Found) -> Found:
+        """Keep the best row of each document."""
+        scores, rows, ranks = found
+        if self._documents is None:
+            return found
+        kept = np.sort(np.unique(self._documents[rows], return_index=True)[1])
+        return scores[kept], rows[kept], ranks
 
     @functools.cached_property
     def _documents(self) -> Int[np.ndarray, " rows"] | None:
         """The document of each row; None if no document has several rows."""
-        first = next(self.store.texts(), None)
-        if first is None or START not in first.column_names:
-            return None
-        names = [name for name in (FILE, LINE, DOCUMENT) if name in first.column_names]
         numbers: dict[Any, int] = {}
-        documents = [
-            numbers.setdefault(place, len(numbers))
-            for table in self.store.texts()
-            for place in zip(*(table[name].to_pylist() for name in names), strict=True)
-        ]
+        documents: list[int] = []
+        for table in self.store.texts():
+            if START not in table.column_names:
+                return None
+            places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
+            documents += [numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)]
         return np.array(documents) if len(numbers) < len(documents) else None
 
+    def _find(self, queries: Queries | None, texts: Sequence[str], mode: str, count: int) -> list[Found]:
+        if mode == "lexical":
+            assert self.lexical
+            found = ((scores, found_by_words(scores, count)) for scores in map(self.lexical.scores, texts))
+            return [(scores[rows], rows, {}) for scores, rows in found]
+        assert queries is not None
+        if mode == "hybrid":
+            return [*self._by_both(queries, texts, count)]
+        return [(scores, rows, {}) for scores, rows in self._nearest(queries, count)]
+
     def _nearest(
-        self, queries: Float32[np.ndarray, "queries dimension"], top_k: int
-    ) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
-        if not self._faiss and isinstance(self.store, ArrayStore):
-            return self.store.nearest(queries, top_k)
-        if not self._faiss:
-            return nearest(queries, self.store.unit_blocks(), len(self), top_k)
-        scores, rows = self._faiss.search(np.ascontiguousarray(queries), top_k)  # row -1 where fewer were found
-        order = np.lexsort((rows, -scores), axis=1)
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        self, queries: Queries, count: int
+    ) -> Iterator[tuple[Float32[np.ndarray, " k"], Int[np.ndarray, " k"]]]:
+        if not self.faiss:
+            yield from zip(*self.store.nearest(queries, count), strict=True)
+            return
+        for scores, rows in zip(*self.faiss.search(np.ascontiguousarray(queries), count), strict=True):
+            order = np.lexsort((rows, -scores))
+            order = order[rows[order] >= 0]  # -1 where fewer were found
+            yield scores[order], rows[order]
 
     @functools.cached_property
     def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
         assert isinstance(self.store, ArrayStore)
         return self.store.embeddings(np.arange(0, len(self), -(-len(self) // SAMPLE_ROWS)))
 
-    def _by_words(self, text: str, top_k: int) -> Found:
-        assert self.lexical
-        scores = self.lexical.scores(text)
-        rows = found_by_words(scores, top_k)
-        return scores[rows], rows, {}
-
-    def _by_both(
-        self, queries: Float32[np.ndarray, "queries dimension"], texts: Sequence[str], top_k: int
-    ) -> Iterator[Found]:
+    def _by_both(self, queries: Queries, texts: Sequence[str], count: int) -> Iterator[Found]:
         assert self.lexical
         assert isinstance(self.store, ArrayStore)
-        depth = min(max(CANDIDATES, top_k), len(self))
-        for query, text, near in zip(queries, texts, self._nearest(queries, depth)[1], strict=True):
-            lexical, near = self.lexical.scores(text), near[near >= 0]
+        depth = min(max(CANDIDATES, count), len(self))
+        for query, text, (_, near) in zip(queries, texts, self._nearest(queries, depth), strict=True):
+            lexical = self.lexical.scores(text)
             by_words = found_by_words(lexical, depth)
             rows = np.union1d(near, by_words)
             dense = self.store.embeddings(rows) @ query
             all_dense = np.einsum("rd,d->r", self._sample, query)  # one thread: BLAS would wait for others
             scores = combine(dense, lexical[rows], self.weight, all_dense, lexical)
-            best = best_rows(scores, top_k)
+            best = best_rows(scores, count)
             ranks: dict[int, dict[str, int]] = collections.defaultdict(dict)
             for half, order in (("dense", near), ("lexical", by_words)):
                 for place, row in enumerate(order.tolist(), 1):
@@ -379,28 +353,3 @@ def check_mode(mode: str) -> str:
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}: use one of: {', '.join(MODES)}")
     return mode
-
-
-def _first_of_each(
-    documents: Int[np.ndarray, " all"],
-    scores: Float32[np.ndarray, " found"],
-    rows: Int[np.ndarray, " found"],
-    ranks: Mapping[int, Mapping[str, int]],
-) -> Found:
-    """Keep the best row of each document."""
-    scores, rows = scores[rows >= 0], rows[rows >= 0]
-    kept = np.sort(np.unique(documents[rows], return_index=True)[1])
-    return scores[kept], rows[kept], ranks
-
-
-def check_weight(weight: float) -> float:
-    """Return a weight of BM25; raise `ConfigError` if it is not from 0 to 1."""
-    if not 0 <= weight <= 1:
-        raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
-    return weight
-
-
-def _large_texts(table: pa.Table) -> pa.Table:
-    """Let the columns of text hold more than 2 GiB."""
-    fields = [field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field for field in table.schema]
-    return table.cast(pa.schema(fields)).replace_schema_metadata(None)

@@ -33,15 +33,16 @@ _WORD = regex.compile(rf"[{_LETTERS}&&{_SCRIPTS}]+|[{_LETTERS}--{_SCRIPTS}]{{2,}
 
 
 class LexicalIndex:
-    """The words of texts, for BM25.
+    """The words of texts in a language, for BM25. `bm25` is an index of bm25s; None for one that `build` fills."""
 
-    Args:
-        bm25: An index of bm25s, whose vocabulary is of stems.
-        language: The language of the stop words and of the stemmer.
-    """
-
-    def __init__(self, bm25: Any, language: str):
-        self.language, self._bm25, self._analyzer = language, bm25, Analyzer(language)
+    def __init__(self, language: str, bm25: Any = None):
+        stemmer = require_extra("Stemmer", "search")
+        if language not in stemmer.algorithms():
+            known = ", ".join(stemmer.algorithms())
+            raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
+        self.language, self._bm25 = language, bm25 or _bm25s().BM25(k1=K1, b=B)
+        stop, stem = stop_words(language), stemmer.Stemmer(language).stemWord
+        self._stem = functools.lru_cache(1 << 20)(lambda word: "" if word in stop else stem(word))
 
     @classmethod
     def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
@@ -50,20 +51,18 @@ class LexicalIndex:
         Raises:
             UserError: bm25s or PyStemmer is not installed, the language is unknown, or the texts have no words.
         """
-        analyzer = Analyzer(language or detect_language(texts))
+        index = cls(language or detect_language(texts))
         vocabulary: dict[str, int] = {}
-        number = vocabulary.setdefault
-        rows = [[number(word, len(vocabulary)) for word in analyzer.words(text)] for text in texts]
+        rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)] for text in texts]
         if not vocabulary:
             raise DataError("the texts contain no words that BM25 could count. Use mode='dense'")
-        bm25 = _bm25s().BM25(k1=K1, b=B)
-        bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(bm25, analyzer.language)
+        index._bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+        return index
 
     @classmethod
     def load(cls, folder: Path, language: str) -> "LexicalIndex":
         """Load what `save` has written; scores stay on disk."""
-        return cls(_bm25s().BM25.load(folder, mmap=True, show_progress=False), language)
+        return cls(language, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
 
     def save(self, folder: Path) -> None:
         """Write the files of bm25s."""
@@ -71,19 +70,7 @@ class LexicalIndex:
 
     def scores(self, query: str) -> Float32[np.ndarray, " rows"]:
         """Return the score of each text; 0 if it shares no word with the query."""
-        return self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(self._analyzer.words(query)))
-
-
-class Analyzer:
-    """Reduces texts of a language to the words that BM25 counts."""
-
-    def __init__(self, language: str):
-        stemmer = require_extra("Stemmer", "search")
-        if language not in stemmer.algorithms():
-            known = ", ".join(stemmer.algorithms())
-            raise ConfigError(f"language={language!r}: there is no stemmer for it. Use one of: {known}")
-        self.language, stop, stem = language, stop_words(language), stemmer.Stemmer(language).stemWord
-        self._stem = functools.lru_cache(1 << 20)(lambda word: "" if word in stop else stem(word))
+        return self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(self.words(query)))
 
     def words(self, text: str) -> list[str]:
         """Return the stems of the words, in order, without stop words."""

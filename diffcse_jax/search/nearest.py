@@ -11,15 +11,15 @@ from jaxtyping import Array, Float32, Int, Int32, Shaped
 BLOCK_ROWS = 8192  # embeddings compared at once
 BLOCK_QUERIES = 1024  # their similarities with a block of embeddings take 32 MiB
 
-Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # similarities and rows
+Vectors = Float32[np.ndarray, "rows dimension"]
+Queries = Float32[np.ndarray, "queries dimension"]
+Nearest = tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]  # scores and rows, best first
+Best = tuple[Float32[Array, "queries k"], Int32[Array, "queries k"]]  # the same on the device
 
 
 def nearest(
-    queries: Shaped[np.ndarray, "queries columns"],
-    blocks: Iterable[Shaped[np.ndarray, "_ columns"]],
-    rows: int,
-    top_k: int,
-) -> tuple[Float32[np.ndarray, "queries k"], Int[np.ndarray, "queries k"]]:
+    queries: Shaped[np.ndarray, "queries columns"], blocks: Iterable[Shaped[np.ndarray, "_ columns"]], rows: int, k: int
+) -> Nearest:
     """Find the rows with the highest inner products, best first; of equal ones the earlier row first.
 
     Memory holds three blocks of embeddings, and the similarities of one of them with one block of queries.
@@ -29,21 +29,22 @@ def nearest(
         blocks: Embeddings of length 1 as float32, float16 or int8, or their bits, 32 in a uint32. At most `BLOCK_ROWS`
             at a time; fewer than 2^31 in all.
         rows: The number of embeddings.
-        top_k: The number of hits for each query; all rows if there are fewer.
+        k: The number of hits for each query; all rows if there are fewer.
 
     Returns:
         Inner products (of bits: the number of different ones, negative) and row numbers, from 0.
     """
-    found = min(top_k, rows)
+    found = min(k, rows)
     if not found or not len(queries):
         return np.zeros((len(queries), found), np.float32), np.zeros((len(queries), found), np.int64)
     # Shapes are powers of two, so that few are compiled. All blocks have the same one, so that equal rows score alike.
-    k, size = _power_of_two(found), _power_of_two(rows, BLOCK_ROWS)
-    count = 1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES)
-    starts = range(0, len(queries), count)
-    asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in starts]
-    nothing = jnp.full((count, k), -jnp.inf, jnp.float32), jnp.full((count, k), -1, jnp.int32)
-    best: list[Best] = [nothing] * len(asked)
+    size, count = (
+        _power_of_two(rows, BLOCK_ROWS),
+        1 if len(queries) == 1 else _power_of_two(len(queries), BLOCK_QUERIES),
+    )
+    asked = [jnp.asarray(_padded(queries[start : start + count], count)) for start in range(0, len(queries), count)]
+    shape = (count, _power_of_two(found))
+    best: list[Best] = [(jnp.full(shape, -jnp.inf, jnp.float32), jnp.full(shape, -1, jnp.int32))] * len(asked)
     running: collections.deque[list[Best]] = collections.deque()
     first = 0
     for block in blocks:

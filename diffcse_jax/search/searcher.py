@@ -18,8 +18,7 @@ from diffcse_jax.search.vector_store import EncoderRecord
 def recommended(model: str | None) -> tuple[str, float | None]:
     """Return the mode of search, and the weight of BM25, that a run recommends for the model that it exported.
 
-    Args:
-        model: A run's folder, or its export. For other models the mode is `dense`.
+    `model` is the run's folder or its export. For other models the mode is `dense`.
     """
     folder = expand_path(model or "")
     found: Mapping[str, Any] = {}
@@ -71,8 +70,7 @@ class Searcher(abc.ABC):
                 with `sentence` and the same other keys, which hits repeat. A `title` is searched before each passage.
             batch_size, show_progress: As for `encode`.
             prompt_name: The prompt of the sentences. By default it is the model's prompt of documents.
-            faiss: Search with faiss, by an index of this description: `Flat` is exact; `IVF1024,Flat` and `HNSW32` are
-                not. By default the device compares all embeddings, exactly.
+            faiss: Search with an index of faiss, such as `IVF1024,Flat`. By default the device compares all embeddings.
             mode: `dense` compares embeddings, `lexical` compares words by BM25, and `hybrid` combines both.
             language: The language of BM25's stop words and stemmer, such as `german`; by default it is detected.
             weight: The weight of BM25 in hybrid scores, from 0 to 1; the default is measured (docs/records/search.md).
@@ -169,8 +167,8 @@ class Searcher(abc.ABC):
         Args:
             queries: A string, or any iterable of strings.
             top_k: The largest number of sentences for a query.
-            threshold: The least score; None for any. Scores are cosine similarities, or BM25 scores if mode is
-                `lexical`. Hybrid scores have no threshold.
+            threshold: The least score; None for any. It is a cosine similarity, or a BM25 score if mode is `lexical`.
+                Hybrid scores have no threshold.
             prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
             mode: `dense`, `lexical` or `hybrid`. By default that of the index; a hybrid index has all three.
 

@@ -23,7 +23,8 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.nearest import BLOCK_ROWS
+from diffcse_jax.search.array_store import VECTORS
+from diffcse_jax.search.nearest import BLOCK_ROWS, Nearest, Queries, Vectors, nearest
 from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
@@ -107,10 +108,18 @@ class VectorStore:
         """
         return ((batch.column(TEXT).to_pylist(), vectors) for batch, vectors in self._blocks([TEXT, VECTOR]))
 
-    def unit_blocks(self) -> Iterator[Float32[np.ndarray, "rows dimension"]]:
+    def unit_blocks(self) -> Iterator[Vectors]:
         """Yield the embeddings alone, scaled to length 1; raises like `blocks`."""
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
+
+    def nearest(self, queries: Queries, k: int) -> Nearest:
+        """Find the rows with the highest cosine similarities; see `nearest`."""
+        return nearest(queries, self.unit_blocks(), len(self), k)
+
+    def save(self, folder: Path) -> None:
+        """Write the embeddings as an `ArrayStore` does."""
+        write_npy(folder / VECTORS, self.unit_blocks(), self.dimension)
 
     def texts(self) -> Iterator[pa.Table]:
         """Yield the texts and their other columns, file by file."""
@@ -200,15 +209,9 @@ def find_store(name: str) -> VectorStore | None:
                 f"{part} holds embeddings of type {kind}, but {parts[0].name} has {kinds[0]}. Keep the embeddings of "
                 "each encoder in a folder of their own"
             )
-    return VectorStore(
-        folder,
-        tuple(parts),
-        np.dtype(kinds[0].value_type.to_pandas_dtype()),
-        kinds[0].list_size,
-        tuple(file.num_rows for file in files),
-        tuple(map(read_settings, parts, files)),
-        unfinished,
-    )
+    counts, settings = tuple(file.num_rows for file in files), tuple(map(read_settings, parts, files))
+    dtype = np.dtype(kinds[0].value_type.to_pandas_dtype())
+    return VectorStore(folder, tuple(parts), dtype, kinds[0].list_size, counts, settings, unfinished)
 
 
 def _check_parts(folder: Path, names: set[str]) -> tuple[str, ...]:
