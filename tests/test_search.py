@@ -14,7 +14,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search import nearest as module
 from diffcse_jax.search.array_store import STORAGES
-from diffcse_jax.search.index import SentenceIndex, find_index
+from diffcse_jax.search.index import SentenceIndex, check_count, find_index
 from diffcse_jax.search.nearest import nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
@@ -201,7 +201,7 @@ def test_invalid_options_are_refused():
     index, query = index_of(random_vectors(5)), normalize(random_vectors(1))
     for top_k in (0, 1.5, True, None):
         with pytest.raises(ConfigError, match=f"top_k={top_k}: expected a whole number of at least 1"):
-            index.search(query, top_k)
+            check_count("top_k", top_k)
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
         index.search(query, 1, float("nan"))
     with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):

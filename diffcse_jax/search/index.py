@@ -37,7 +37,7 @@ SAMPLE_ROWS = 1024  # whose mean and deviation standardise cosine similarities, 
 _TEXTS, _FAISS = "sentences.arrow", "vectors.faiss"
 
 # Scores and rows of a query, best first, and the ranks of rows by half.
-Found = tuple[Float32[np.ndarray, " k"], Int[np.ndarray, " k"], Mapping[int, Mapping[str, int]]]
+Found = tuple[Float32[np.ndarray, " _"], Int[np.ndarray, " _"], Mapping[int, Mapping[str, int]]]
 
 
 class Hit(NamedTuple):
