@@ -83,7 +83,7 @@ GOOGLE_STYLE = """Opens the file at the path.
     ],
 )
 def test_sentences_are_prose_without_markup(docstring, expected):
-    assert docstrings.sentences(docstring) == expected
+    assert [*filter(docstrings.is_english, docstrings.spans_of(docstring))] == expected
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def sources(tmp_path, monkeypatch):
 
 
 def clear_caches() -> None:
-    for cached in (docstrings._documented, docstrings.docstring_sentences, docstrings.docstring_documents):
+    for cached in (docstrings._docstrings, docstrings.docstring_sentences, docstrings._texts):
         cached.cache_clear()
 
 
@@ -139,5 +139,4 @@ def test_the_installed_corpus_is_large_and_held_out():
     assert 200 <= len(pairs) <= 500
     halves = [half for pair in pairs for half in pair]
     assert len(set(halves)) == len(halves)
-    for half in halves:
-        assert not corpus.intersection(docstrings.sentences(half))
+    assert not corpus.intersection(span for half in halves for span in docstrings.spans_of(half))

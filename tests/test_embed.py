@@ -199,8 +199,10 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
     cli.main(["encode", "--input", f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
-    found = [(row["line"], row["id"], row["sentence"]) for row in rows]
-    assert found == ([(1, "x8", "two")] if name == "/b.jsonl" else [(1, "7", "one"), (2, "x8", "two")])
+    place = "file" if name in ("", "/*.jsonl") else "line"  # of several files, or of one
+    expected = {"/b.jsonl": [(1, "x8", "two")], "/list.JSON.GZ": [(1, "7", "one"), (2, "x8", "two")]}
+    both = [("a.jsonl, line 1", "7", "one"), ("b.jsonl, line 1", "x8", "two")]
+    assert [(row[place], row["id"], row["sentence"]) for row in rows] == expected.get(name, both)
     assert "1 value not a string" in printed.err
 
 

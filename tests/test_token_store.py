@@ -81,17 +81,15 @@ def test_a_long_text_costs_what_its_beginning_costs():
     backend = unlimited_tokenizer(word_tokenizer())
     backend.enable_truncation(8)
     start = time.process_time()
-    found = tokenise(backend, ["one two " * 4_000_000, "x" * 30_000_000])
-    assert time.process_time() - start < 2  # the whole texts need more than ten seconds
-    assert found.ids == [[CLS, *(FIRST_WORD, FIRST_WORD + 1) * 3, SEP], [CLS, UNK, SEP]]
-    assert found.cut == [True, True]
+    found = tokenise(backend, ["one two " * 4_000_000])
+    assert time.process_time() - start < 2  # the whole text needs more than ten seconds
+    assert found == ([[CLS, *(FIRST_WORD, FIRST_WORD + 1) * 3, SEP]], [True])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
     monkeypatch.setattr(token_store, "BLOCK_ROWS", 3)
-    monkeypatch.setattr(token_store, "BLOCK_CHARACTERS", 20)
     columns, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 11))
     rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=10))
     store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), word_tokenizer(), max_length, tmp_path / "cache")
@@ -184,15 +182,6 @@ def test_documents_start_after_blank_lines(tmp_path, monkeypatch, documents, bla
     np.testing.assert_array_equal(store.document_starts, starts)
     assert plain.document_starts is None
     np.testing.assert_array_equal(store.token_ids, plain.token_ids)
-
-
-def test_a_skipped_line_ends_a_document(tmp_path, capsys):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one\ntwo\n\xff\nthree\n\nfour\n")
-    corpus = open_corpus(DataConfig(train_file=str(path), documents="blank_lines"))
-    store = build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
-    assert store.document_starts.tolist() == [0, 2, 3]
-    assert "4 rows (sentence), 12 tokens (2 documents; skipped 1 line: 1 not UTF-8)" in capsys.readouterr().err
 
 
 def flip_last_bit(file: Path) -> None:
@@ -393,27 +382,7 @@ def test_next_sentences_get_their_vectors(tmp_path, text, tokenizer, tokenised):
     check_vectors(source_of(Neighbours(tokens), vectors, next_sentence=True), tokenizer)
 
 
-def test_vectors_are_copied_once_for_a_text_and_a_content(tmp_path, text, tokenised):
-    store = stored(tmp_path / "store", text)
-    open_vectors(store, *tokenised(text))
-    for part in store.parts:
-        part.unlink()
-    open_vectors(store, *tokenised(text))  # the digest of this store is known
-    (tmp_path / "other").mkdir()
-    write_part(tmp_path / "other/other.parquet", ["only this"], np.ones((1, DIMENSION), np.float32))
-    with pytest.raises(DataError, match=r"lacks the embeddings of 24 of 24 sentences"):
-        open_vectors(find_store(str(tmp_path / "other")), *tokenised(text))
-
-
-def test_missing_sentences_are_reported(tmp_path, text, tokenised):
-    store = stored(tmp_path / "store", text)
-    text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
-    with pytest.raises(DataError, match=r"lacks the embeddings of 3 of 5 sentences of .* on line 3: 'who is this'"):
-        open_vectors(store, *tokenised(text))
-    assert not [folder for folder in (tmp_path / "cache").rglob("vectors-*")]
-
-
-def test_changed_texts_and_vectors_that_are_not_finite_are_refused(tmp_path, text, tokenised):
+def test_stores_and_texts_that_do_not_fit_are_refused(tmp_path, text, tokenised):
     store, (corpus, tokens) = stored(tmp_path / "store", text), tokenised(text)
     vectors = np.ones((3, DIMENSION), np.float32)
     vectors[1, 2] = np.nan
@@ -424,6 +393,17 @@ def test_changed_texts_and_vectors_that_are_not_finite_are_refused(tmp_path, tex
         file.write("number 1 is here\n")
     with pytest.raises(DataError, match="has changed since this run started"):
         open_vectors(store, corpus, tokens)
+    store = stored(tmp_path / "other", text)
+    open_vectors(store, *tokenised(text))
+    for part in store.parts:
+        part.unlink()
+    open_vectors(store, *tokenised(text))  # copied before
+    text.write_text("number 1 is here\n\nwho is this\nnumber 2 is here\nand this\nwho is this\n")
+    store = stored(tmp_path / "again", tmp_path / "text.txt")
+    text.write_text(text.read_text() + "what\n\nwhat\n")
+    with pytest.raises(DataError, match=r"lacks the embeddings of 2 of 7 sentences of .* on line 7: 'what'"):
+        open_vectors(store, *tokenised(text))
+    assert len([*(tmp_path / "cache").rglob("vectors-*")]) == 1
 
 
 def test_files_that_are_no_store_are_refused(tmp_path):

@@ -6,12 +6,12 @@ packing.
 """
 
 import collections
+import dataclasses
 import functools
 import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 512  # batches that determine a run's shapes
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # lengths in tokens
-MAX_LENGTHS = 2
-MAX_SHAPES = 4
 STEPS_OF_SHARE = 16
 
 
@@ -56,15 +54,10 @@ class BatchShape(NamedTuple):
 
 
 def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
-    """Choose at most `MAX_LENGTHS` lengths, including `max_length`, for batches with these longest sentences."""
+    """Choose at most two lengths, including `max_length`, for batches with these longest sentences."""
     counts = collections.Counter(longest)
     buckets = (*(length for length in BUCKETS if length < max_length), max_length)
-    return _greedy(
-        [max_length],
-        buckets,
-        MAX_LENGTHS,
-        lambda lengths: sum(count * smallest(lengths, length) for length, count in counts.items()),
-    )
+    return _greedy([max_length], buckets, 2, counts, smallest)
 
 
 def smallest(lengths: Sequence[int], longest: int) -> int:
@@ -73,14 +66,10 @@ def smallest(lengths: Sequence[int], longest: int) -> int:
 
 
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most `MAX_SHAPES` shapes that fit all batches and compute the fewest positions for a sample."""
+    """Choose at most four shapes that fit all batches and compute the fewest positions for a sample."""
     counts = collections.Counter(needed)
-    return _greedy(
-        [BatchShape(length, STEPS_OF_SHARE) for length in lengths],
-        sorted(counts),
-        MAX_SHAPES,
-        lambda shapes: sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items()),
-    )
+    full = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
+    return _greedy(full, sorted(counts), 4, counts, lambda shapes, shape: math.prod(smallest_shape(shapes, shape)))
 
 
 def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchShape:
@@ -89,9 +78,17 @@ def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchSha
 
 
 def _greedy(
-    chosen: Sequence[Any], candidates: Sequence[Any], most: int, cost: Callable[[Sequence[Any]], int]
+    chosen: Sequence[Any],
+    candidates: Sequence[Any],
+    most: int,
+    needed: Mapping[Any, int],
+    positions: Callable[[Sequence[Any], Any], int],
 ) -> tuple[Any, ...]:
-    """Add candidates, each time the one that lowers the cost the most."""
+    """Add candidates, each time the one that lowers the number of positions of the needed batches the most."""
+
+    def cost(options: Sequence[Any]) -> int:
+        return sum(count * positions(options, each) for each, count in needed.items())
+
     while len(chosen) < most:
         best = min(candidates, key=lambda candidate: cost([*chosen, candidate]))
         if cost([*chosen, best]) >= cost(chosen):
@@ -122,97 +119,71 @@ class Packing(NamedTuple):
     fullest: int = STEPS_OF_SHARE - 1  # sixteenths of real positions; fuller batches keep their padding
 
 
+@dataclasses.dataclass(eq=False)
 class BatchSource:
     """Random access to the batches of a run: a `Batch` of NumPy arrays with the rows of one process.
 
     The sentence of a single column becomes two views, which dropout or an augmentation makes different. All processes
     pad a batch to the smallest of the run's lengths that holds the longest sentence of the global batch.
-
-    Args:
-        store: The tokens.
-        batch_size: Examples per batch over all processes.
-        steps: The number of batches.
-        seed: Determines the order of the examples, together with the epoch.
-        pad_token_id: The id that fills sentences up to their length.
-        shards: The part of each global batch to return.
-        packing: How batches are laid out. None: padding is also computed.
-        next_sentence: The last column is the next sentence and not a view.
-        augmentation: Changes second views, as a function of the seed and the batch's number.
-        prompt_tokens: The tokens of the prompt of each column, after [CLS]. An augmentation does not change them.
-        pools_prompts: Whether pooling reads the prompts' tokens.
-        vectors: Stored embeddings of the sentences, by name, which are added to the batches.
-        labels: Labels of all examples, by task, which are added to the batches. A single column then stays one view.
-
-    Attributes:
-        shapes: The shapes that batches can have.
     """
 
-    def __init__(
-        self,
-        store: Examples,
-        *,
-        batch_size: int,
-        steps: int,
-        seed: int,
-        pad_token_id: int,
-        shards: Shards = Shards(),  # noqa: B008
-        packing: Packing | None = None,
-        next_sentence: bool = False,
-        augmentation: Augmentation | None = None,
-        prompt_tokens: Sequence[int] = (),
-        pools_prompts: bool = True,
-        vectors: Mapping[str, SentenceVectors] = MappingProxyType({}),
-        labels: Mapping[str, Shaped[np.ndarray, " examples"]] = MappingProxyType({}),
-    ):
-        if batch_size % shards.total:
-            raise ValueError(f"a batch of {batch_size} does not split evenly over {shards.total} shards")
-        self._store, self._batch_size, self._steps, self._seed = store, batch_size, steps, seed
-        self._pad_token_id, self._shards, self._packing = pad_token_id, shards, packing
-        self._next_sentence, self._augmentation = next_sentence, augmentation
-        self._vectors, self._labels = vectors, labels
-        self._prompt_tokens = np.array([*prompt_tokens] or [0] * len(store.columns), np.int32)
-        self._pools_prompts = pools_prompts or not self._prompt_tokens.any()
-        columns = list(range(len(store.columns)))
-        single = len(columns) == 1 + next_sentence and not labels
+    store: Examples
+    _: dataclasses.KW_ONLY
+    batch_size: int  # examples over all processes
+    steps: int  # the number of batches
+    seed: int  # determines the order of the examples, together with the epoch
+    pad_token_id: int
+    shards: Shards = dataclasses.field(default_factory=Shards)  # the part of each global batch to return
+    packing: Packing | None = None  # how batches are laid out; None: padding is also computed
+    next_sentence: bool = False  # the last column is the next sentence and not a view
+    augmentation: Augmentation | None = None  # changes second views, as a function of the seed and the batch's number
+    prompt_tokens: Sequence[int] = ()  # the number of the prompt's tokens in each column, which no augmentation changes
+    pools_prompts: bool = True  # pooling reads the prompts' tokens
+    vectors: Mapping[str, SentenceVectors] = dataclasses.field(default_factory=dict)  # stored embeddings to add
+    labels: Mapping[str, Shaped[np.ndarray, " examples"]] = dataclasses.field(default_factory=dict)  # by task: to add
+
+    def __post_init__(self) -> None:
+        if self.batch_size % self.shards.total:
+            raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
+        columns = list(range(len(self.store.columns)))
+        single = len(columns) == 1 + self.next_sentence and not self.labels  # a labelled sentence stays one view
         self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
-        self._batches_per_epoch = len(store) // batch_size  # the last, incomplete batch is left out
+        self._prompts = np.array([*self.prompt_tokens] or [0] * len(columns), np.int32)
         self._lock = threading.Lock()
-        # Prefetching threads straddle two epochs.
-        self._order = functools.lru_cache(maxsize=2)(
-            lambda epoch: store.order(np.random.Generator(np.random.Philox([seed, epoch])))
-        )
-        self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)  # read for lengths first, then tokens
+        # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
+        self._order = functools.lru_cache(maxsize=2)(self._ordered)
+        self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
         sample = [self._lengths(index) for index in range(SAMPLE)]
-        self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], store.max_length)
+        self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], self.store.max_length)
         self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
     def __getitem__(self, index: int) -> Batch:
         lengths = self._lengths(index)
         shape = smallest_shape(self.shapes, self._needed_shape(lengths))
-        local = self._shards.of(self._batch_size)
+        local = self.shards.of(self.batch_size)
         rows = self._rows(index)[local]
-        input_ids = self._store.gather(rows, shape.length, self._pad_token_id)[0][:, self._columns]
-        if self._augmentation:
+        input_ids = self.store.gather(rows, shape.length, self.pad_token_id)[0][:, self._columns]
+        if self.augmentation:
             input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
         parts = zip(self._views_and_next(input_ids), self._views_and_next(lengths[local]), strict=True)
         views, *following = (self._views(*part, shape) for part in parts)
-        if not self._pools_prompts:  # as in sentence-transformers, [CLS] counts as a part of the prompt
-            prompt_tokens = self._prompt_tokens[self._columns[: views.per_example]]
-            prompt_tokens = np.where(prompt_tokens, prompt_tokens + 1, 0).astype(np.int32)
-            views = views._replace(prompt_tokens=np.tile(prompt_tokens, (len(rows), 1)))
-        if self._vectors:
-            sentences = self._store.sentences(rows)[:, self._columns[: views.per_example]]
-            views = views._replace(vectors={name: each.gather(sentences) for name, each in self._vectors.items()})
-        if self._labels:
-            views = views._replace(labels={name: each[rows] for name, each in self._labels.items()})
+        if not self.pools_prompts and self._prompts.any():  # as in sentence-transformers, [CLS] is a part of the prompt
+            prompts = self._prompts[self._columns[: views.per_example]]
+            prompts = np.where(prompts, prompts + 1, 0).astype(np.int32)
+            views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
+        if self.vectors:
+            sentences = self.store.sentences(rows)[:, self._columns[: views.per_example]]
+            views = views._replace(vectors={name: each.gather(sentences) for name, each in self.vectors.items()})
+        if self.labels:
+            views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
         return views._replace(next=following[0]) if following else views
 
     def text_rows(self, index: int) -> Integer[np.ndarray, " B"]:
         """Return the rows of the text, from 0, of a batch's anchors; this process's only."""
-        return self._store.text_rows(self._rows(index)[self._shards.of(self._batch_size)])
+        return self.store.text_rows(self._rows(index)[self.shards.of(self.batch_size)])
 
     def shapes_of(self, indices: range) -> dict[BatchShape, int]:
         """Return the shapes of these batches, each with the first batch that has it, in this order."""
@@ -224,18 +195,17 @@ class BatchSource:
     def _needed_shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
         length = smallest(self._lengths_of_batches, int(lengths.max()))
-        if self._packing is None:
+        if self.packing is None:
             return BatchShape.of(length, 1.0)
         parts = [part.reshape(-1) for part in self._views_and_next(lengths)]
-        if self._packing.anchors:
-            parts.append(lengths[:, 0])
-        fullest = max(in_blocks(part, self._shards.total, self._packing.chunks).mean(axis=1).max() for part in parts)
+        parts += [lengths[:, 0]] * self.packing.anchors
+        fullest = max(in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max() for part in parts)
         shape = BatchShape.of(length, fullest / length)
-        return shape if shape.sixteenths <= self._packing.fullest else BatchShape.of(length, 1.0)
+        return shape if shape.sixteenths <= self.packing.fullest else BatchShape.of(length, 1.0)
 
     def _views_and_next(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
         """Split values into those of the views and, if there is one, those of the next sentence, repeated per view."""
-        if not self._next_sentence:
+        if not self.next_sentence:
             return [values]
         views, following = values[:, :-1], values[:, -1:]
         return [views, np.repeat(following, views.shape[1], axis=1)]
@@ -243,40 +213,43 @@ class BatchSource:
     def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
         """Return this process's views, with the layouts of all views and of the anchors if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
-        packing = self._packing
+        packing = self.packing
         if packing is None or not shape.packed:
             return batch
         rows = (lengths.reshape(-1), lengths[:, 0])[: 1 + packing.anchors]
-        blocks = [in_blocks(each, len(self._shards.local), packing.chunks) for each in rows]
+        blocks = [in_blocks(each, len(self.shards.local), packing.chunks) for each in rows]
         layouts = [lay_out(each, shape.length, shape.capacity(each.shape[1] * shape.length)) for each in blocks]
         return batch._replace(layout=layouts[0], anchor_layout=layouts[1] if packing.anchors else None)
 
     def _lengths(self, index: int) -> Int[np.ndarray, "B C"]:
         """Return the tokens of each view of a global batch, and of the next sentence."""
-        lengths = self._store.lengths(self._rows(index))[:, self._columns]
-        if self._augmentation:
+        lengths = self.store.lengths(self._rows(index))[:, self._columns]
+        if self.augmentation:
             lengths[:, 1] = self._augmented(index)[1]
         return lengths
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
-        assert self._augmentation is not None
-        input_ids, lengths = self._store.gather(self._rows(index), self._store.max_length, self._pad_token_id)
-        generator = np.random.Generator(np.random.Philox([self._seed, index, zlib.crc32(b"augmentation")]))
-        first, prompt = input_ids[:, 0], np.s_[1 : 1 + self._prompt_tokens[0]]
-        without_prompt = np.delete(first, prompt, axis=1), lengths[:, 0] - self._prompt_tokens[0]
-        second, lengths = self._augmentation(*without_prompt, generator)
+        assert self.augmentation is not None
+        input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, self.pad_token_id)
+        generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
+        first, prompt = input_ids[:, 0], np.s_[1 : 1 + self._prompts[0]]
+        without_prompt = np.delete(first, prompt, axis=1), lengths[:, 0] - self._prompts[0]
+        second, lengths = self.augmentation(*without_prompt, generator)
         second = np.concatenate([second[:, :1], first[:, prompt], second[:, 1:]], axis=1)
-        lengths = lengths + self._prompt_tokens[0]
+        lengths = lengths + self._prompts[0]
         padding = np.arange(second.shape[1]) >= lengths[:, None]
-        return np.where(padding, np.int32(self._pad_token_id), second), lengths
+        return np.where(padding, np.int32(self.pad_token_id), second), lengths
+
+    def _ordered(self, epoch: int) -> Int[np.ndarray, " examples"]:
+        return self.store.order(np.random.Generator(np.random.Philox([self.seed, epoch])))
 
     def _rows(self, index: int) -> Int[np.ndarray, " B"]:
-        """Return the examples of a global batch."""
-        epoch, batch = divmod(index, self._batches_per_epoch)
+        """Return the examples of a global batch. The last, incomplete batch of an epoch is left out."""
+        epoch, batch = divmod(index, len(self.store) // self.batch_size)
         with self._lock:  # one thread shuffles, the others wait for it
             order = self._order(epoch)
-        return order[batch * self._batch_size : (batch + 1) * self._batch_size]
+        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
 # Batches of several tasks

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diffcse_jax.data.documents import Documents, Section
 from diffcse_jax.data.sentences import ABBREVIATION, SENTENCE_END
 
 PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "matplotlib")
@@ -47,21 +48,18 @@ CODE = re.compile(
 )
 
 
-class Documented(NamedTuple):
-    name: str
-    is_function: bool
-    docstring: str
-
-    @property
-    def is_held_out(self) -> bool:
-        return self.is_function and _hash(self.name) % HELD_OUT_SHARE == 0
+class Docstring(NamedTuple):
+    name: str  # of the documented object
+    is_held_out: bool
+    sentences: list[str]  # the English ones
+    has_summary: bool  # the first of them is the summary
 
 
 @functools.cache
 def docstring_sentences() -> tuple[str, ...]:
     """Return the distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
-    kept = (sentence for item in _documented() if not item.is_held_out for sentence in sentences(item.docstring))
     held_out = _held_out_sentences()
+    kept = (sentence for item in _docstrings() if not item.is_held_out for sentence in item.sentences)
     return tuple(sentence for sentence in dict.fromkeys(kept) if sentence not in held_out)
 
 
@@ -72,43 +70,46 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     and no half occurs twice.
     """
     pairs = []
-    for item in sorted((item for item in _documented() if item.is_held_out), key=lambda item: _hash(item.name)):
-        summary, *others = _spans(item.docstring) or [""]
-        beginnings = itertools.accumulate(filter(_is_english, others), lambda text, sentence: f"{text} {sentence}")
+    held_out = (item for item in _docstrings() if item.is_held_out and item.has_summary)
+    for item in sorted(held_out, key=lambda item: _hash(item.name)):
+        summary, *others = item.sentences
+        beginnings = itertools.accumulate(others, lambda text, sentence: f"{text} {sentence}")
         rest = [text for text in beginnings if len(text.split()) < REST_WORDS.stop]
-        if _is_english(summary) and rest and len(rest[-1].split()) in REST_WORDS:
+        if rest and len(rest[-1].split()) in REST_WORDS:
             pairs.append((summary, rest[-1]))
     occurrences = Counter(half for pair in pairs for half in pair)
     return [pair for pair in pairs if all(occurrences[half] == 1 for half in pair)][:limit]
 
 
-@functools.cache
-def docstring_documents() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return names and sentences of the docstrings that are not held out, each text once, with the summary first.
+def docstring_documents() -> Documents:
+    """Return the docstrings that are not held out and have an English summary, without held-out sentences."""
 
-    Docstrings with a summary that is not English, and sentences of held-out docstrings, are left out.
-    """
+    def read() -> Iterator[tuple[str, tuple[Section]]]:
+        return ((name, (Section(name, "", text, sentence_a_line=True),)) for text, name in _texts().items())
+
+    def fingerprint() -> str:
+        return hashlib.sha256("".join("\n".join([*text, "\n"]) for text in _texts()).encode()).hexdigest()
+
+    return Documents("docstrings", read, fingerprint)
+
+
+@functools.cache
+def _texts() -> dict[tuple[str, ...], str]:
+    """Return the sentences of each docstring for training, and the name of the first object that has them."""
     held_out = _held_out_sentences()
-    documents: dict[tuple[str, ...], str] = {}
-    for item in _documented():
-        spans = [] if item.is_held_out else _spans(item.docstring)
-        if spans and _is_english(spans[0]) and spans[0] not in held_out:
-            kept = (span for span in spans if _is_english(span) and span not in held_out)
-            documents.setdefault(tuple(kept), item.name)
-    return tuple((name, text) for text, name in documents.items())
+    names: dict[tuple[str, ...], str] = {}
+    for item in _docstrings():
+        if item.has_summary and not item.is_held_out and item.sentences[0] not in held_out:
+            names.setdefault(tuple(each for each in item.sentences if each not in held_out), item.name)
+    return names
 
 
 def _held_out_sentences() -> set[str]:
-    return {sentence for item in _documented() if item.is_held_out for sentence in sentences(item.docstring)}
+    return {sentence for item in _docstrings() if item.is_held_out for sentence in item.sentences}
 
 
-def sentences(docstring: str) -> list[str]:
-    """Return the English sentences of a docstring, without markup."""
-    return list(filter(_is_english, _spans(docstring)))
-
-
-def _spans(docstring: str) -> list[str]:
-    """Split the running text (without lists, tables, code, parameters and headings) into sentences."""
+def spans_of(docstring: str) -> list[str]:
+    """Split the running text, without markup, lists, tables, code, parameters and headings, into sentences."""
     spans, in_prose = [], True
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         lines = block.split("\n")
@@ -132,7 +133,8 @@ def _spans(docstring: str) -> list[str]:
     return spans
 
 
-def _is_english(sentence: str) -> bool:
+def is_english(sentence: str) -> bool:
+    """Return whether a sentence is English prose of a usual length, without code."""
     letters = sum(character.isalpha() or character.isspace() for character in sentence)
     return (
         len(sentence.split()) in WORDS
@@ -150,8 +152,8 @@ def _hash(name: str) -> int:
 
 
 @functools.cache
-def _documented() -> tuple[Documented, ...]:
-    return tuple(item for name, file in _source_files() for item in _docstrings_of(name, file))
+def _docstrings() -> tuple[Docstring, ...]:
+    return tuple(item for module, file in _source_files() for item in _docstrings_of(module, file))
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
@@ -167,7 +169,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
                 yield ".".join(filter(None, (package, *parts))), file
 
 
-def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
+def _docstrings_of(module: str, file: Path) -> Iterator[Docstring]:
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old sources
             tree = ast.parse(file.read_bytes())
@@ -177,7 +179,10 @@ def _docstrings_of(module: str, file: Path) -> Iterator[Documented]:
     pending: list[tuple[str, Any]] = [(module, tree)]
     while pending:
         name, node = pending.pop()
-        if docstring := ast.get_docstring(node, clean=False):
-            yield Documented(name, isinstance(node, functions), docstring)
+        if text := ast.get_docstring(node, clean=False):
+            spans = spans_of(text)
+            sentences = list(filter(is_english, spans))
+            is_held_out = isinstance(node, functions) and _hash(name) % HELD_OUT_SHARE == 0
+            yield Docstring(name, is_held_out, sentences, bool(sentences) and sentences[0] == spans[0])
         children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (*functions, ast.ClassDef)))
         pending += [(f"{name}.{child.name}", child) for child in children]

@@ -5,7 +5,6 @@ docstring. Memory holds one document at a time.
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.data import markup
-from diffcse_jax.data.readers import Fault, Place, RowFile, extension, file_sha256, lines, opened
+from diffcse_jax.data.readers import Fault, Place, RowFile, extension, lines, opened
 from diffcse_jax.data.sentences import sentences_of
+from diffcse_jax.io import sha256
 
 FORMATS = (".txt", *markup.READERS)  # a file of a folder is a document
 LOOKED_AT = 10_000  # lines among which a blank line shows that blank lines separate documents
@@ -71,7 +71,7 @@ def of_text_file(path: Path, *, sentence_a_line: bool) -> Documents:
                     (number, (Section(number, "", [line]),) if is_text else Fault.EMPTY) for number, line in group
                 )
 
-    return Documents(str(path), read, functools.partial(file_sha256, path))
+    return Documents(str(path), read, lambda: sha256([path]))
 
 
 def has_blank_lines(path: Path) -> bool:
@@ -99,7 +99,7 @@ def of_files(
 
     def fingerprint() -> str:
         files = [*prose, *(table.path for table in tables)]
-        parts = [f"{file.relative_to(root).as_posix()} {file_sha256(file)}" for file in files]
+        parts = [f"{file.relative_to(root).as_posix()} {sha256([file])}" for file in files]
         return hashlib.sha256("\n".join([*parts, *columns]).encode(errors="surrogateescape")).hexdigest()
 
     return Documents(name, read, fingerprint, note)

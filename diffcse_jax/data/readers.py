@@ -4,19 +4,16 @@ A row has one or more columns. One column is a sentence, a second one its positi
 Every kind of file except Parquet may be compressed (.gz, .xz).
 """
 
-import codecs
 import collections
 import contextlib
 import csv
 import dataclasses
 import enum
 import gzip
-import hashlib
 import itertools
 import json
 import lzma
 import re
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,11 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from diffcse_jax.errors import DataError, NoSentencesError, counted
-from diffcse_jax.io import cache_folder, sha256, why_unreadable, write_text
+from diffcse_jax.io import why_unreadable
 
 LONGEST_TEXT = 1 << 17  # characters of a text in a row
-LONGEST_LINE = 1 << 26  # bytes; the rest of a longer line is not read
-LARGE_FILE = 1 << 24  # bytes from which hashes are kept
 ROLES = ("sentence", "positive", "hard_negative")
 UTF8_ADVICE = (
     "Text must be UTF-8. To convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE (or -f UTF-16, if most "
@@ -38,7 +33,7 @@ UTF8_ADVICE = (
 )
 
 Row = tuple[str, ...]
-Place = int | str  # a line number from 1, or the file of a folder
+Place = int | str  # a line number from 1 or, if there are several files, the file and the line
 
 
 class Fault(enum.StrEnum):
@@ -80,25 +75,26 @@ class Corpus:
     # counted.
     reading: tuple[str, ...] = ()
     unit: str = "line"  # what a place is the number of
-    where: Callable[[int], str] | None = None  # turns a place into the words of an error
     note: str = ""  # what was left out before reading, for example files of other kinds
     names: OptionNames = TRAINING_OPTIONS
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
     counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as `document{s}`
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the usable rows; see `numbered`."""
-        return (row for _, _, row in self._usable())
+        """Yield the usable rows; see `in_documents`."""
+        return (row for _, _, row in self.in_documents())
 
     def numbered(self) -> Iterator[tuple[Place, Row]]:
-        """Yield places and usable rows, without surrounding white space, or raise `NoSentencesError`."""
-        return ((place, row) for place, _, row in self._usable())
+        """Yield places and usable rows; see `in_documents`."""
+        return ((place, row) for place, _, row in self.in_documents())
 
-    def in_documents(self) -> Iterator[tuple[int, Row]]:
-        """Yield increasing numbers of documents and their usable rows; see `numbered`."""
-        return ((document, row) for _, document, row in self._usable())
+    def in_documents(self) -> Iterator[tuple[Place, int, Row]]:
+        """Yield the place, the document's increasing number and the row without surrounding white space.
 
-    def _usable(self) -> Iterator[tuple[Place, int, Row]]:
+        Raises:
+            NoSentencesError: No row is usable.
+            DataError: A row is not usable, and `on_bad_line` is `error`.
+        """
         self.skipped.clear()
         self.counted.clear()
         found, document = False, 0
@@ -112,11 +108,10 @@ class Corpus:
             if row is Fault.EMPTY and self.reading:
                 continue
             if self.on_bad_line == "error":
-                at = f"{self.name}, {self.unit} {place}" if isinstance(place, int) else f"{self.name}, {place}"
-                at = self.where(place) if self.where and isinstance(place, int) else at
+                at = f"{self.unit} {place}" if isinstance(place, int) else place
                 advice = f" {UTF8_ADVICE}." if row is Fault.NOT_UTF8 else ""
                 alternative = f", or {self.names.bad_line}" if self.names.bad_line else ""
-                raise DataError(f"{at}: {row}.{advice} Correct it{alternative}")
+                raise DataError(f"{self.name}, {at}: {row}.{advice} Correct it{alternative}")
             self.skipped[row] += 1
         if not found:
             details = f" ({summary})" if (summary := self.summary()) else ""
@@ -193,37 +188,8 @@ def opened(path: Path) -> Iterator[Any]:
 def lines(path: Path) -> Iterator[str]:
     """Yield lines without a byte-order mark; see `opened`. Only a line feed ends a line."""
     with opened(path) as file:
-        for number, line in enumerate(lines_of(file)):
-            yield (line if number else line.removeprefix(codecs.BOM_UTF8)).decode(errors="surrogateescape")
-
-
-def lines_of(file: Any) -> Iterator[bytes]:
-    """Yield lines of a binary file. A line that is too long is cut and ends in NUL, which makes it unusable."""
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-                pass
-            line += b"\0"
-        yield line
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file. The hash of a large one is cached until its size, times or inode change."""
-    status = path.stat()
-    if status.st_size < LARGE_FILE:
-        return sha256([path])
-    numbers = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    identity = json.dumps([str(path.resolve()), *numbers])
-    record = cache_folder("hashes") / hashlib.sha256(identity.encode()).hexdigest()
-    with contextlib.suppress(OSError, ValueError):
-        if len(found := record.read_text()) == 64:
-            return found
-    digest = sha256([path])
-    if time.time() - status.st_mtime > 2 and path.stat().st_ctime_ns == status.st_ctime_ns:  # not written meanwhile
-        with contextlib.suppress(OSError):
-            record.parent.mkdir(parents=True, exist_ok=True)
-            write_text(record, digest)
-    return digest
+        for number, line in enumerate(file):
+            yield line.decode("utf-8" if number else "utf-8-sig", errors="surrogateescape")
 
 
 # Kinds of files
@@ -294,17 +260,16 @@ def _open_table(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFil
 
 
 def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
-    texts = (line.removeprefix("\ufeff").strip() for line in lines(path))
-    is_list = extension(path) == ".json" and next(filter(None, texts), "").startswith("[")
+    is_list = extension(path) == ".json" and next(filter(None, map(str.strip, lines(path))), "").startswith("[")
 
     def values() -> Iterator[Any]:
         if is_list:
             try:
-                with opened(path) as file:
-                    yield from json.loads(file.read().decode("utf-8-sig", errors="surrogateescape"))
+                yield from json.loads("".join(lines(path)))
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path} is not valid JSON: {error}") from error
-        for line in () if is_list else lines(path):
+            return
+        for line in lines(path):
             try:
                 yield json.loads(line) if line.strip() else Fault.EMPTY
             except (ValueError, RecursionError):
@@ -325,23 +290,18 @@ def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile
 def _open_parquet(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        return kind in (pa.string(), pa.large_string(), pa.string_view())
 
     with _parquet_errors(path):
         schema = pq.read_schema(path)
-        available = list(schema.names)
-    columns = tuple(field.name for field in schema if is_text(field.type) and available.count(field.name) == 1)
+        columns = tuple(field.name for field in schema if is_text(field.type))
     if not columns:
-        raise DataError(f"{path}: no column of strings. It has: {listed(available)}")
+        raise DataError(f"{path}: no column of strings. It has: {listed(schema.names)}")
 
     def entries(needed: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
-        keys, numbers = [column for column in needed if column in columns], itertools.count(1)
         with _parquet_errors(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(1000, columns=keys):
-                texts = (batch.column(key).cast(pa.large_binary()).to_pylist() for key in keys)
-                for row in zip(*texts, strict=True):
-                    values = (value if value is None else value.decode(errors="surrogateescape") for value in row)
-                    yield next(numbers), dict(zip(keys, values, strict=True))
+            batches = file.iter_batches(1000, columns=[column for column in needed if column in columns])
+            yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
     return RowFile(path, columns, entries, "row")
 
@@ -350,7 +310,7 @@ def _open_parquet(path: Path, wanted: Sequence[str], names: OptionNames) -> RowF
 def _parquet_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException, UnicodeDecodeError, KeyError) as error:
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 

@@ -4,7 +4,6 @@
 so that all training text can also be encoded and searched.
 """
 
-import bisect
 import collections
 import contextlib
 import difflib
@@ -12,18 +11,18 @@ import glob
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import documents, readers
-from diffcse_jax.data.documents import Documents, Section
+from diffcse_jax.data import array_record, documents, readers
+from diffcse_jax.data.docstrings import docstring_documents, docstring_sentences
+from diffcse_jax.data.documents import Documents
 from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
 from diffcse_jax.data.readers import Corpus, Fault, OptionNames, RowFile, extension, listed, open_file
 from diffcse_jax.errors import DataError, NoSentencesError, counted
-from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, why_unreadable
+from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha256, why_unreadable, write_text
 
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
@@ -60,17 +59,15 @@ def open_corpus(data: DataConfig) -> Corpus:
         DataError: The source cannot be read, or lacks the columns or documents that the options ask for.
     """
     source = find_source(data.train_file)
-    if data.reads_documents:
-        reason = _why_no_documents(source, data)
-        if not reason or data.documents == "blank_lines" or data.pairs != "dropout" or data.held_out:
-            return corpus_of(_documents(source, data, reason), data)
+    rows_suffice = data.documents == "auto" and data.pairs == "dropout" and not data.held_out
+    if data.reads_documents and not (rows_suffice and _why_no_documents(source, data)):
+        return corpus_of(_documents(source, data), data)
     return _rows(source, data.columns, data.on_bad_line)
 
 
 def open_documents(data: DataConfig) -> Documents:
     """Open the documents that `data.train_file` names, including those that are held out."""
-    source = find_source(data.train_file)
-    return _documents(source, data, _why_no_documents(source, data))
+    return _documents(find_source(data.train_file), data)
 
 
 def open_text(
@@ -103,7 +100,7 @@ def open_text(
         data = DataConfig(
             str(name), pairs="titled" if titled else "passages", max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line
         )
-        return corpus_of(_documents(source, data, names=names), data)
+        return corpus_of(_documents(source, data, names), data)
     return _rows(source, columns, on_bad_line, names, id_column)
 
 
@@ -113,7 +110,7 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
     It is a file; a folder; a pattern with `*`, `?` or `[...]`, in which `**` matches folders of any depth; `wiki1m` or
     `docstrings`.
     """
-    option = names.file
+    option, known_kinds = names.file, ", ".join(KNOWN_EXTENSIONS)
     if name == "docstrings":
         return Source(name, Path(), (), "docstrings")
     if name == "wiki1m":
@@ -121,68 +118,51 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
         return Source(name, path.parent, (path,), "file")
     if not name:
         raise DataError(f"{option} is empty. Name a file, a folder, wiki1m or docstrings")
-    path, known_kinds = expand_path(name), ", ".join(KNOWN_EXTENSIONS)
-    if os.path.isdir(path):
-        root, found = path, _files_below(path)
-        if any(file.name == PREPARED for file in found):
-            return Source(name, path, (), "records")
-    elif os.path.exists(path) or not glob.has_magic(name):
+    path = root = expand_path(name)
+    is_pattern = glob.has_magic(name) and not os.path.exists(path)
+    if not is_pattern and not os.path.isdir(path):
         if problem := why_unreadable(path):
             raise DataError(f"{option}: {problem}{'' if os.path.exists(path) else _advice(name, path)}")
         if extension(path) not in KNOWN_EXTENSIONS:
             raise DataError(f"{option}: {name} has an unknown extension. Known: {known_kinds}")
         return Source(name, path.parent, (path,), "file")
-    else:
-        matches = sorted(glob.glob(os.path.expanduser(name), recursive=True))
-        found = [Path(match) for match in matches if not os.path.isdir(match)]
-        if not found:
-            raise DataError(f"{option}: no file matches {name}. Known names: wiki1m, docstrings")
+    pattern = os.path.expanduser(name) if is_pattern else f"{glob.escape(str(path))}/**/*"
+    matches = sorted(glob.glob(pattern, recursive=True), reverse=True)  # without hidden files
+    files = {os.path.realpath(match): Path(match) for match in matches}  # a link to a folder above repeats files
+    found = sorted(file for file in files.values() if not file.is_dir())
+    if is_pattern and not found:
+        raise DataError(f"{option}: no file matches {name}. Known names: wiki1m, docstrings")
+    if is_pattern:
         root = Path(os.path.commonpath([file.parent for file in found]))
+    elif any(file.name == PREPARED for file in found):
+        return Source(name, path, (), "records")
     corpora = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # of search collections
     judged = {file for file in found if file.parent in corpora and file.name.startswith("queries.jsonl")}
     judged |= {file for file in found if file.parent.name == "qrels" and file.parent.parent in corpora}
-    found = [file for file in found if file not in judged]
-    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
+    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS and file not in judged)
     if problem := next(filter(None, map(why_unreadable, known)), ""):
         raise DataError(f"{option}: {problem}")
-    others = _counts(file.suffix or "without extension" for file in found if file not in {*known})
+    others = [file.suffix or "without extension" for file in found if file not in judged and file not in known]
     if not known:
         raise DataError(
             f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
-            f"{f'It has: {others}. ' if others else ''}Known: {known_kinds}"
+            f"{f'It has: {_counts(others)}. ' if others else ''}Known: {known_kinds}"
         )
     notes = ["skipped the queries and judgements of search collections"] if judged else []
-    notes += [f"skipped {counted(len(found) - len(known), 'file{s} of other kinds')}: {others}"] if others else []
+    notes += [f"skipped {counted(len(others), 'file{s} of other kinds')}: {_counts(others)}"] if others else []
     return Source(name, root, known, "files", "; ".join(notes))
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """Return the files in and below a folder, except hidden ones. Linked folders are followed once."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
-
-    found, seen = [], set[str]()
-    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        real = os.path.realpath(root)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
-        if real not in seen:
-            found += [Path(root, name) for name in names if not name.startswith(".")]
-        seen.add(real)
-    return sorted(path for path in found if path.is_file())
 
 
 def _advice(name: str, path: Path) -> str:
     """Return advice for a name that is not the name of a file."""
-    readable = os.path.isdir(path.parent) and os.access(path.parent, os.R_OK)
-    near = difflib.get_close_matches(path.name, os.listdir(path.parent) if readable else [], n=1)
+    near = difflib.get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
     if not near and " " in name and not path.suffix:
         return ". To use sentences themselves from Python, give a list of strings"
     return (f" (did you mean {path.with_name(near[0])}?)" if near else "") + ". Known names: wiki1m, docstrings"
 
 
-def _counts(extensions: Iterable[str]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in collections.Counter(extensions).most_common())
+def _counts(kinds: Iterable[str]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in collections.Counter(kinds).most_common())
 
 
 # Documents
@@ -218,27 +198,21 @@ def _reads_as_documents(source: Source) -> bool:
     return not tables and source.form == "files" and any(map(documents.has_blank_lines, source.files[:10]))
 
 
-def _documents(
-    source: Source, data: DataConfig, why_none: str = "", *, names: OptionNames = readers.TRAINING_OPTIONS
-) -> Documents:  # fmt: skip
+def _documents(source: Source, data: DataConfig, names: OptionNames = readers.TRAINING_OPTIONS) -> Documents:
     columns = data.columns
-    if why_none and data.documents == "blank_lines":
+    if why_none := _why_no_documents(source, data):
+        wanted = "data.documents='blank_lines'" if data.documents == "blank_lines" else f"data.pairs={data.pairs!r}"
         raise DataError(
-            f"{source.name}: {why_none}. data.documents='blank_lines' is for a txt file with one sentence per line. "
-            "Use such a file, or set data.documents='auto'"
+            f"{source.name}: {why_none}. {'data.held_out' if data.held_out else wanted} needs documents: "
+            f"{KNOWN_DOCUMENTS}"
         )
-    if why_none:
-        option = "data.held_out" if data.held_out else f"data.pairs={data.pairs!r}"
-        raise DataError(f"{source.name}: {why_none}. {option} needs documents: {KNOWN_DOCUMENTS}")
     tables = source.of_kinds(readers.TABLES)
     if columns and not tables:
         raise DataError(f"{source.name}: documents of this kind do not have columns. Leave {names.columns} empty")
     if len(columns) > 2:
-        raise DataError(
-            f"{source.name}: a document has a title and a text, but {names.columns} names {len(columns)} columns"
-        )
+        raise DataError(f"{source.name}: {names.columns} names {len(columns)} columns. Name those of title and text")
     if source.form == "docstrings":
-        return _docstring_documents()
+        return docstring_documents()
     if source.form == "file" and extension(source.files[0]) == ".txt":
         return documents.of_text_file(source.files[0], sentence_a_line=data.documents == "blank_lines")
     prose = () if columns else tuple(file for file in source.files if extension(file) in documents.FORMATS)
@@ -262,20 +236,6 @@ def _documents(
     return documents.of_files(source.name, source.root, prose, opened, columns, note)
 
 
-def _docstring_documents() -> Documents:
-    """Return the docstrings of the installed packages, without the functions held out for evaluation."""
-    from diffcse_jax.data.docstrings import docstring_documents
-
-    def read() -> Iterator[documents.Placed]:
-        return ((name, (Section(name, "", text, sentence_a_line=True),)) for name, text in docstring_documents())
-
-    def fingerprint() -> str:
-        texts = ("\n".join([*sentences, "\n"]) for _, sentences in docstring_documents())
-        return hashlib.sha256("".join(texts).encode()).hexdigest()
-
-    return Documents("docstrings", read, fingerprint)
-
-
 # Rows
 
 
@@ -286,62 +246,50 @@ def _rows(
     names: OptionNames = readers.TRAINING_OPTIONS,
     id_column: str = "",
 ) -> Corpus:
-    """Open the rows of a source, numbered over all of its files."""
-    name, opened, paths = source.name, list[RowFile](), list[Path]()
+    """Open the rows of a source."""
+    name, files, paths = source.name, list[RowFile](), list[Path]()
     if source.form == "docstrings":
-        from diffcse_jax.data.docstrings import docstring_sentences as sentences
-
-        read = RowFile(Path(name), ("sentence",), lambda _: enumerate(({"sentence": each} for each in sentences()), 1))
-        opened = [read]
+        entries = lambda _: enumerate(({"sentence": sentence} for sentence in docstring_sentences()), 1)  # noqa: E731
+        files = [RowFile(Path(name), ("sentence",), entries)]
     elif source.form == "records":
-        from diffcse_jax.data.array_record import open_prepared  # loads tensorflow-datasets
-
-        read, paths = open_prepared(source.root, wanted)
-        opened = [read]
+        file, paths = array_record.open_prepared(source.root, wanted)
+        files = [file]
     else:
-        files = source.of_kinds(readers.EXTENSIONS)
-        if not files:
+        paths = [*source.of_kinds(readers.EXTENSIONS)]
+        if not paths:
             raise DataError(f"{name}: these files contain documents. Set data.pairs, for example to 'lead'")
-        counts = f" ({_counts(map(extension, files))} file{'s' * (len(files) > 1)})"
-        name += counts if source.form == "files" else ""
-        if len({*map(extension, files)}) > 1:
+        name += f" ({_counts(map(extension, paths))} file{'s' * (len(paths) > 1)})" if source.form == "files" else ""
+        if len({*map(extension, paths)}) > 1:
             raise DataError(
                 f"{name}: files of several kinds. Name the files of one kind with a pattern, such as "
-                f"'{source.root}/**/*{extension(files[0])}'"
+                f"'{source.root}/**/*{extension(paths[0])}'"
             )
-        for path in files:
-            with contextlib.nullcontext() if source.form == "file" else contextlib.suppress(NoSentencesError):
-                opened.append(open_file(path, wanted, names))
-        if not opened:
-            raise NoSentencesError(f"{name}: the files are empty")
-        paths = [file.path for file in opened]
-    columns = _choose_columns(str(opened[0].path), opened[0].columns, wanted, names)
-    for file in opened:
+        for path in paths:
+            try:
+                files.append(open_file(path, wanted, names))
+            except NoSentencesError as error:
+                empty = error
+        if not files:
+            raise empty
+    columns = _choose_columns(str(files[0].path), files[0].columns, wanted, names)
+    for file in files:
         if missing := [column for column in columns if column not in file.columns]:
             raise DataError(
-                f"{file.path}: no column {missing[0]!r}, unlike {opened[0].path.name}. It has: {listed(file.columns)}"
+                f"{file.path}: no column {missing[0]!r}, unlike {files[0].path.name}. It has: {listed(file.columns)}"
             )
-    starts: list[int] = []
 
-    def records() -> Iterator[tuple[int, readers.Row | Fault]]:
-        starts.clear()
-        last = 0
-        for file in opened:
-            starts.append(last)
+    def records() -> Iterator[tuple[readers.Place, readers.Row | Fault]]:
+        for file in files:
+            at = f"{file.path.relative_to(source.root).as_posix()}, {file.unit} " if len(files) > 1 else ""
             for number, entry in file.entries(columns):
-                last = starts[-1] + number
-                yield last, _row(entry, columns, id_column)
-
-    def where(place: int) -> str:
-        index = bisect.bisect_left(starts, place) - 1
-        return f"{opened[index].path}, {opened[index].unit} {place - starts[index]}"
+                yield f"{at}{number}" if at else number, _row(entry, columns, id_column)
 
     def fingerprint() -> str:
-        parts = [f"{extension(path)} {readers.file_sha256(path)}" for path in paths] or [text for (text,) in corpus]
+        parts = [f"{extension(path)} {sha256([path])}" for path in paths] or [text for (text,) in corpus]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    unit, note = opened[0].unit, source.note
-    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, unit=unit, where=where, note=note, names=names)
+    unit, note = files[0].unit, source.note
+    corpus = Corpus(name, columns, records, fingerprint, on_bad_line, unit=unit, note=note, names=names)
     return corpus
 
 
@@ -363,8 +311,6 @@ def _choose_columns(
     name: str, available: Sequence[str], wanted: Sequence[str], names: OptionNames
 ) -> tuple[str, ...]:  # fmt: skip
     """Return the wanted columns. If none are wanted, return the only one, or those whose names are known."""
-    if not available:
-        raise DataError(f"{name}: the first row does not name any column")
     if missing := [column for column in wanted if column not in available]:
         raise DataError(f"{name}: no column {missing[0]!r} ({names.columns}). It has: {listed(available)}")
     if wanted or len(available) == 1:
@@ -374,12 +320,7 @@ def _choose_columns(
             return columns
     if not names.columns:
         raise DataError(f"{name}: it has {len(available)} columns ({listed(available)}). Give a file with one column")
-    example = available[-1][:100]
-    example = f"--config.data.columns=\"('{example}',)\"" if names == readers.TRAINING_OPTIONS else example
-    raise DataError(
-        f"{name}: name one or more of its {len(available)} columns in {names.columns}: {listed(available)} "
-        f"(for example {example})"
-    )
+    raise DataError(f"{name}: name one or more of its {len(available)} columns in {names.columns}: {listed(available)}")
 
 
 # Text in memory, which is written to files from which a run trains and, after an interruption, resumes
@@ -404,7 +345,7 @@ def as_texts(given: Any) -> Iterable[Text]:
 
 def write_sentences(texts: Iterable[Text]) -> Path:
     """Write texts of one kind (see `as_texts`) to a jsonl file in the cache folder, whose name is a hash of them."""
-    return _write((json.dumps(row, ensure_ascii=False, default=str) for row in _columns(texts)), ".jsonl")
+    return _write((json.dumps(row, default=str) for row in _columns(texts)), ".jsonl")
 
 
 def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
@@ -452,17 +393,10 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
 
 def _write(lines: Iterable[str], extension: str) -> Path:
     """Write lines to a file that is named by their hash."""
-    folder, hashed = cache_folder("text"), hashlib.sha256()
-    with disk_errors(folder, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{uuid.uuid4().hex}.tmp"
-        try:
-            with partial.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-                for line in lines:
-                    file.write(f"{line}\n")
-                    hashed.update(line.encode(errors="surrogatepass") + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            return partial.replace(folder / f"{hashed.hexdigest()[:24]}{extension}")
-        finally:
-            partial.unlink(missing_ok=True)
+    text = "".join(f"{line}\n" for line in lines)
+    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{extension}"
+    partial = path.with_name(f"{os.getpid()}-{path.name}")  # several processes may write the same text
+    with disk_errors(path.parent, safe="Nothing was started.", instead="set XDG_CACHE_HOME to another folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(partial, text)
+        return partial.replace(path)

@@ -2,18 +2,15 @@
 
 A token store is a folder: `token_ids.npy` (all sentences), `offsets.npy` (where each sentence starts), `meta.json` and,
 for documents, `document_starts.npy` (the first example of each). The folder's name is a hash of everything that
-determines its content. Embeddings that `diffcse embed` stored are copied next to it: `vectors.npy` (one row per
-distinct sentence) and `rows.npy` (the row of each sentence). `meta.json` contains the SHA-256 of the arrays, which is
-checked at each opening; a damaged folder is made again.
+determines its content. `meta.json` contains the SHA-256 of the arrays, which is checked at each opening.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,14 @@ import transformers
 from jaxtyping import Float, Float32, Int, Integer, UInt64
 
 from diffcse_jax import io
-from diffcse_jax.data.readers import Corpus, Row
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, DataError, counted
 from diffcse_jax.hosts import Progress
 
 FORMAT_VERSION = 3
 META = "meta.json"
-BLOCK_ROWS = 10_000
-BLOCK_CHARACTERS = 1 << 25
+BLOCK_ROWS = 1000  # that are tokenised at once
 
 
 class Examples:
@@ -90,23 +86,19 @@ class TokenStore(Examples):
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        self.folder = folder
-        self.columns = tuple(meta["columns"])
-        self.max_length = meta["max_length"]
-        self.note: str = meta["note"]
+        self.folder, self.name = folder, folder.name
+        self.columns, self.max_length, self.note = tuple(meta["columns"]), meta["max_length"], str(meta["note"])
         self.token_ids = np.load(folder / "token_ids.npy", mmap_mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         documents = folder / "document_starts.npy"
         self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
 
-    @property
-    def name(self) -> str:
-        """The hash that is the folder's name."""
-        return self.folder.name
-
 
 class SentenceVectors:
-    """Embeddings of all sentences of a text, mapped into memory from a folder of `vectors.npy` and `rows.npy`."""
+    """Embeddings of all sentences of a text, mapped into memory.
+
+    The folder contains `vectors.npy`, a row per distinct sentence, and `rows.npy`, the row of each sentence.
+    """
 
     def __init__(self, folder: Path):
         self._vectors: Float[np.ndarray, "distinct dimension"] = np.load(folder / "vectors.npy", mmap_mode="r")
@@ -145,18 +137,13 @@ def build_or_open(
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
 
     def build(new: Path) -> dict[str, Any]:
-        _write_arrays(corpus, backend, new, prompts, quiet)
+        _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns), quiet)
         if corpus.fingerprint() != text:
             raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
         return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
 
-    built = False
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
-        if _damaged(folder):
-            lock_file = folder.with_name(f".{name}.lock")
-            with io.lock(lock_file, wait=True):
-                built = make_arrays(folder, build)  # unless another process has built it meanwhile
-                lock_file.unlink(missing_ok=True)
+        built = make_arrays(folder, build)
         store = TokenStore(folder)
     if not quiet:
         note = f" ({store.note})" if store.note else ""
@@ -166,14 +153,13 @@ def build_or_open(
         if built and (advice := corpus.advice()):
             print(f"warning: text that is not UTF-8 was skipped. {advice}", file=sys.stderr)
         if built and not corpus.reading:  # rows of documents need further passes
-            texts = (text if len(text) <= 60 else f"{text[:57]}..." for text in next(iter(corpus)))
-            row = ", ".join(f"{column} {text!r}" for column, text in zip(corpus.columns, texts, strict=True))
-            print(f"first row: {row}", file=sys.stderr)
+            texts = zip(corpus.columns, next(iter(corpus)), strict=True)
+            print(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in texts)}", file=sys.stderr)
     return store
 
 
 def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
-    """Open the embeddings of a text, and copy them first if needed.
+    """Open the embeddings of a text, and copy them next to its tokens first if needed.
 
     An embedding is found by the text of its sentence, so the store (a `search.vector_store.VectorStore`) may contain
     more text, in another order. It must contain all sentences of the text.
@@ -190,21 +176,22 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
 
 
 def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> bool:
-    """Make a folder of arrays unless it is intact, and return whether it was made.
+    """Make a folder of arrays unless it is intact, and return whether it was made. One process of a host makes it.
 
     `make` writes the arrays into a temporary folder and returns further entries of its record, `meta.json`.
     """
-    damaged = _damaged(folder)
-    if damaged and folder.exists():
-        print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
-    if damaged:
-        with io.atomic_dir(folder) as new:
-            meta = make(new) or {}
-            meta["files"] = io.file_digests(new, new.iterdir())
-            io.write_json(new / META, meta | {"sha256": io.json_digest(meta)})
+    if not _damaged(folder):
+        return False
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with io.lock(lock_file, wait=True):
+        if damaged := _damaged(folder):  # another process may have made it meanwhile
             if folder.exists():
-                with io.partial_dir(folder) as old:
-                    folder.rename(old / "damaged")
+                print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
+            with io.replace_dir(folder) as new:
+                meta = make(new) or {}
+                meta["files"] = io.file_digests(new, new.iterdir())
+                io.write_json(new / META, meta | {"sha256": io.json_digest(meta)})
+        lock_file.unlink(missing_ok=True)
     return bool(damaged)
 
 
@@ -212,72 +199,39 @@ def _damaged(folder: Path) -> str:
     """Return the first missing or damaged file of a folder, or an empty string."""
     try:
         meta = io.read_json_object(folder / META)
-        if io.json_digest({key: value for key, value in meta.items() if key != "sha256"}) != meta["sha256"]:
-            return META
-        return io.first_changed(folder, meta["files"])
+        digest = meta.pop("sha256")
+        return io.first_changed(folder, meta["files"]) if io.json_digest(meta) == digest else META
     except (CheckpointError, KeyError):
         return META
 
 
 def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[str], quiet: bool) -> None:
-    prompts = prompts or [""] * len(corpus.columns)
-    id_type = np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32
-    document_starts, document = [np.zeros(0, np.int64)], -1
-    with (
-        contextlib.closing(_GrowingArray(folder / "token_ids.npy", id_type)) as token_ids,
-        contextlib.closing(_GrowingArray(folder / "offsets.npy", np.int64)) as offsets,
-        Progress(f"tokenising {corpus.name}", "rows", quiet=quiet) as progress,
-    ):
-        offsets.append(np.zeros(1))
-        for block in _blocks(corpus):
-            documents, rows = zip(*block, strict=True)
-            new_documents = np.flatnonzero(np.diff([document, *documents]))
-            document_starts.append((offsets.size - 1) // len(corpus.columns) + new_documents)
-            document = documents[-1]
+    id_type = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
+    ends, starts, rows_before, last_document = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)], 0, -1
+    corpus_rows = corpus.in_documents()
+    progress = Progress(f"tokenising {corpus.name}", "rows", quiet=quiet)
+    with (folder / "token_ids.npy").open("wb") as file, progress:
+
+        def write_header(size: int) -> None:  # NumPy pads it, so that its length does not depend on the size
+            header = {"descr": np.lib.format.dtype_to_descr(id_type), "fortran_order": False, "shape": (size,)}
+            np.lib.format.write_array_header_1_0(file, header)
+
+        write_header(0)
+        while block := list(itertools.islice(corpus_rows, BLOCK_ROWS)):
+            _, documents, rows = zip(*block, strict=True)
+            starts.append(rows_before + np.flatnonzero(np.diff([last_document, *documents])))
+            rows_before, last_document = rows_before + len(rows), documents[-1]
             texts = [prompt + text for row in rows for prompt, text in zip(prompts, row, strict=True)]
             sentences = tokenise(backend, texts).ids
             lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-            offsets.append(token_ids.size + np.cumsum(lengths))
-            token_ids.append(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()))
+            ends.append(ends[-1][-1] + np.cumsum(lengths))
+            file.write(np.fromiter(itertools.chain.from_iterable(sentences), id_type, lengths.sum()).tobytes())
             progress.update(len(rows))
+        file.seek(0)
+        write_header(int(ends[-1][-1]))
+    np.save(folder / "offsets.npy", np.concatenate(ends))
     if corpus.reading:
-        np.save(folder / "document_starts.npy", np.concatenate(document_starts))
-
-
-def _blocks(corpus: Corpus) -> Iterator[list[tuple[int, Row]]]:
-    """Yield the rows with the numbers of their documents, in blocks of bounded size."""
-    block: list[tuple[int, Row]] = []
-    characters = 0
-    for document, row in corpus.in_documents():
-        block.append((document, row))
-        characters += sum(map(len, row))
-        if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
-
-
-class _GrowingArray:
-    """A one-dimensional .npy file that is written in pieces. The header is written again once the size is known."""
-
-    def __init__(self, path: Path, dtype: np.typing.DTypeLike):
-        self.size, self._dtype, self._file = 0, np.dtype(dtype), path.open("wb")
-        self._write_header()
-
-    def append(self, values: np.ndarray) -> None:
-        self._file.write(values.astype(self._dtype).tobytes())
-        self.size += len(values)
-
-    def close(self) -> None:
-        with self._file:  # closed even if the disk is full
-            self._file.seek(0)
-            self._write_header()
-
-    def _write_header(self) -> None:
-        """Write the header; NumPy pads it, so that its length does not depend on the size."""
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
+        np.save(folder / "document_starts.npy", np.concatenate(starts))
 
 
 def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:

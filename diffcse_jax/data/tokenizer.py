@@ -1,6 +1,5 @@
 """Load tokenizers from Hugging Face folders, and tokenise only the beginnings of long texts."""
 
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,7 @@ from diffcse_jax.io import read_json_object
 from diffcse_jax.models.pooling_modules import TEXT_SETTINGS
 
 CHARACTERS_PER_TOKEN = 16  # length of the beginning that is tokenised first. English has 4 to 5
-LONGEST_WORD = 1 << 17  # characters that are tokenised of a text without spaces
-CHARACTERS_AT_ONCE = 1 << 22  # the library needs about 100 bytes per token
-UNKNOWN_WORD = "\u16a0"  # a rune
+TEXTS_AT_ONCE = 1000  # the library needs about 100 bytes per token
 
 
 class Tokenised(NamedTuple):
@@ -44,7 +41,7 @@ def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: {type(tokenizer).__name__} is not a fast tokenizer. Add a tokenizer.json")
     try:
-        tokenizer.backend_tokenizer.encode(UNKNOWN_WORD)
+        tokenizer.backend_tokenizer.encode("\u16a0")  # a rune
     except Exception as error:  # the library raises Exception: the vocabulary lacks a token for unknown words
         raise CheckpointError(f"{folder}: the tokenizer cannot read an unknown word: {error}") from error
     settings = folder / TEXT_SETTINGS
@@ -66,23 +63,18 @@ def unlimited_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> toke
 def tokenise(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Tokenised:
     """Tokenise texts by a backend with truncation, mostly without reading the part that it would cut.
 
-    The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is. So the
-    tokens are those of the whole text, unless it is longer than `LONGEST_WORD` and has few spaces.
+    The beginning of a text, up to a space, is tokenised first. If that gives too few tokens, the whole text is.
     """
     assert backend.truncation is not None
-    size = CHARACTERS_PER_TOKEN * backend.truncation["max_length"]
-    longest, found = max(size, LONGEST_WORD), Tokenised([], [])
-    spaces = (text.rfind(" ", 0, size) if len(text) > size else -1 for text in texts)
-    starts = [text[: longest if space < 0 else space] for text, space in zip(texts, spaces, strict=True)]
-    triples = zip(texts, starts, itertools.accumulate(map(len, starts)), strict=True)
-    for _, triple in itertools.groupby(triples, lambda triple: triple[2] // CHARACTERS_AT_ONCE):
-        group = list(triple)
-        encodings = backend.encode_batch_fast([start for _, start, _ in group])
-        for (text, start, _), encoding in zip(group, encodings, strict=True):
-            if len(start) < min(len(text), longest) and not encoding.overflowing:
-                (encoding,) = backend.encode_batch_fast([text[:longest]])
+    size, found = CHARACTERS_PER_TOKEN * backend.truncation["max_length"], Tokenised([], [])
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        group = texts[first : first + TEXTS_AT_ONCE]
+        starts = [text[: max(0, text.rfind(" ", 0, size))] if len(text) > size else text for text in group]
+        for text, start, encoding in zip(group, starts, backend.encode_batch_fast(starts), strict=True):
+            if len(start) < len(text) and not encoding.overflowing:
+                (encoding,) = backend.encode_batch_fast([text])
             found.ids.append(encoding.ids)
-            found.cut.append(bool(encoding.overflowing) or len(text) > longest)
+            found.cut.append(bool(encoding.overflowing))
     return found
 
 

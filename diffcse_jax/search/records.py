@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.readers import Corpus, OptionNames, lines_of
+from diffcse_jax.data.readers import Corpus, OptionNames
 from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
 
@@ -19,7 +19,7 @@ TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the
 
 TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first character in the text is `start`
 
-# `line`, or `file` of a folder of documents; `id` if asked for; `column` if several are read; `title` of a document's
+# `line`, or `file` (with its line) if a source has several; `id` if asked for; `column` if several are read; `title` of a document's
 # passage; `sentence`.
 Record = Mapping[str, Any]
 Sentences = str | Iterable[str]
@@ -96,7 +96,7 @@ def read_records(
     if str(source) == STDIN:
         if columns or id_column:
             raise DataError("standard input has no columns. Remove --columns and --id_column")
-        lines = ((line.decode(errors="surrogateescape"),) for line in lines_of(sys.stdin.buffer))
+        lines = ((line.decode(errors="surrogateescape"),) for line in sys.stdin.buffer)
         names = OptionNames(bad_line="")
         corpus = Corpus(
             "standard input", (TEXT,), lambda: enumerate(lines, 1), _refuse_digest, on_bad_line, names=names
