@@ -19,8 +19,8 @@ TEXT, LINE, FILE, ID, COLUMN = "sentence", "line", "file", "id", "column"  # the
 
 TITLE, DOCUMENT, START = "title", "document", "start"  # of passages: the first character in the text is `start`
 
-# `line`, or `file` (with its line) if a source has several; `id` if asked for; `column` if several are read; `title` of a document's
-# passage; `sentence`.
+# `line`, or `file` (with its line) if a source has several; `id` if asked for; `column` if several are read; `title` of
+# a document's passage; `sentence`.
 Record = Mapping[str, Any]
 Sentences = str | Iterable[str]
 
