@@ -196,11 +196,11 @@ def scores(model: str, tasks: list[str]) -> dict[str, float]:
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.results import scores_by_column
     from diffcse_jax.evaluation.senteval_data import senteval_folder
-    from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_task
+    from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_kind
 
     encoder, names = SentenceEncoder.from_pretrained(model), expand_groups(tasks, "test")
-    folder = Path() if all(map(own_task, names)) else senteval_folder("")
-    found = {name: find_task(name).run(encoder, folder, "test") for name in names}
+    folder = Path() if all(map(own_kind, names)) else senteval_folder("")
+    found = {name: find_task(name).run(encoder, folder) for name in names}
     return scores_by_column({"tasks": found, "averages": {}})
 
 

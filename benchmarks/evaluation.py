@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import measure, torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation import senteval, sts
+from diffcse_jax.evaluation import Settings, senteval, sts
 from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.tasks import find_task
 from diffcse_jax.models import hf
@@ -45,7 +45,7 @@ def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[
     """Return scores and seconds of our evaluation."""
     watch = Stopwatch()
     if not isinstance(task, senteval.TransferTask):
-        scores = watch("encoding", task.run, encoder, folder, mode)
+        scores = watch("encoding", task.run, encoder, folder, Settings(mode=mode))
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
     splits = {split: task.load(folder, split) for split in task.splits}
     features = watch("encoding", senteval.encode_examples, encoder, splits, task.classes)

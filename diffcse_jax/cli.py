@@ -221,12 +221,13 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     add("--output", type=Path, default=Path("results.json"), help="results file; pictures go to report/ next to it")
 
     def prepare(options: argparse.Namespace) -> Work:
-        from diffcse_jax.evaluation import runner
+        from diffcse_jax.evaluation import Settings, runner
         from diffcse_jax.hosts import keep_compiled
 
         keep_compiled()
-        own, names = _own_options(options), {field.name for field in dataclasses.fields(runner.Settings)}
-        settings = runner.Settings(**{name: own.pop(name) for name in names})
+        own = _own_options(options)
+        names = own.keys() & {field.name for field in dataclasses.fields(Settings)}
+        settings = Settings(**{name: own.pop(name) for name in names})
         return partial(runner.run, settings=settings, **own)
 
     return prepare

@@ -37,7 +37,8 @@ MODULES: dict[str, dict[str, Sequence[str]]] = {
         **{f"diffcse_jax.losses.{name}": () for name in LOSSES},
     },
     "Evaluation": {
-        "diffcse_jax.evaluation.runner": ("Settings", "evaluate"),
+        "diffcse_jax.evaluation": ("Settings",),
+        "diffcse_jax.evaluation.runner": ("evaluate",),
         "diffcse_jax.evaluation.retrieval": ("retrieval_scores",),
         "diffcse_jax.models.pooling": (),
     },

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from test_senteval import BagOfWords, write
+from test_senteval import DEV, BagOfWords, write
 
 from benchmarks import torch_senteval
 from diffcse_jax.evaluation import classifier
@@ -196,9 +196,9 @@ def test_a_regression_task_is_trained_and_scored_on_its_splits(tmp_path):
     with torch.no_grad():
         predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS
     task = TASKS["STSBenchmark-senteval"]
-    scores = task.run(BagOfWords(), tmp_path, "test")
+    scores = task.run(BagOfWords(), tmp_path)
     assert scores["n"] == 30
     assert scores["pearson"] == pytest.approx(100 * np.corrcoef(predicted, golds["test"])[0, 1], abs=0.05)
     assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
     (tmp_path / "STS/STSBenchmark/sts-test.csv").unlink()
-    assert task.run(BagOfWords(), tmp_path, "dev")["pearson"] == scores["dev"]["pearson"]
+    assert task.run(BagOfWords(), tmp_path, DEV)["pearson"] == scores["dev"]["pearson"]

@@ -30,7 +30,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
-from diffcse_jax.evaluation import senteval, sts
+from diffcse_jax.evaluation import Settings, senteval, sts
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
@@ -206,7 +206,7 @@ def test_sts(tmp_path, data):
     content = data.draw(spoiled(STSB))
     write(tmp_path / "STS/STSBenchmark/sts-dev.csv", content)
     for name in ("STSBenchmark", "geometry", "retrieval"):
-        scores = result_or_user_error(TASKS[name].run, Constant(), tmp_path, "dev")
+        scores = result_or_user_error(TASKS[name].run, Constant(), tmp_path, Settings(mode="dev"))
         assert scores is None or "NaN" not in json.dumps(scores)
     sentences = write(tmp_path / "a.txt", data.draw(spoiled(b"a\tb\nc\td\n")))
     golds = write(tmp_path / "b.txt", data.draw(spoiled(b"1\n\n3.5\n")))
@@ -215,22 +215,21 @@ def test_sts(tmp_path, data):
 
 
 TRANSFER = {
-    "class": (senteval.read_classes, b"good film\ncaf\xe9\n\n"),
-    "sst": (senteval.read_sentiment, b"a film\t1\nbad\t0\n"),
-    "sst_fine": (senteval.read_fine_sentiment, b"4 good\n0 bad\n"),
-    "trec": (senteval.read_questions, b"NUM:dist How far ?\nABBR:exp What ?\n"),
-    "mrpc": (senteval.read_paraphrases, b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n"),
-    "sick": (senteval.read_entailment, b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n"),
+    "CR": b"good film\ncaf\xe9\n\n",
+    "SST2": b"a film\t1\nbad\t0\n",
+    "SST5": b"4 good\n0 bad\n",
+    "TREC": b"NUM:dist How far ?\nABBR:exp What ?\n",
+    "MRPC": b"Quality\tid\tid\ts\ts\n1\t7\t8\ta\tb\n0\t7\t8\tc\td\n",
+    "SICKEntailment": b"id\ta\tb\ts\tl\n1\ta b\tc\t4.5\tENTAILMENT\n",
 }
 
 
-@pytest.mark.parametrize("reader", TRANSFER)
+@pytest.mark.parametrize("task", TRANSFER)
 @fuzzed
 @given(data=st.data())
-def test_transfer(tmp_path, reader, data):
-    read, content = TRANSFER[reader]
-    path = write(tmp_path / "data", data.draw(spoiled(content) | st.binary(max_size=100)))
-    examples = result_or_user_error(read, [path] * (1 + (reader == "class")))
+def test_transfer(tmp_path, task, data):
+    path = write(tmp_path / "custrev.pos", data.draw(spoiled(TRANSFER[task]) | st.binary(max_size=100)))
+    examples = result_or_user_error(TASKS[task].examples, path)
     assert examples is None or len(senteval.in_order(examples)) == len(examples) > 0
 
 

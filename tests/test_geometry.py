@@ -5,7 +5,7 @@ import pytest
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import geometry
+from diffcse_jax.evaluation import Settings, geometry
 
 GEOMETRY, RETRIEVAL = geometry.PROBES
 
@@ -32,7 +32,7 @@ def vectors() -> dict[str, np.ndarray]:
 
 def test_measures_follow_their_definitions(tmp_path, vectors):
     write_stsb(tmp_path, "test", ROWS)
-    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
+    results = GEOMETRY.run(TableEncoder(vectors), tmp_path)
     units = {name: vector / np.linalg.norm(vector) for name, vector in vectors.items()}
     positives = [("a", "b"), ("c", "d"), ("e", "f")]  # rated above 4
     alignment = np.mean([np.sum((units[u] - units[v]) ** 2) for u, v in positives])
@@ -57,7 +57,7 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
 def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):
     write_stsb(tmp_path, "test", [row])
     with pytest.raises(DataError, match=message):
-        GEOMETRY.run(TableEncoder(vectors), tmp_path, "test")
+        GEOMETRY.run(TableEncoder(vectors), tmp_path)
 
 
 def test_values_of_known_matrices():
@@ -70,7 +70,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
     vectors["b"] = vectors["a"] * 3  # found at once
     vectors["f"] = -vectors["e"]  # found last
     write_stsb(tmp_path, "test", ROWS)
-    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path, "test")
+    results = RETRIEVAL.run(TableEncoder(vectors), tmp_path)
     assert (results["n"], results["recall@1"], results["recall@5"], results["recall@10"]) == (2, 0, 50, 50)
     # "a" stands in the split twice, so its copy is as near as its pair: their mean rank is above 1.
     hits = results["examples"][0]
@@ -80,7 +80,7 @@ def test_retrieval_ranks_the_other_sentence_among_all_but_the_query(tmp_path, ve
 
 def test_pictures_are_drawn_if_matplotlib_is_installed(tmp_path, vectors, monkeypatch, capsys):
     write_stsb(tmp_path, "dev", ROWS)
-    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, "dev")
+    results = GEOMETRY.run(TableEncoder(vectors), tmp_path, Settings(mode="dev"))
     models = [{"model": "a", "tasks": {"geometry": results}}] * 2
     for path in geometry.draw(models, tmp_path / "report"):
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -92,16 +92,10 @@ def test_seeds_of_one_configuration_get_a_mean(workdir):
     models += [results_of(workdir("other", 1, learning_rate=1e-4), STS12=10.0), results_of("minilm", STS12=72.37)]
     assert text_table(models).splitlines()[-1] == f"mean of 3 seeds: {', '.join(seeds)}  71.00 ± 1.00"
     assert r"71.00 $\pm$ 1.00" in text_table(models, "latex")
-    document = results.document(models)
-    assert document["models"] == models
-    assert document["seeds"] == [{"models": seeds, "mean": {"STS12": 71.0}, "std": {"STS12": 1.0}}]
-    assert results.document(models[:1]) == models[0]
 
 
 def test_a_run_counts_once_however_often_it_is_named(workdir):
     run, other = workdir("base_1", 1), workdir("base_2", 2)
     names = [run, f"{run}/export", f"{run}/", f"{run}/checkpoints/5"]
-    models = [results_of(path, STS12=score) for path, score in zip(names, (70.0, 90.0, 90.0, 60.0), strict=True)]
-    assert results.document(models)["seeds"] == []
-    (seeds,) = results.document([*models, results_of(other, STS12=71.0)])["seeds"]
-    assert (seeds["models"], seeds["mean"]) == ([run, other], {"STS12": 70.5})
+    assert results.seed_groups(names) == []
+    assert results.seed_groups([*names, other]) == [[0, 4]]

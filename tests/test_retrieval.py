@@ -8,8 +8,7 @@ from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import retrieval
 from diffcse_jax.evaluation.results import task_title
 from diffcse_jax.evaluation.retrieval import average_precision
-from diffcse_jax.evaluation.senteval_data import missing_files
-from diffcse_jax.evaluation.tasks import expand_groups, own_task
+from diffcse_jax.evaluation.tasks import expand_groups, find_task
 from diffcse_jax.models.prompts import NO_PROMPTS
 
 
@@ -89,16 +88,13 @@ def test_tasks_on_own_files(tmp_path):
     assert expand_groups([*names, names[0]], "test") == names
     assert [task_title(name) for name in names] == ["pairs_retrieval a/test", f"duplicates {tmp_path.name}/quora"]
     assert task_title("STS12") == "STS12"
-    retrieval, duplicates = (own_task(name).run(Angles(), tmp_path, "test") for name in names)
+    retrieval, duplicates = (find_task(name).run(Angles(), tmp_path) for name in names)
     assert retrieval == pytest.approx({"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3})
     assert duplicates == pytest.approx({"average_precision": 100 * (1 + 2 / 3) / 2, "n": 4})  # a-b, c-e, c-h, a-z
-    gone = own_task(f"duplicates:{tmp_path}/gone.tsv")
-    assert missing_files(gone, tmp_path, "test") == [tmp_path / "gone.tsv"]
-    assert not missing_files(own_task("pairs_retrieval:docstrings"), tmp_path, "test")
 
 
 @pytest.mark.parametrize("content", ["a\tb\t1\n", "a\tb\t0.5\na\tb\t1\n"])
 def test_labels_are_checked(content, tmp_path):
     (tmp_path / "pairs.tsv").write_text(content)
     with pytest.raises(DataError, match=r"pairs\.tsv: duplicates needs pairs labelled 1"):
-        own_task(f"duplicates:{tmp_path}/pairs.tsv").run(Angles(), tmp_path, "test")
+        find_task(f"duplicates:{tmp_path}/pairs.tsv").run(Angles(), tmp_path)

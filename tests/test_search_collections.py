@@ -5,9 +5,10 @@ import pytest
 from test_retrieval import Angles
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation.runner import Settings, evaluate_model
+from diffcse_jax.evaluation import Settings
+from diffcse_jax.evaluation.runner import evaluate_model
 from diffcse_jax.evaluation.search_collections import compare, measure, read_collection, read_run, search, write_run
-from diffcse_jax.evaluation.tasks import own_task
+from diffcse_jax.evaluation.tasks import find_task
 
 CORPUS = [{"_id": "d1", "title": "a", "text": "wing"}, {"_id": "d2", "text": "c"}, {"_id": 3, "title": "", "text": "f"}]
 QUERIES = [{"_id": "q1", "text": "b"}, {"_id": "q2", "text": "f"}, {"_id": "of another split", "text": "k"}]
@@ -77,13 +78,13 @@ def test_the_command_compares_with_a_run(beir, tmp_path, minilm_dir):
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: a text without an id"),
+        ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: expected an object with `_id` and `text`"),
         ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
         ("corpus.jsonl", '\n{"_id": "d1"}', "line 2: expected an object with `_id` and `text`"),
-        ("queries.jsonl", "[", "queries.jsonl, line 1: not JSON"),
+        ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
         ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
         ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "the query 'q2' has no relevant document"),
         ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
     ],
@@ -110,4 +111,4 @@ def test_invalid_runs_are_refused_with_file_and_line(beir, tmp_path, line, probl
 
 def test_a_folder_that_is_no_collection_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"it has no corpus.jsonl or collection.tsv"):
-        own_task(f"retrieval:{tmp_path}").run(Angles(), tmp_path, "test")
+        find_task(f"retrieval:{tmp_path}").run(Angles(), tmp_path)

@@ -1,4 +1,3 @@
-import random
 import warnings
 import zlib
 
@@ -12,13 +11,14 @@ from sklearn.model_selection import StratifiedKFold
 from benchmarks import torch_senteval
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import senteval
+from diffcse_jax.evaluation import Settings, senteval
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, Recipe
 from diffcse_jax.evaluation.senteval import Example
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.models.prompts import NO_PROMPTS
 
 DIMENSION = 16
+DEV = Settings(mode="dev")
 TORCH = {"quick": ("rmsprop", 32, 1, 1), "patient": ("adam", 32, 2, 3)}
 RECIPES = {
     "quick": Recipe(RMSPROP, batch_size=32, tenacity=1, passes_per_block=1, folds=3),
@@ -93,8 +93,8 @@ def test_nested_cross_validation_is_sentevals(trained, tmp_path):
     devacc, acc, *_ = torch_senteval.nested_cross_validation(x, y, 3, trained("quick", 2, DIMENSION))
     assert 60 < acc < 99.5
     expected = {"acc": acc, "devacc": devacc, "ndev": 201, "ntest": 201}
-    assert TASKS["MR"].run(BagOfWords(), tmp_path, "test") == expected
-    assert TASKS["MR"].run(BagOfWords(), tmp_path, "dev") == expected
+    assert TASKS["MR"].run(BagOfWords(), tmp_path) == expected
+    assert TASKS["MR"].run(BagOfWords(), tmp_path, DEV) == expected
 
 
 def test_cross_validation_with_six_classes_is_sentevals(trained, tmp_path):
@@ -108,8 +108,8 @@ def test_cross_validation_with_six_classes_is_sentevals(trained, tmp_path):
     train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
     devacc, acc, _ = torch_senteval.cross_validation(*train, *test, 3, trained("quick", 6, DIMENSION))
     assert 30 < acc < 99.5
-    assert TASKS["TREC"].run(BagOfWords(), tmp_path, "test") == {"acc": acc, "devacc": devacc, "ndev": 205, "ntest": 70}
-    assert TASKS["TREC"].run(BagOfWords(), tmp_path, "dev") == {"devacc": devacc, "ndev": 205}
+    assert TASKS["TREC"].run(BagOfWords(), tmp_path) == {"acc": acc, "devacc": devacc, "ndev": 205, "ntest": 70}
+    assert TASKS["TREC"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ndev": 205}
 
 
 def test_pairs_and_f1_are_sentevals(trained, tmp_path):
@@ -125,7 +125,7 @@ def test_pairs_and_f1_are_sentevals(trained, tmp_path):
         write(tmp_path, f"MRPC/msr_paraphrase_{split}.txt", lines)
     train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
     devacc, acc, predicted = torch_senteval.cross_validation(*train, *test, 3, trained("quick", 2, 2 * DIMENSION))
-    scores = TASKS["MRPC"].run(BagOfWords(), tmp_path, "test")
+    scores = TASKS["MRPC"].run(BagOfWords(), tmp_path)
     f1 = round(100 * float(f1_score(test[1], predicted)), 2)
     assert scores == {"acc": acc, "devacc": devacc, "f1": f1, "ndev": 180, "ntest": 70}
     assert f1 != acc
@@ -139,10 +139,10 @@ def test_fixed_splits_are_sentevals(trained, tmp_path):
         write(tmp_path, f"SST/fine/sentiment-{split}", [f"{label} {text}" for (text,), label in splits[split]])
     train, dev, test = (vectors_and_labels(examples) for examples in splits.values())
     devacc, acc = torch_senteval.fixed_splits(*train, dev, test, trained("patient", 5, DIMENSION))
-    assert TASKS["SST5"].run(BagOfWords(), tmp_path, "fasttest") == {
+    assert TASKS["SST5"].run(BagOfWords(), tmp_path) == {
         "acc": acc, "devacc": devacc, "ntrain": 250, "ndev": 60, "ntest": 90,
     }  # fmt: skip
-    assert TASKS["SST5"].run(BagOfWords(), tmp_path, "dev") == {"devacc": devacc, "ntrain": 250, "ndev": 60}
+    assert TASKS["SST5"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ntrain": 250, "ndev": 60}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_too_few_examples_are_refused(tmp_path):
     write(tmp_path, "MR/rt-polarity.pos", ["good"] * 20)
     write(tmp_path, "MR/rt-polarity.neg", ["bad"] * 19)
     with pytest.raises(DataError, match=r"rt-polarity\.neg: 19 examples of class 0; every class needs 20"):
-        TASKS["MR"].run(BagOfWords(), tmp_path, "test")
+        TASKS["MR"].run(BagOfWords(), tmp_path)
 
 
 @given(st.lists(st.integers(0, 5), min_size=60, max_size=200), st.sampled_from([2, 5, 10]))
@@ -235,47 +235,47 @@ def test_binary_tasks_read_latin_1_with_one_sentence_a_line_in_sentevals_order(t
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "expected"),
+    ("task", "content", "expected"),
     [
         (
-            senteval.read_questions,
+            "TREC",
             b"NUM:dist How far is : it ?\nABBR:exp What  is caf\xe9 ?\n",
             [("How far is : it ?", 5), ("What is caf\u00e9 ?", 0)],
         ),
-        (senteval.read_sentiment, "a caf\u00e9\t1\nb\t0\n".encode(), [("a caf\u00e9", 1), ("b", 0)]),
-        (senteval.read_fine_sentiment, b"4 so good\n0 bad\n", [("so good", 4), ("bad", 0)]),
+        ("SST2", "a caf\u00e9\t1\nb\t0\n".encode(), [("a caf\u00e9", 1), ("b", 0)]),
+        ("SST5", b"4 so good\n0 bad\n", [("so good", 4), ("bad", 0)]),
         (
-            senteval.read_paraphrases,
+            "MRPC",
             b'\xef\xbb\xbfQuality\tid\tid\ts\ts\n1\t7\t8\tHe said " so\tso "\n0\t7\t8\tx\ty\n',
             [('He said " so', 'so "', 1), ("x", "y", 0)],
         ),
         (
-            senteval.read_entailment,
+            "SICKEntailment",
             b"id\ta\tb\tscore\tlabel\n1\ta b\tc\t4.5\tENTAILMENT\n2\td\te\t1\tNEUTRAL\n",
             [("a b", "c", 2), ("d", "e", 1)],
         ),
     ],
 )
-def test_formats(read, content, expected, tmp_path):
-    assert read([write(tmp_path, "data", content)]) == [Example(tuple(texts), label) for *texts, label in expected]
+def test_formats(task, content, expected, tmp_path):
+    examples = TASKS[task].examples(write(tmp_path, "data", content))
+    assert examples == [Example(tuple(texts), label) for *texts, label in expected]
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "message"),
+    ("task", "content", "message"),
     [
-        (senteval.read_sentiment, b"fine\t1\nwrong\t2\n", "line 2: expected one of 0, 1 as label, found '2'"),
-        (senteval.read_questions, b"HUM:ind Who ?\nHUM:ind\n", "line 2: expected 'LABEL:label question'"),
-        (senteval.read_paraphrases, b"1\t2\t3\ta\tb\n0\t2\t3\tc\td\n", "line 1: expected a header, found data"),
-        (senteval.read_sentiment, b"\xff\xfe\t1\n", "cannot read"),
-        (senteval.read_classes, b"good\nfine \x07\n", "line 2: contains the control character"),
-        (senteval.read_classes, random.Random(0).randbytes(2000), "Is this a text file"),
-        (senteval.read_questions, b"", "no sentences"),
+        ("SST2", b"fine\t1\nwrong\t2\n", "line 2: expected one of 0, 1 as label, found '2'"),
+        ("TREC", b"HUM:ind Who ?\nHUM:ind\n", "line 2: expected 'LABEL:label question'"),
+        ("MRPC", b"1\t2\t3\ta\tb\n0\t2\t3\tc\td\n", "line 1: expected a header, found data"),
+        ("SST2", b"\xff\xfe\t1\n", "cannot read"),
+        ("CR", b"good\nfine \x07\n", "line 2: contains the control character"),
+        ("TREC", b"", "no sentences"),
     ],
 )
-def test_unreadable_files_are_named(read, content, message, tmp_path):
-    path = write(tmp_path, "data.txt", content)
+def test_unreadable_files_are_named(task, content, message, tmp_path):
+    path = write(tmp_path, "custrev.pos", content)
     with pytest.raises(DataError, match=message) as error:
-        read([path] * (1 + (read is senteval.read_classes)))
+        TASKS[task].examples(path)
     assert str(path) in str(error.value)
 
 

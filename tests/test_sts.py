@@ -12,7 +12,7 @@ from diffcse_jax import SentenceEncoder
 from diffcse_jax import encoder as encoder_module
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import sts
+from diffcse_jax.evaluation import Settings, sts
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
 from diffcse_jax.models import hf
@@ -99,7 +99,7 @@ def test_scores_are_correlations_of_cosines(tmp_path):
     # Cosines with p fall q, r, s; one inversion of three ranks: Spearman = 1 - 6 * 2 / (3 * 8) = 0.5.
     rows = [f"-\t-\t-\t-\t{score}\tp\t{name}\n" for name, score in (("q", 4.0), ("r", 5.0), ("s", 1.0))]
     write_stsb(tmp_path, "dev", rows)
-    scores = STSB.run(encoder, tmp_path, "dev")
+    scores = STSB.run(encoder, tmp_path, Settings(mode="dev"))
     cosines = np.cos([0.1, 1.0, 2.0])
     assert scores["spearman"] == pytest.approx(50)
     assert scores["pearson"] == pytest.approx(100 * np.corrcoef(cosines, [4, 5, 1])[0, 1], abs=1e-4)
@@ -148,7 +148,7 @@ def test_a_year_is_scored_by_subset_and_by_every_aggregation(tmp_path):
     write_year(tmp_path, YEAR)
     rng = np.random.default_rng(0)
     vectors = {name: rng.normal(size=8) for name in "abcde"}
-    scores = STS13.run(TableEncoder(vectors), tmp_path, "test")
+    scores = STS13.run(TableEncoder(vectors), tmp_path)
     systems, golds = {}, {}
     for subset, rows in YEAR.items():
         scored = [(vectors[first], vectors[second], float(gold)) for first, second, gold in rows if gold]
@@ -196,7 +196,9 @@ def test_invalid_years_are_named(file, content, message, tmp_path):
     ],
 )
 def test_minilm_has_its_published_scores(pooler, task, mode, expected, data_dir):
-    scores = task.run(SentenceEncoder.from_pretrained("minilm", pooler=pooler), data_dir / "senteval", mode)
+    scores = task.run(
+        SentenceEncoder.from_pretrained("minilm", pooler=pooler), data_dir / "senteval", Settings(mode=mode)
+    )
     found = {"spearman": scores["spearman"], "dev": scores.get("dev", scores)["spearman"]}
     assert {name: round(found[name], 2) for name in expected} == expected
 
@@ -221,7 +223,7 @@ def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatc
 @pytest.mark.slow
 def test_minilm_on_sick_agrees_with_torch(data_dir):
     encoders = SentenceEncoder.from_pretrained("minilm"), TorchEncoder("minilm")
-    ours, theirs = (SICKR.run(encoder, data_dir / "senteval", "dev") for encoder in encoders)
+    ours, theirs = (SICKR.run(encoder, data_dir / "senteval", Settings(mode="dev")) for encoder in encoders)
     assert ours["n"] == 500
     assert ours["spearman"] == pytest.approx(theirs["spearman"], abs=0.005)
     assert ours["spearman"] > 70

@@ -10,6 +10,8 @@ from jaxtyping import Float32
 
 from diffcse_jax.models.prompts import Prompts
 
+Embeddings = Float32[np.ndarray, "sentences dim"]
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -24,9 +26,7 @@ class Encoder(Protocol):
     @property
     def prompts(self) -> Prompts: ...
 
-    def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
-    ) -> Float32[np.ndarray, "sentences dim"]:
+    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return one embedding per sentence. Without a prompt, the default one is used if there is one."""
         ...
 
@@ -39,9 +39,7 @@ class CachedEncoder:
         self._encoder = encoder
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
-    def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
-    ) -> Float32[np.ndarray, "sentences dim"]:
+    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return one embedding per sentence."""
         prompt = self.prompts.choose(prompt)
         known = self._embeddings.setdefault(prompt, {})
@@ -52,18 +50,28 @@ class CachedEncoder:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskOptions:
-    """Options of tasks: the similarity of STS pairs, what the task `retrieval` lists, and runs in TREC's form."""
+class Settings:
+    """Settings that all models of a comparison share: the options of `eval.py`, by their names."""
 
+    tasks: str = "sts"
+    data_dir: str = ""
+    mode: str = "test"
+    aggregation: str = "all"
     similarity: str = "cosine"
-    queries: tuple[str, ...] = ()  # none: the first sentences of the first pairs
+    pooler: str | None = None
+    truncate_dim: int | None = None
+    backend: str = "jax"
+    post: str | None = None
+    post_dimension: int | None = None
+    queries: Path | None = None
     top_k: int = 3
-    runs: Path | None = None  # the folder for runs of search collections
-    against: Path | None = None  # a run to compare with
-    model_name: str = ""
+    regression: bool = False
+    runs: Path | None = None
+    against: Path | None = None
+    model: str = ""  # the name of the model in files of rankings; set for each model
 
 
-DEFAULTS = TaskOptions()
+DEFAULTS = Settings()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +98,6 @@ class Task:
         """Return the files that `run` reads."""
         return [path for split in self.splits_of(mode) for path in self.paths(folder, split)]
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
         """Return named scores, x 100. If a file is invalid, a `DataError` names file and line."""
         raise NotImplementedError

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float32
 from diffcse_jax.data.sources import open_text
 from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
-from diffcse_jax.errors import CheckpointError, ConfigError, DataError
-from diffcse_jax.evaluation import Encoder
+from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
+from diffcse_jax.evaluation import Embeddings, Encoder
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.decorrelation import dimension_contrast
@@ -22,9 +22,7 @@ from diffcse_jax.models import hf, parameters, pooling_modules
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS
 from diffcse_jax.models.sentence_head import NO_HEAD
 
-DCL_TEMPERATURE = 0.05
-DCL_BATCH_SIZE = 512
-DCL_STEPS = 1000
+DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
 OPTIMIZER = optax.adam(1e-3)
@@ -41,14 +39,14 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
     path = expand_path(model)
-    if find_run(path) is not None:
-        if not (path / "export").is_dir():
-            raise CheckpointError(
-                f"the torch backend reads exported models, and {path} has no export. Run "
-                f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
-            )
-        model = str(path / "export")
-    return TorchEncoder(model, pooler, truncate_dim)
+    if find_run(path) is None:
+        return TorchEncoder(model, pooler, truncate_dim)
+    if not (path / "export").is_dir():
+        raise CheckpointError(
+            f"the torch backend reads exported models, and {path} has no export. Run "
+            f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
+        )
+    return TorchEncoder(str(path / "export"), pooler, truncate_dim)
 
 
 # PyTorch
@@ -57,22 +55,11 @@ def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncat
 class TorchEncoder:
     """Encodes with the model of `transformers`. It shares no computation with the JAX encoder.
 
-    Args:
-        path_or_id: A Hugging Face or sentence-transformers folder, or a hub id.
-        pooler: Replaces the recorded pooler, with a warning. Needed if the model records none.
-        truncate_dim: Cut embeddings to this size. None: the size that the folder records, if any.
-
-    Raises:
-        CheckpointError: torch is not installed, or the pooler is unknown or has no weights.
-        ConfigError: `truncate_dim` is larger than the embedding size.
+    Arguments and errors are those of `SentenceEncoder.from_pretrained`. The pooler `cls` must have weights.
     """
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
-        try:
-            import torch
-        except ImportError as error:
-            raise CheckpointError("the torch backend needs torch. Install it: pip install torch") from error
-
+        torch = require_extra("torch", "torch")
         # The strict reader refuses what the JAX encoder refuses, before transformers reads the same files.
         checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
@@ -98,21 +85,17 @@ class TorchEncoder:
                 f"{checkpoint.folder}: transformers does not find {lacking}. Use the jax backend or another pooler"
             )
 
-    def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
-    ) -> Float32[np.ndarray, "sentences dim"]:
+    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        sentences = [prompt + sentence for sentence in sentences]
         self._unpooled = len(self._tokenizer(prompt)["input_ids"]) - 1 if prompt and not self.prompts.pooled else 0
-        distinct = sorted(set(sentences), key=len)
-        lengths = map(len, self._tokenizer(distinct, verbose=False)["input_ids"])
-        cut = {text for text, length in zip(distinct, lengths, strict=True) if length > self._max_length}
-        warn_of_cut(sum(text in cut for text in sentences), len(sentences), self._max_length)
-        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
-        embeddings = np.concatenate([self._encode_batch(batch) for batch in batches])
-        rows = {sentence: row for row, sentence in enumerate(distinct)}
-        return require_finite(embeddings[[rows[sentence] for sentence in sentences]])
+        texts = [prompt + sentence for sentence in sentences]
+        lengths = np.array([*map(len, self._tokenizer(texts, verbose=False)["input_ids"])])
+        warn_of_cut(int((lengths > self._max_length).sum()), len(texts), self._max_length)
+        order = np.argsort(lengths)
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        embeddings = np.concatenate([self._encode_batch([texts[row] for row in batch]) for batch in batches])
+        return require_finite(embeddings[np.argsort(order)])
 
     def _encode_batch(self, sentences: list[str]) -> np.ndarray:
         import torch
@@ -195,9 +178,7 @@ class PostProcessed:
         self.pooler, self.truncate_dim, self.prompts = encoder.pooler, encoder.truncate_dim, encoder.prompts
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
-    def encode(
-        self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None
-    ) -> Float32[np.ndarray, "sentences target"]:
+    def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return transformed embeddings."""
         return (self._encoder.encode(sentences, batch_size=batch_size, prompt=prompt) - self._mean) @ self._matrix
 
@@ -222,7 +203,7 @@ def post_process(encoder: Encoder, specification: str, dimension: int | None) ->
 
 
 def whitening(
-    embeddings: Float32[np.ndarray, "sentences dim"], dimension: int | None = None
+    embeddings: Embeddings, dimension: int | None = None
 ) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim target"]]:
     """Return the mean, and a map to the directions of largest variance, each scaled to variance 1 (Su et al. 2021)."""
     size = embeddings.shape[1]
@@ -242,9 +223,7 @@ def whitening(
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 
-def decorrelation(
-    embeddings: Float32[np.ndarray, "sentences dim"],
-) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
+def decorrelation(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
     """Return the mean, and a linear map trained so that each dimension resembles only itself (SimCSE++, equation 5).
 
     A sentence is its own second view. Each dimension is scaled to variance 1, which the loss does not see.

@@ -26,8 +26,6 @@ LAST_PASS = 200  # no block starts after this many passes
 FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
 
-Weights = Float32[Array | np.ndarray, "fits regularizations classes dim_and_bias"]
-
 
 class Optimizer(NamedTuple):
     """Adam as PyTorch computes it. RMSprop is the case without momentum and bias correction."""
@@ -44,35 +42,21 @@ RMSPROP = Optimizer(learning_rate=1e-2, mean_decay=0.0, square_decay=0.99, bias_
 
 
 class Recipe(NamedTuple):
-    """How a classifier is trained.
-
-    Attributes:
-        optimizer: The update rule.
-        batch_size: Rows per update. The last batch of a pass may be smaller.
-        tenacity: The number of blocks without improvement that are allowed. The next one ends training.
-        passes_per_block: Passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`).
-        folds: Folds of cross-validation.
-    """
+    """How a classifier is trained."""
 
     optimizer: Optimizer
-    batch_size: int
-    tenacity: int
-    passes_per_block: int
-    folds: int = 10
+    batch_size: int  # rows per update; the last batch of a pass may be smaller
+    tenacity: int  # blocks without improvement that are allowed; the next one ends training
+    passes_per_block: int  # passes over the training rows between two tests on the dev rows (SentEval's `epoch_size`)
+    folds: int = 10  # of cross-validation
 
 
 class Fit(NamedTuple):
-    """The rows of one fit. Permutations refer to the order of `train`.
-
-    Attributes:
-        train: Rows to train on.
-        dev: Rows for early stopping.
-        permuted: Number of rows that a permutation split into `train` and `dev`; 0 if the split was given.
-    """
+    """The rows of one fit, to train on and for early stopping. Permutations refer to the order of `train`."""
 
     train: Int[np.ndarray, " train"]
     dev: Int[np.ndarray, " dev"]
-    permuted: int = 0
+    permuted: int = 0  # number of rows that a permutation split into `train` and `dev`; 0 if the split was given
 
 
 class Classifiers(NamedTuple):
@@ -83,10 +67,12 @@ class Classifiers(NamedTuple):
 
 
 class _State(NamedTuple):
-    weights: Weights
-    mean: Weights
-    square: Weights
-    updates: Int32[Array | np.ndarray, " fits"]
+    """The state of all fits, or under `jax.vmap` that of one."""
+
+    weights: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
+    mean: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
+    square: Float32[Array | np.ndarray, "*fits regularizations classes dim_and_bias"]
+    updates: Int32[Array | np.ndarray, "*fits"]
 
 
 def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
@@ -180,7 +166,7 @@ def _padded(arrays: Sequence[Int[np.ndarray, "..."]]) -> Int32[np.ndarray, "..."
 
 @functools.partial(jax.jit, static_argnames="optimizer")
 def _train_block(
-    state: _State,
+    states: _State,
     features: Float32[Array, "rows dim_and_bias"],
     labels: Int32[Array, " rows"],
     batches: Int32[Array | np.ndarray, "group batches batch_size"],
@@ -188,29 +174,30 @@ def _train_block(
     optimizer: Optimizer,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
     """Train on these batches, then count the dev rows that are classified correctly."""
-    batches = jnp.asarray(batches)
+    most_batches = (jnp.asarray(batches)[:, :, 0] != NO_ROW).sum(axis=1).max()
 
-    def update(index: Int32[Array, ""], state: _State) -> _State:
-        rows = batches[:, index]
-        updated = _updated(state, features[rows], labels[rows], rows != NO_ROW, optimizer)
-        has_batch = rows[:, 0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
-        return jax.tree.map(lambda new, old: jnp.where(_expand(has_batch, new.ndim), new, old), updated, state)
+    def train_fit(state: _State, batches: Array, dev_rows: Array) -> tuple[_State, Array]:
+        def update(index: Array, state: _State) -> _State:
+            rows = batches[index]
+            updated = _updated(state, features[rows], labels[rows], rows != NO_ROW, optimizer)
+            has_batch = rows[0] != NO_ROW  # false after the last batch of a fit with fewer rows than others
+            return jax.tree.map(lambda new, old: jnp.where(has_batch, new, old), updated, state)
 
-    most_batches = (batches[:, :, 0] != NO_ROW).sum(axis=1).max()
-    state = jax.lax.fori_loop(0, most_batches, update, state)
-    predicted = _logits(state.weights, features[dev_rows]).argmax(axis=3)
-    correct = (predicted == labels[dev_rows][:, :, None]) & (dev_rows != NO_ROW)[:, :, None]
-    return state, correct.sum(axis=1)
+        state = jax.lax.fori_loop(0, most_batches, update, state)
+        predicted = _logits(state.weights, features[dev_rows]).argmax(axis=2)
+        correct = (predicted == labels[dev_rows][:, None]) & (dev_rows != NO_ROW)[:, None]
+        return state, correct.sum(axis=0)
+
+    return jax.vmap(train_fit)(states, jnp.asarray(batches), jnp.asarray(dev_rows))
 
 
 def _updated(state: _State, features: Array, labels: Array, real: Array, optimizer: Optimizer) -> _State:
     """Follow the gradient of the mean cross-entropy over real rows, plus regularization times weights."""
-    errors = (
-        jax.nn.softmax(_logits(state.weights, features)) - jax.nn.one_hot(labels, state.weights.shape[2])[:, :, None]
-    )
-    weight = real.astype(jnp.float32) / jnp.maximum(real.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
-    penalty = jnp.array(REGULARIZATIONS)[None, :, None, None] * state.weights
-    gradient = jnp.einsum("fbrc,fbd->frcd", errors * weight[:, :, None, None], features, precision="highest") + penalty
+    wanted = jax.nn.one_hot(labels, state.weights.shape[1])[:, None]
+    errors = jax.nn.softmax(_logits(state.weights, features)) - wanted
+    weight = real.astype(jnp.float32) / jnp.maximum(real.sum(), 1).astype(jnp.float32)
+    penalty = jnp.array(REGULARIZATIONS)[:, None, None] * state.weights
+    gradient = jnp.einsum("brc,bd->rcd", errors * weight[:, None, None], features, precision="highest") + penalty
     updates = state.updates + 1
     mean = optimizer.mean_decay * state.mean + (1 - optimizer.mean_decay) * gradient
     square = optimizer.square_decay * state.square + (1 - optimizer.square_decay) * gradient**2
@@ -218,18 +205,14 @@ def _updated(state: _State, features: Array, labels: Array, real: Array, optimiz
     if optimizer.bias_correction:
         # 1 - decay ** updates, without cancellation, which would leave four digits in float32
         logs = (updates.astype(jnp.float32) * float(np.log(d)) for d in (optimizer.mean_decay, optimizer.square_decay))
-        of_mean, of_square = (_expand(-jnp.expm1(log), 4) for log in logs)
+        of_mean, of_square = (-jnp.expm1(log) for log in logs)
         direction, scale = direction / of_mean, scale / jnp.sqrt(of_square)
     weights = state.weights - optimizer.learning_rate * direction / (scale + optimizer.epsilon)
     return _State(weights, mean, square, updates)
 
 
-def _logits(weights: Weights, features: Float32[Array, "fits rows dim_and_bias"]) -> Float32[Array, "fits rows r c"]:
-    return jnp.einsum("frcd,fbd->fbrc", weights, features, precision="highest")
-
-
-def _expand(per_fit: Array, ndim: int) -> Array:
-    return jax.lax.expand_dims(per_fit, range(1, ndim))
+def _logits(weights: Array | np.ndarray, features: Array) -> Array:
+    return jnp.einsum("rcd,bd->brc", weights, features, precision="highest")
 
 
 # Regression: a softmax layer predicts a distribution over the scores 1 to 5, whose mean is the predicted score.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 
 from diffcse_jax import hosts
 from diffcse_jax.config import Config, EvalConfig
@@ -22,7 +22,7 @@ from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, Query, held_out_queries
 from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
 from diffcse_jax.evaluation.senteval_data import is_local, missing_files, senteval_folder
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, read_pairs, score_pairs, similarities, size_problem
+from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.records import FEWEST, Measured, Outcomes
@@ -45,65 +45,58 @@ Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, 
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalMetric:
-    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts.
-
-    `scores` returns scores x 100 by name. `per_item_scores` returns what the metric summarises, one value per query in
-    a list per data set. `golds` are the ratings that the values of a data set are correlated with, if any; `ranked`: by
-    ranks.
-    """
+class Metric:
+    """A dev metric."""
 
     name: str
     batch_size: int
+    ranked: ClassVar[bool] = True  # correlations are those of ranks
+
+    @property
+    def golds(self) -> Sequence[np.ndarray | None]:
+        """The ratings that the values of each data set are correlated with, or None."""
+        return [None]
+
+    def measure(self, encoder: Encoder) -> Measured:
+        """Return scores x 100 by name, and what the metric summarises: a value per query or pair, by data set."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalMetric(Metric):
+    """Mean reciprocal rank of each query's target among all targets. Also recalls, and the uniformity of the texts."""
+
     queries: Sequence[str]
     targets: Sequence[str]
     passages: Sequence[int] | None = None  # of each query; see `retrieval.target_ranks`
     document_of: Sequence[int] | None = None  # of each query; intervals resample documents
-    golds: ClassVar = (None,)
-    ranked: ClassVar = True
 
-    def scores(self, encoder: Encoder) -> Scores:
-        queries, targets = self._encode(encoder)
-        recalls = retrieval.retrieval_scores(queries, targets, self.passages)
-        scores = {self.name: recalls.pop("mrr")} | {f"{self.name}_{name}": value for name, value in recalls.items()}
-        return scores | {"uniformity": uniformity(np.concatenate([queries, targets]))}
-
-    def per_item_scores(self, encoder: Encoder) -> Outcomes:
-        return [(100 / retrieval.target_ranks(*self._encode(encoder), self.passages)).tolist()]
+    def measure(self, encoder: Encoder) -> Measured:
+        symmetric = self.name in SYMMETRIC_METRICS
+        sides = retrieval.encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
+        ranks = retrieval.target_ranks(*sides, self.passages)
+        scores = {f"{self.name}_{name}": value for name, value in retrieval.rank_scores(ranks).items()}
+        scores = {self.name: scores.pop(f"{self.name}_mrr")} | scores
+        return Measured(scores | {"uniformity": uniformity(np.concatenate(sides))}, [(100 / ranks).tolist()])
 
     @property
     def units(self) -> str:
-        of = f" of {self.resampled:,} documents" if self.resampled < len(self.queries) else ""
+        documents = len(set(self.document_of or self.queries))
+        of = f" of {documents:,} documents" if self.document_of and documents < len(self.queries) else ""
         return f"{len(self.queries):,} queries{of}"
-
-    @property
-    def resampled(self) -> int:
-        """The number of documents or, if they are unknown, of queries."""
-        return len(set(self.document_of)) if self.document_of else len(self.queries)
-
-    def _encode(self, encoder: Encoder) -> tuple[Float32[np.ndarray, "_ dim"], Float32[np.ndarray, "_ dim"]]:
-        symmetric = self.name in SYMMETRIC_METRICS
-        return retrieval.encode_pairs(encoder, self.queries, self.targets, self.batch_size, symmetric=symmetric)
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrelationMetric:
-    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all.
+class CorrelationMetric(Metric):
+    """Spearman's correlation of cosine similarities with human ratings: of one set of pairs, or the average of all."""
 
-    Its methods are those of `RetrievalMetric`, per pair.
-    """
-
-    name: str
-    batch_size: int
     sets: Mapping[str, ScoredPairs]  # by the name of their score
-    ranked: ClassVar = True
 
-    def scores(self, encoder: Encoder) -> Scores:
-        scores = {name: each["spearman"] for name, each in score_pairs(encoder, self.sets, self.batch_size).items()}
-        return scores if self.name in self.sets else scores | {self.name: sum(scores.values()) / len(scores)}
-
-    def per_item_scores(self, encoder: Encoder) -> Outcomes:
-        return [each.tolist() for each in similarities(encoder, self.counted, self.batch_size).values()]
+    def measure(self, encoder: Encoder) -> Measured:
+        systems = similarities(encoder, self.sets, self.batch_size)
+        scores = {name: correlations(systems[name], pairs.gold)["spearman"] for name, pairs in self.sets.items()}
+        scores = {self.name: sum(scores.values()) / len(scores)} | scores
+        return Measured(scores, [systems[name].tolist() for name in self.counted])
 
     @property
     def counted(self) -> Mapping[str, ScoredPairs]:
@@ -111,7 +104,7 @@ class CorrelationMetric:
         return {self.name: self.sets[self.name]} if self.name in self.sets else self.sets
 
     @property
-    def golds(self) -> list[np.ndarray]:
+    def golds(self) -> Sequence[np.ndarray]:
         return [pairs.gold for pairs in self.counted.values()]
 
     @property
@@ -120,42 +113,31 @@ class CorrelationMetric:
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectionMetric:
-    """nDCG@10 on a search collection. Its methods are those of `RetrievalMetric`, per query."""
+class CollectionMetric(Metric):
+    """nDCG@10 on a search collection."""
 
-    name: str
-    batch_size: int
     collection: search_collections.Collection
-    golds: ClassVar = (None,)
-    ranked: ClassVar = True
 
-    def scores(self, encoder: Encoder) -> Scores:
-        found = {measure: float(np.mean([*each.values()])) for measure, each in self._by_query(encoder).items()}
-        chosen = found.pop(search_collections.CHOOSES)
-        return {self.name: chosen} | {f"{self.name}_{measure}": score for measure, score in found.items()}
-
-    def per_item_scores(self, encoder: Encoder) -> Outcomes:
-        return [[*self._by_query(encoder)[search_collections.CHOOSES].values()]]
+    def measure(self, encoder: Encoder) -> Measured:
+        ranking = search_collections.search(encoder, self.collection, self.batch_size)
+        by_query = search_collections.measure(self.collection.judgements, ranking)
+        means = {f"{self.name}_{measure}": float(np.mean([*each.values()])) for measure, each in by_query.items()}
+        chosen = means.pop(f"{self.name}_{search_collections.CHOOSES}")
+        return Measured({self.name: chosen} | means, [[*by_query[search_collections.CHOOSES].values()]])
 
     @property
     def units(self) -> str:
         return f"{len(self.collection.queries):,} queries"
 
-    def _by_query(self, encoder: Encoder) -> dict[str, dict[str, float]]:
-        ranking = search_collections.search(encoder, self.collection, self.batch_size)
-        return search_collections.measure(self.collection.judgements, ranking)
-
 
 @dataclasses.dataclass(frozen=True)
-class DuplicatesMetric:
+class DuplicatesMetric(Metric):
     """Average precision with which cosine similarity finds the pairs that mean the same. It is only reported."""
 
-    name: str
-    batch_size: int
     pairs: ScoredPairs
 
-    def scores(self, encoder: Encoder) -> Scores:
-        return {self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}
+    def measure(self, encoder: Encoder) -> Measured:
+        return Measured({self.name: retrieval.duplicates_score(encoder, self.pairs, self.batch_size)}, [])
 
 
 def paired_interval(
@@ -172,8 +154,7 @@ def paired_interval(
     metric of both models on the same draw (Efron and Tibshirani 1993, percentile method).
 
     Args:
-        before: The first model's scores per item, by data set.
-        after: The second model's scores per item.
+        before, after: The scores of the models per item, by data set.
         golds: For each data set, the ratings to correlate with. None: scores are averaged.
         ranked: Correlate ranks (Spearman), not values (Pearson).
         documents: The document of each item of averaged scores: a draw has all items of a document or none. None: each
@@ -211,23 +192,14 @@ class DriftCheck(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DevEvaluation:
-    """The dev evaluation of a run.
+    """The dev evaluation of a run."""
 
-    Attributes:
-        chosen: The metric that chooses the best checkpoint; higher is better.
-        text: Identifies the text of that metric.
-        also: Metrics of `eval.beside`, which are only reported.
-        hold: Metrics of `eval.hold`, which the exported model may not lower.
-        drift_check: Scores general quality, unless it is off.
-        caveat: Why a gain says little about the documents; empty if there is no reason.
-    """
-
-    chosen: Any  # a RetrievalMetric, a CorrelationMetric, or in fine-tuning a TasksMetric
-    text: str
-    also: Sequence[RetrievalMetric | CollectionMetric | CorrelationMetric | DuplicatesMetric] = ()
-    hold: Sequence[RetrievalMetric] = ()
-    drift_check: DriftCheck | None = None
-    caveat: str = ""
+    chosen: Any  # the metric that chooses the best checkpoint; in fine-tuning a TasksMetric
+    text: str  # identifies the text of that metric
+    also: Sequence[Metric] = ()  # metrics of `eval.beside`, which are only reported
+    hold: Sequence[RetrievalMetric] = ()  # metrics of `eval.hold`, which the exported model may not lower
+    drift_check: DriftCheck | None = None  # None if it is off
+    caveat: str = ""  # why a gain says little about the documents, if there is a reason
 
     @property
     def metric(self) -> str:
@@ -246,9 +218,10 @@ class DevEvaluation:
     def measure(self, encoder: Any) -> Measured:
         """Return the scores of an encoder, and what the chosen metric summarises."""
         encoder = CachedEncoder(encoder)
-        also = {metric.name: metric.scores(encoder)[metric.name] for metric in self.also}
+        chosen = self.chosen.measure(encoder)
+        also = {metric.name: metric.measure(encoder).scores[metric.name] for metric in self.also}
         drift = {self.drift_check.name: self.drift_check.score(encoder)} if self.drift_check else {}
-        return Measured(self.chosen.scores(encoder) | also | drift, self.chosen.per_item_scores(encoder))
+        return Measured(chosen.scores | also | drift, chosen.outcomes)
 
     def interval(self, start: Outcomes, model: Outcomes) -> tuple[float, float]:
         """Return a 95% interval of the chosen metric's difference between the model and the starting checkpoint."""
@@ -258,7 +231,7 @@ class DevEvaluation:
     def held(self, encoder: Encoder) -> dict[str, Outcomes]:
         """Return the outcomes of the metrics of `eval.hold`, by name."""
         encoder = CachedEncoder(encoder)
-        return {metric.name: metric.per_item_scores(encoder) for metric in self.hold}
+        return {metric.name: metric.measure(encoder).outcomes for metric in self.hold}
 
     def regressions(self, start: Mapping[str, Outcomes], model: Mapping[str, Outcomes]) -> list[str]:
         """Return the metrics of `eval.hold` in which the model is significantly worse, as text."""
@@ -306,8 +279,8 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
         return _as_json(STSB.load(senteval_folder(options.data_dir), "dev"))
 
     if (stsb := hosts.decided_by_first(stsb_dev)) is not None:
-        metric = _metric_of({"metric": DRIFT_STSB, "scored_pairs": {DRIFT_STSB: stsb}}, options.batch_size)
-        return DriftCheck(DRIFT_STSB, lambda encoder: metric.scores(encoder)[DRIFT_STSB])
+        metric = CorrelationMetric(DRIFT_STSB, options.batch_size, {DRIFT_STSB: _from_json(stsb)})
+        return DriftCheck(DRIFT_STSB, lambda encoder: metric.measure(encoder).scores[DRIFT_STSB])
     sentences = general_sentences()
 
     def cosines(encoder: Encoder) -> Float[np.ndarray, " pairs"]:
@@ -316,8 +289,7 @@ def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Drif
 
     before = cosines(start())
     return DriftCheck(
-        DRIFT_AGREEMENT,
-        lambda encoder: 100 * float(scipy.stats.spearmanr(before, cosines(encoder)).statistic),
+        DRIFT_AGREEMENT, lambda encoder: 100 * float(scipy.stats.spearmanr(before, cosines(encoder)).statistic)
     )
 
 
@@ -407,15 +379,17 @@ def _metric_of(texts: Texts, batch_size: int) -> Any:
         return RetrievalMetric(name, batch_size, queries, targets, texts.get("passages"), texts.get("document_of"))
     if "collection" in texts:
         return CollectionMetric(name, batch_size, search_collections.Collection(*texts["collection"]))
-    sets = texts.get("scored_pairs") or {name: texts["labelled_pairs"]}
-    rated = {key: ScoredPairs(first, second, np.array(gold)) for key, (first, second, gold) in sets.items()}
     if "labelled_pairs" in texts:
-        return DuplicatesMetric(name, batch_size, rated[name])
-    return CorrelationMetric(name, batch_size, rated)
+        return DuplicatesMetric(name, batch_size, _from_json(texts["labelled_pairs"]))
+    return CorrelationMetric(name, batch_size, {key: _from_json(each) for key, each in texts["scored_pairs"].items()})
 
 
 def _as_json(scored: ScoredPairs) -> list[list]:
     return [scored.first, scored.second, scored.gold.tolist()]
+
+
+def _from_json(columns: list[list]) -> ScoredPairs:
+    return ScoredPairs(columns[0], columns[1], np.array(columns[2]))
 
 
 def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
-from diffcse_jax.evaluation.sts import STSB, ScoredPairs, encode_groups
+from diffcse_jax.evaluation.sts import RATINGS, STSB, ScoredPairs, encode_groups, read_lines, read_pairs
+from diffcse_jax.io import expand_path
 from diffcse_jax.models import pooling
 from diffcse_jax.models.pooling import normalize
 
@@ -32,9 +33,9 @@ class StsbProbe(Task):
     def splits_of(self, mode: str) -> list[str]:
         return ["dev" if mode == "dev" else "test"]
 
-    def encode(self, encoder: Encoder, folder: Path, mode: str) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
-        """Return the split's pairs and the embeddings of their first and second sentences."""
-        pairs = STSB.load(folder, *self.splits_of(mode))
+    def encode(self, encoder: Encoder, path: Path) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
+        """Return the pairs of a file and the embeddings of their first and second sentences."""
+        pairs = read_pairs(path, STSB.columns, scale=RATINGS)
         first, second = encode_groups(encoder, [pairs.first, pairs.second])
         return pairs, first, second
 
@@ -42,11 +43,11 @@ class StsbProbe(Task):
 class Geometry(StsbProbe):
     """Alignment, uniformity, cosine similarities in five rating groups, and singular values."""
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        pairs, first, second = self.encode(encoder, folder, mode)
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+        (path,) = self.files(folder, settings.mode)
+        pairs, first, second = self.encode(encoder, path)
         positive = pairs.gold > POSITIVE_RATING
         if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
-            path = self.files(folder, mode)[0]
             raise DataError(f"{path}: the geometry needs pairs rated above {POSITIVE_RATING:g} and different sentences")
         distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
         cosines = (normalize(first) * normalize(second)).sum(axis=1)
@@ -65,23 +66,33 @@ class Retrieval(StsbProbe):
     Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
     """
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        pairs, first, second = self.encode(encoder, folder, mode)
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+        (path,) = self.files(folder, settings.mode)
+        pairs, first, second = self.encode(encoder, path)
         rows = np.flatnonzero(pairs.gold == 5.0)
         if not len(rows):
-            raise DataError(f"{self.files(folder, mode)[0]}: no pair is rated 5.0, so there is nothing to retrieve")
+            raise DataError(f"{path}: no pair is rated 5.0, so there is nothing to retrieve")
         corpus = normalize(np.concatenate([first, second]))
         scores = normalize(first[rows]) @ corpus.T
         scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
         ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
-        queries = list(options.queries) or [pairs.first[row] for row in rows[:EXAMPLES]]
-        if options.queries:
+        queries = [pairs.first[row] for row in rows[:EXAMPLES]]
+        if settings.queries:
+            queries = read_queries(settings.queries)
             scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
         hits = [
-            {"query": query, "hits": best_hits(row, pairs.first + pairs.second, options.top_k)}
+            {"query": query, "hits": best_hits(row, pairs.first + pairs.second, settings.top_k)}
             for query, row in zip(queries, scores, strict=False)
         ]
         return recalls(ranks) | {"n": len(rows), "examples": hits}
+
+
+def read_queries(file: Path) -> list[str]:
+    """Read queries, one per line."""
+    queries = [line.strip() for line in read_lines(expand_path(file), "utf-8-sig") if line.strip()]
+    if not queries:
+        raise DataError(f"{file} has no queries")
+    return queries
 
 
 PROBES = (Geometry("geometry", STSB.splits), Retrieval("retrieval", STSB.splits))

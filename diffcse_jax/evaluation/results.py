@@ -12,7 +12,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.retrieval import CUTOFFS
 from diffcse_jax.evaluation.search_collections import CHOOSES
 from diffcse_jax.evaluation.systems import HYBRID
-from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_task
+from diffcse_jax.evaluation.tasks import GROUPS, expand_groups, own_kind
 from diffcse_jax.io import expand_path, find_run, read_json, write_json
 
 Results = dict[str, Any]
@@ -90,37 +90,13 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def write_results(content: Results | None, path: Path) -> None:
-    """Write `results.json` atomically. Without content, only check that this is possible."""
+def write_results(content: Results, path: Path) -> None:
+    """Write `results.json` atomically."""
     try:
-        if content is not None:
-            write_json(path, rounded(content))
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            raise CheckpointError("it is not a regular file. Name a file")
-        partial = path.with_name(f"{path.name}.tmp")  # as `write_json` writes
-        partial.touch()
-        partial.unlink()
+        write_json(path, rounded(content))
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"--output: cannot write {path}: {error}") from error
-
-
-def document(models: Sequence[Results]) -> dict[str, Any]:
-    """Return the content of `results.json`: one model's results, or several under `models` with means over `seeds`."""
-    if len(models) == 1:
-        return dict(models[0])
-    scores = [scores_by_column(results) for results in models]
-    seeds = []
-    for group in seed_groups([results["model"] for results in models]):
-        columns = by_column([scores[index] for index in group])
-        names = [models[index]["model"] for index in group]
-        mean, std = (
-            {column: function(values) for column, values in columns.items()}
-            for function in (statistics.mean, statistics.stdev)
-        )
-        seeds.append({"models": names, "mean": mean, "std": std})
-    return {"models": list(models), "seeds": seeds}
 
 
 # Columns and rows
@@ -184,7 +160,7 @@ def format_means(seeds: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 def task_title(name: str) -> str:
     """Return a task's short name; for a task on the user's own file its kind, folder and file."""
-    if own_task(name):
+    if own_kind(name):
         kind, _, file = name.partition(":")
         end = next((end for end in (" + BM25", " BM25") if file.endswith(end)), "")
         return f"{kind} {'/'.join(Path(file.removesuffix(end)).with_suffix('').parts[-2:])}{end}"
@@ -215,14 +191,14 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
 def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
     """Return tables with a row per model and a column per task, in a style of `table`, below published scores."""
     scores = [scores_by_column(results) for results in models]
-    poolers = [results["pooler"] for results in models]
+    names, poolers = ([results[key] for results in models] for key in ("model", "pooler"))
     measured = []
     for results, own in zip(models, scores, strict=True):
         tasks = ", ".join(map(task_title, results.get("not_official", {})))
         label = _model_label(results) + (f" (not the official data: {tasks})" if tasks else "")
         measured.append(Row(label, format_scores(own) | {"pooler": results["pooler"]}))
-    for group in seed_groups([results["model"] for results in models]):
-        label = f"mean of {len(group)} seeds: {', '.join(models[index]['model'] for index in group)}"
+    for group in seed_groups(names):
+        label = f"mean of {len(group)} seeds: {', '.join(names[index] for index in group)}"
         cells = {"pooler": ", ".join(dict.fromkeys(poolers[index] for index in group))}
         measured.append(Row(label, format_means([scores[index] for index in group]) | cells))
     first = ["pooler"] if len(set(poolers)) > 1 else []
@@ -252,15 +228,14 @@ def describe(results: Results) -> str:
         numbers |= {"dev spearman": scores["dev"]["spearman"]} if "dev" in scores else {}
         groups.setdefault(tuple(numbers), []).append(Row(task_title(name), format_scores(numbers)))
     lines = [" | ".join(heading), *(table(columns, rows, labels="task") for columns, rows in groups.items())]
-    if geometry := tasks.get("geometry"):
-        means = (f"{group['ratings']}: {group['mean']:.2f}" for group in geometry["similarity_by_rating"] if group["n"])
-        lines.append(f"mean similarity by rating: {', '.join(means)}")
     for name, scores in tasks.items():
+        if by_rating := scores.get("similarity_by_rating"):
+            means = (f"{group['ratings']}: {group['mean']:.2f}" for group in by_rating if group["n"])
+            lines.append(f"mean similarity by rating: {', '.join(means)}")
         if other := scores.get("against"):
-            lines.append(f"{task_title(name)}: {CHOOSES} " + against(other))
-    for example in tasks.get("retrieval", {}).get("examples", ()):
-        lines.append(f"  {example['query']}")
-        lines += [f"    {score:.2f} {text}" for text, score in example["hits"]]
+            lines.append(f"{task_title(name)}: {CHOOSES} {against(other)}")
+        for example in scores.get("examples", ()):
+            lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
     mark = " (not on the official data)" if not_official else ""
     lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
     lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]

@@ -3,7 +3,6 @@
 import collections
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +10,7 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
+from diffcse_jax.evaluation import Encoder, Settings
 from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -30,7 +29,11 @@ def retrieval_scores(
     queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"], passages: Sequence[int] | None = None
 ) -> dict[str, float]:
     """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
-    ranks = target_ranks(queries, targets, passages)
+    return rank_scores(target_ranks(queries, targets, passages))
+
+
+def rank_scores(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
+    """Return the scores of `retrieval_scores` of these ranks."""
     return {"mrr": 100 * float(np.mean(1 / ranks))} | recalls(ranks)
 
 
@@ -44,18 +47,12 @@ def target_ranks(
 ) -> Float[np.ndarray, " n"]:
     """Return the rank, from 1, of target i for query i. Ties share their mean rank.
 
-    Args:
-        queries: Embeddings of the queries.
-        targets: Embeddings of the texts that they should find.
-        passages: The passage that each target is most of. A target competes with the first target of each other
-            passage. None: each target is a passage of its own.
+    `passages` are those that the targets are most of. A target competes with the first target of each other passage.
+    None: each target is a passage of its own.
     """
     queries, targets = normalize(queries), normalize(targets)
-    starts = range(0, len(queries), BLOCK)
-    scores = (queries[start : start + BLOCK] @ targets.T for start in starts)
-    return np.concatenate(
-        [ranks_among(*competing(each, passages, start)) for each, start in zip(scores, starts, strict=True)]
-    )
+    blocks = ((start, queries[start : start + BLOCK] @ targets.T) for start in range(0, len(queries), BLOCK))
+    return np.concatenate([ranks_among(*competing(scores, passages, start)) for start, scores in blocks])
 
 
 def competing(
@@ -63,10 +60,7 @@ def competing(
 ) -> tuple[Float32[np.ndarray, "rows passages"], Int[np.ndarray, " rows"]]:
     """Return the scores of the texts that compete for each query, and the column of its own target.
 
-    Args:
-        scores: The scores of all targets for the queries `start`, `start` + 1, ...
-        passages: As for `target_ranks`.
-        start: The number of the first query.
+    `scores` are those of all targets for the queries `start`, `start` + 1, ...; `passages` are as for `target_ranks`.
     """
     of = np.arange(scores.shape[1]) if passages is None else passages
     _, first, columns = np.unique(of, return_index=True, return_inverse=True)
@@ -144,44 +138,27 @@ def encode_pairs(
     prompts = encoder.prompts
     query, document = (prompts.symmetric,) * 2 if symmetric else (prompts.query, prompts.document)
     if query == document:
-        first, second = encode_groups(encoder, [list(queries), list(targets)], batch_size, query)
-    else:
-        (first,) = encode_groups(encoder, [list(queries)], batch_size, query)
-        (second,) = encode_groups(encoder, [list(targets)], batch_size, document)
-    return first, second
+        first, second = encode_groups(encoder, [[*queries], [*targets]], batch_size, query)
+        return first, second
+    return (
+        encoder.encode(queries, batch_size=batch_size, prompt=query),
+        encoder.encode(targets, batch_size=batch_size, prompt=document),
+    )
 
 
 # Tasks on the user's own files
 
 
-class OwnTask(Task):
-    """A task on the user's own file, named `KIND:FILE`. Its only split is that file, or `docstrings`."""
-
-    @property
-    def file(self) -> str:
-        return self.name.partition(":")[2]
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return [] if self.file == DOCSTRINGS else [expand_path(self.file)]
-
-
-class PairsRetrieval(OwnTask):
+def score_pairs(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """For the first text of each pair, find the second among the second texts of all pairs."""
-
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        queries, targets = read_retrieval_pairs(self.file)
-        return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
+    queries, targets = read_retrieval_pairs(file)
+    return retrieval_scores(*encode_pairs(encoder, queries, targets)) | {"n": len(queries)}
 
 
-class Duplicates(OwnTask):
+def score_duplicates(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Distinguish pairs that mean the same from other pairs, by cosine similarity."""
-
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        pairs = read_labelled_pairs(self.file)
-        return {"average_precision": duplicates_score(encoder, pairs), "n": len(pairs.gold)}
-
-
-OWN_TASKS: dict[str, type[OwnTask]] = {"pairs_retrieval": PairsRetrieval, "duplicates": Duplicates}
+    pairs = read_labelled_pairs(file)
+    return {"average_precision": duplicates_score(encoder, pairs), "n": len(pairs.gold)}
 
 
 def duplicates_score(encoder: Encoder, pairs: ScoredPairs, batch_size: int = 64) -> float:

@@ -10,40 +10,15 @@ from pathlib import Path
 import tqdm
 
 from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Encoder, Task, TaskOptions, geometry, results
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, geometry, results, search_collections
 from diffcse_jax.evaluation.backends import load_encoder, post_process
 from diffcse_jax.evaluation.results import Results
-from diffcse_jax.evaluation.retrieval import PairsRetrieval
-from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.senteval_data import missing_files, senteval_folder
-from diffcse_jax.evaluation.sts import read_lines, size_problem
-from diffcse_jax.evaluation.systems import OwnDocuments
-from diffcse_jax.evaluation.tasks import expand_groups, find_task, own_task
-from diffcse_jax.io import expand_path
+from diffcse_jax.evaluation.sts import size_problem
+from diffcse_jax.evaluation.tasks import PROMPTED, expand_groups, find_task, own_kind
 
 RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings that all models of a comparison share: the options of `eval.py`, by their names."""
-
-    tasks: str = "sts"
-    data_dir: str = ""
-    mode: str = "test"
-    aggregation: str = "all"
-    similarity: str = "cosine"
-    pooler: str | None = None
-    truncate_dim: int | None = None
-    backend: str = "jax"
-    post: str | None = None
-    post_dimension: int | None = None
-    queries: Path | None = None
-    top_k: int = 3
-    regression: bool = False
-    runs: Path | None = None
-    against: Path | None = None
 
 
 def run(
@@ -56,8 +31,11 @@ def run(
     """
     if with_published and settings.mode == "dev":
         raise ConfigError("--published scores are scores of test splits. Leave out --mode dev")
-    results.write_results(None, output)  # before hours are spent on them
-    done = evaluate(models, settings, lambda so_far: results.write_results(results.document(so_far), output))
+
+    def keep(so_far: list[Results]) -> None:
+        results.write_results(so_far[0] if len(so_far) == 1 else {"models": so_far}, output)
+
+    done = evaluate(models, settings, keep)
     parts = [results.describe(each) for each in done] if style == "text" else []
     if len(done) > 1 or with_published or style != "text":
         parts.append(results.compare(done, with_published=with_published, style=style))
@@ -80,9 +58,9 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
     Each sentence is encoded once, however many tasks contain it.
     """
-    tasks, folder, options = _plan(settings)
-    name = "-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_")
-    options = dataclasses.replace(options, model_name=name)
+    tasks = _plan(settings)
+    folder = Path() if all(map(own_kind, tasks)) else senteval_folder(settings.data_dir)
+    settings = dataclasses.replace(settings, model="-".join(Path(model).parts[-2:]).strip("/.").replace(" ", "_"))
     missing = {
         name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
         for name, task in tasks.items()
@@ -91,9 +69,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
         encoder = CachedEncoder(load(model, settings))
-        has_prompt = encoder.prompts.default or all(
-            isinstance(task, PairsRetrieval | OwnDocuments | SearchTask) for task in tasks.values()
-        )
+        has_prompt = encoder.prompts.default or PROMPTED.issuperset(map(own_kind, tasks))
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
 
@@ -114,7 +90,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
         keep(found())
         for name in tqdm.tqdm([name for name in tasks if name not in missing], desc=model, unit="task", disable=None):
-            each = tasks[name].run(encoder, folder, settings.mode, options)
+            each = tasks[name].run(encoder, folder, settings)
             scores[name] = each | each.get("aggregations", {}).get(settings.aggregation, {})
             keep(found())
         return found()
@@ -126,8 +102,8 @@ def load(model: str, settings: Settings) -> Encoder:
     return post_process(encoder, settings.post, settings.post_dimension) if settings.post is not None else encoder
 
 
-def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
-    """Check the settings. Return the tasks by name, SentEval's folder and the options of tasks."""
+def _plan(settings: Settings) -> dict[str, Task]:
+    """Check the settings before hours are spent on them, and return the tasks by name."""
     if settings.post_dimension is not None and settings.post is None:
         raise ConfigError("--post_dimension needs --post whitening:FILE")
     if settings.top_k < 1:
@@ -135,22 +111,16 @@ def _plan(settings: Settings) -> tuple[dict[str, Task], Path, TaskOptions]:
     names = expand_groups(settings.tasks.split(","), settings.mode)
     if settings.regression:
         names += [task.name for task in REGRESSION_TASKS if task.name not in names]
-    if settings.queries and "retrieval" not in names:
-        raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
-    if (settings.runs or settings.against) and not any(isinstance(own_task(name), SearchTask) for name in names):
-        raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
-    folder = Path() if all(map(own_task, names)) else senteval_folder(settings.data_dir)
-    queries: tuple[str, ...] = ()
     if settings.queries:
+        if "retrieval" not in names:
+            raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")
         try:
-            lines = read_lines(expand_path(settings.queries), "utf-8-sig")
+            geometry.read_queries(settings.queries)
         except DataError as error:
             raise DataError(f"--queries: {error}") from error
-        queries = tuple(line.strip() for line in lines if line.strip())
-        if not queries:
-            raise DataError(f"--queries: {settings.queries} has no queries")
-    options = TaskOptions(settings.similarity, queries, settings.top_k, settings.runs, settings.against)
-    return {name: find_task(name) for name in names}, folder, options
+    if (settings.runs or settings.against) and search_collections.KIND not in map(own_kind, names):
+        raise ConfigError("--runs and --against belong to the task retrieval:FOLDER. Add it to --tasks")
+    return {name: find_task(name) for name in names}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ A collection is a folder in BEIR's form or in TREC's. A ranking is kept as TREC'
 other programs can be compared. The measures are those of trec_eval, by the library ir-measures.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +16,8 @@ import scipy.stats
 from jaxtyping import Float
 
 from diffcse_jax.errors import DataError, require_extra
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
-from diffcse_jax.evaluation.retrieval import OwnTask, encode_pairs
+from diffcse_jax.evaluation import Encoder, Settings
+from diffcse_jax.evaluation.retrieval import encode_pairs
 from diffcse_jax.evaluation.sts import read_lines
 from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
@@ -69,20 +70,24 @@ def read_collection(folder: Path) -> Collection:
         DataError: A file is missing, a line has no id or repeats one, a judgement names an unknown query or document,
             or a judged query has no relevant document. The error names file and line.
     """
-    documents = _read_texts(_first_file(folder, _DOCUMENTS))
-    queries = _read_texts(_first_file(folder, _QUERIES))
+    documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
     path = _first_file(folder, _JUDGEMENTS)
     judgements: dict[str, dict[str, int]] = {}
-    lines: dict[str, int] = {}  # where each query is first judged
-    for number, query, document, grade in _read_judgements(path):
+    for number, line in _lines(path):
+        fields = line.split("\t") if line.count("\t") > 1 else line.split()
+        *ids, grade = (field.strip() for field in fields)
+        if not grade.removeprefix("-").isdecimal() or len(ids) not in (2, 3):
+            if number == 1 and len(ids) == 2:  # a header
+                continue
+            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
+        query, document = ids[0], ids[-1]
         for kind, key, known in (("query", query, queries), ("document", document, documents)):
             if key not in known:
                 raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
-        judgements.setdefault(query, {})[document] = grade
-        lines.setdefault(query, number)
+        judgements.setdefault(query, {})[document] = int(grade)
     for query, grades in judgements.items():
         if max(grades.values()) < 1:
-            raise DataError(f"{path}, line {lines[query]}: the query {query[:60]!r} has no relevant document")
+            raise DataError(f"{path}: the query {query[:60]!r} has no relevant document")
     if not judgements:
         raise DataError(f"{path} has no judgements")
     return Collection(documents, {query: queries[query] for query in judgements}, judgements)
@@ -95,56 +100,39 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path:
     return found
 
 
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers."""
+    return ((number, line) for number, line in enumerate(read_lines(path, "utf-8-sig"), 1) if line.strip())
+
+
 def _read_texts(path: Path) -> dict[str, str]:
     """Read texts by their id."""
     texts: dict[str, str] = {}
-    rows = _rows_of_json(path) if path.suffix == ".jsonl" else _rows_of_table(path)
-    for number, key, text in rows:
+    for number, line in _lines(path):
+        key, text = _from_json(line) if path.suffix == ".jsonl" else _from_table(line)
         if not key:
-            raise DataError(f"{path}, line {number}: a text without an id")
+            form = "an object with `_id` and `text`" if path.suffix == ".jsonl" else "an id, a tab and a text"
+            raise DataError(f"{path}, line {number}: expected {form}")
         if key in texts:
             raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
-        texts[key] = text
+        texts[key] = text.strip()
     return texts
 
 
-def _rows_of_json(path: Path) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise DataError(f"{path}, line {number}: expected an object with `_id` and `text`")
-        key, title = row.get("_id"), row.get("title")
-        text = f"{title} {row['text']}" if isinstance(title, str) and title else row["text"]
-        yield number, "" if key is None else str(key), text.strip()
+def _from_json(line: str) -> tuple[str, str]:
+    """Return the id and the text of an object, or empty strings if the line is not valid."""
+    row = None
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+    if not isinstance(row, dict) or row.get("_id") is None or not isinstance(row.get("text"), str):
+        return "", ""
+    title = row.get("title")
+    return str(row["_id"]), f"{title} {row['text']}" if title and isinstance(title, str) else row["text"]
 
 
-def _rows_of_table(path: Path) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
-        if line.strip():
-            key, tab, text = line.partition("\t")
-            if not tab:
-                raise DataError(f"{path}, line {number}: expected an id and a text, separated by a tab")
-            yield number, key.strip(), text.strip()
-
-
-def _read_judgements(path: Path) -> Iterator[tuple[int, str, str, int]]:
-    """Read lines of BEIR (`query document grade`, after a header) or TREC (`query 0 document grade`)."""
-    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
-        fields = line.split("\t") if line.count("\t") > 1 else line.split()
-        if not fields or (number == 1 and len(fields) == 3 and not _is_grade(fields[2])):
-            continue
-        if len(fields) not in (3, 4) or not _is_grade(fields[-1]):
-            raise DataError(f"{path}, line {number}: expected a query, a document and a grade (a whole number)")
-        yield number, fields[0].strip(), fields[-2].strip(), int(fields[-1])
-
-
-def _is_grade(text: str) -> bool:
-    return text.strip().removeprefix("-").isdecimal()
+def _from_table(line: str) -> tuple[str, str]:
+    key, tab, text = line.partition("\t")
+    return key.strip() if tab else "", text
 
 
 # Searching and scoring
@@ -201,15 +189,12 @@ def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
     """Read a ranking in TREC's form. Other queries than those of the collection are left out.
 
     Raises:
-        DataError: A line is invalid, a document is not in the collection, or no query is. The error names file and
-            line.
+        DataError: A line is invalid, a document is not in the collection, or no query is.
     """
     ranking: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(read_lines(path, "utf-8-sig"), 1):
-        if not (fields := line.split()):
-            continue
+    for number, line in _lines(path):
         try:
-            query, _, document, _, score, _ = fields
+            query, _, document, _, score, _ = line.split()
             value = float(score)
         except ValueError as error:
             raise DataError(f"{path}, line {number}: expected `query Q0 document rank score name`") from error
@@ -227,24 +212,18 @@ def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
 # The task
 
 
-class SearchTask(OwnTask):
-    """A collection of the user's own, named `retrieval:FOLDER`."""
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return []  # a missing file is an error, which `read_collection` raises
-
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        place = expand_path(self.file)
-        collection = read_collection(place)
-        ranking = search(encoder, collection)
-        scores = measure(collection.judgements, ranking)
-        if options.runs:
-            write_run(options.runs / f"{options.model_name}.{place.name}.trec", ranking, options.model_name)
-        result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
-        if options.against:
-            other = measure(collection.judgements, read_run(options.against, collection))[CHOOSES]
-            pairs = [(other[query], scores[CHOOSES][query]) for query in collection.queries]
-            compared = compare(*np.array(pairs).T)
-            result["against"] = {"run": str(options.against), CHOOSES: float(np.mean([*other.values()]))}
-            result["against"] |= compared._asdict()
-        return result | {"n": len(collection.queries)}
+def score_collection(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
+    """Search a collection of the user's own, write the ranking, and compare it with another one."""
+    place = expand_path(file)
+    collection = read_collection(place)
+    ranking = search(encoder, collection)
+    scores = measure(collection.judgements, ranking)
+    if settings.runs:
+        write_run(settings.runs / f"{settings.model}.{place.name}.trec", ranking, settings.model)
+    result: dict[str, Any] = {name: float(np.mean([*each.values()])) for name, each in scores.items()}
+    if settings.against:
+        other = measure(collection.judgements, read_run(settings.against, collection))[CHOOSES]
+        before, after = (np.array([each[query] for query in collection.queries]) for each in (other, scores[CHOOSES]))
+        result["against"] = {"run": str(settings.against), CHOOSES: float(np.mean([*other.values()]))}
+        result["against"] |= compare(before, after)._asdict()
+    return result | {"n": len(collection.queries)}

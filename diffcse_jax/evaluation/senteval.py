@@ -6,7 +6,7 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions, classifier, sts
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, hold_out
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, read_lines, read_table, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
+Lines = Iterator[tuple[int, str, str] | tuple[int, str, str, str]]  # number, label, and one sentence or two
 
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
 BINARY = {"0": 0, "1": 1}
@@ -39,65 +40,38 @@ class Example(NamedTuple):
 # Files
 
 
-def read_classes(paths: Sequence[Path]) -> list[Example]:
-    """Read one Latin-1 file per class, a sentence on each line, the file of class 1 first. Empty lines count."""
-    examples = []
-    for path, label in zip(paths, ("1", "0"), strict=True):
-        lines = (part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines())
-        examples += _examples(path, ((number, label, line) for number, line in enumerate(lines, 1)), BINARY)
-    return examples
+def read_class(path: Path) -> Lines:
+    """Read a file of one class in Latin-1, a sentence on each line. Empty lines count. The label is the file's name."""
+    lines = (part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines())
+    return ((number, path.name, line) for number, line in enumerate(lines, 1))
 
 
-def read_sentiment(paths: Sequence[Path]) -> list[Example]:
+def read_sentiment(path: Path) -> Lines:
     """Read SST2: sentence, tab, label."""
-    (path,) = paths
-    return _examples(path, ((number, row[1], row[0]) for number, row in read_table(path, 2)), BINARY)
+    return ((number, row[1], row[0]) for number, row in read_table(path, 2))
 
 
-def read_fine_sentiment(paths: Sequence[Path]) -> list[Example]:
+def read_fine_sentiment(path: Path) -> Lines:
     """Read SST5: label, space, sentence."""
-    (path,) = paths
-    rows = (line.strip().partition(" ")[::2] for line in read_lines(path))
-    return _examples(path, ((number, *row) for number, row in enumerate(rows, 1)), SENTIMENT)
+    for number, line in enumerate(read_lines(path), 1):
+        label, _, sentence = line.strip().partition(" ")
+        yield number, label, sentence
 
 
-def read_questions(paths: Sequence[Path]) -> list[Example]:
+def read_questions(path: Path) -> Lines:
     """Read TREC, in Latin-1: kind of answer, colon, finer kind, space, question."""
-    (path,) = paths
-    rows = []
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, rest = line.strip().partition(":")
         _, space, question = rest.partition(" ")
         if not space:
             raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line.strip()[:60]!r}")
-        rows.append((number, label, question))
-    return _examples(path, rows, QUESTIONS)
+        yield number, label, question
 
 
-def _read_pairs(
-    paths: Sequence[Path], *, label: int, sentences: tuple[int, int], labels: Mapping[str, int]
-) -> list[Example]:
+def read_pairs(path: Path, *, label: int, first: int, second: int, labels: Mapping[str, int]) -> Lines:
     """Read sentence pairs below a header, from these columns."""
-    (path,) = paths
     rows = read_table(path, 5, lambda fields: fields[label] in labels)
-    return _examples(path, ((number, row[label], *(row[each] for each in sentences)) for number, row in rows), labels)
-
-
-def _examples(path: Path, rows: Iterable[tuple[Any, ...]], labels: Mapping[str, int]) -> list[Example]:
-    """Turn rows of line number, label and one or two sentences into examples."""
-    examples = []
-    for number, label, *sentences in rows:
-        if label not in labels:
-            known = ", ".join(labels)
-            raise DataError(f"{path}, line {number}: expected one of {known} as label, found {label[:60]!r}")
-        examples.append(Example(tuple(map(single_spaced, sentences)), labels[label]))
-    if not examples:
-        raise DataError(f"{path}: no sentences")
-    return examples
-
-
-read_paraphrases = functools.partial(_read_pairs, label=0, sentences=(3, 4), labels=BINARY)  # MRPC
-read_entailment = functools.partial(_read_pairs, label=4, sentences=(1, 2), labels=ENTAILMENT)  # SICK
+    return ((number, row[label], row[first], row[second]) for number, row in rows)
 
 
 def in_order(examples: list[Example]) -> list[Example]:
@@ -224,28 +198,44 @@ def f1(predicted: Rows, labels: Rows) -> float:
 class TransferTask(Task):
     """A data set, and the procedure that scores it."""
 
-    classes: int
-    read: Callable[[Sequence[Path]], list[Example]]  # reads the files of a split
+    labels: Mapping[str, int]  # classes by their name in the files
+    read: Callable[[Path], Lines]
     score: Callable[[Features, Recipe], Scores]
+
+    @property
+    def classes(self) -> int:
+        return len(self.labels)
 
     def load(self, folder: Path, split: str) -> list[Example]:
         """Read the examples of a split, in SentEval's order."""
-        return in_order(self.read(self.paths(folder, split)))
+        return in_order([example for path in self.paths(folder, split) for example in self.examples(path)])
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
+    def examples(self, path: Path) -> list[Example]:
+        """Read the examples of a file."""
+        examples = []
+        for number, label, *sentences in self.read(path):
+            if label not in self.labels:
+                known = ", ".join(self.labels)
+                raise DataError(f"{path}, line {number}: expected one of {known} as label, found {label[:60]!r}")
+            examples.append(Example(tuple(map(single_spaced, sentences)), self.labels[label]))
+        if not examples:
+            raise DataError(f"{path}: no sentences")
+        return examples
+
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> Scores:
         """Return accuracies, x 100, rounded as SentEval rounds them.
 
         `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
         examples.
         """
-        splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
+        splits = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
         labels = [example.label for example in splits["train"]]
         fewest = min(range(self.classes), key=labels.count)
         if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
             files = ", ".join(map(str, self.paths(folder, "train")))
             found = counted(count, "example{s}")
             raise DataError(f"{files}: {found} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
-        return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[mode])
+        return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[settings.mode])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,45 +257,47 @@ class SimilarityRegression(StsTask):
         first, second, gold = map(list, zip(*ordered, strict=True))
         return ScoredPairs(first, second, np.array(gold))
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> Scores:
-        splits = {split: self.load(folder, split) for split in self.splits_of(mode)}
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> Scores:
+        splits = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
         parts = iter(sts.encode_groups(encoder, [side for p in splits.values() for side in (p.first, p.second)]))
         features = {split: difference_and_product(next(parts), next(parts)) for split in splits}
-        gold = {split: pairs.gold for split, pairs in splits.items()}
-        weights = classifier.train_regression(
-            features["train"], gold["train"], features["dev"], gold["dev"], self.stops_by
-        )
+        train, dev = ((features[split], splits[split].gold) for split in ("train", "dev"))
+        weights = classifier.train_regression(*train, *dev, self.stops_by)
         scores = {
-            split: sts.correlations(classifier.predict_score(weights, features[split]), gold[split]) for split in splits
+            split: sts.correlations(classifier.predict_score(weights, features[split]), pairs.gold)
+            for split, pairs in splits.items()
         }
-        return scores["dev" if mode == "dev" else "test"] | {"ntrain": len(gold["train"]), "dev": scores["dev"]}
+        return scores.get("test", scores["dev"]) | {"ntrain": scores["train"]["n"], "dev": scores["dev"]}
 
 
 def _binary(name: str, positive: str, negative: str) -> TransferTask:
     splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
-    return TransferTask(name, splits, 2, read_classes, nested_cross_validation)
+    return TransferTask(name, splits, {positive: 1, negative: 0}, read_class, nested_cross_validation)
 
 
-def _sst(name: str, folder: str, classes: int, read: Callable[[Sequence[Path]], list[Example]]) -> TransferTask:
+def _sst(name: str, folder: str, labels: Mapping[str, int], read: Callable[[Path], Lines]) -> TransferTask:
     splits = {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")}
-    return TransferTask(name, splits, classes, read, fixed_splits)
+    return TransferTask(name, splits, labels, read, fixed_splits)
 
 
 _TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
 _MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
+
+_read_mrpc = functools.partial(read_pairs, label=0, first=3, second=4, labels=BINARY)
+_read_sick = functools.partial(read_pairs, label=4, first=1, second=2, labels=ENTAILMENT)
 
 TRANSFER_TASKS = (
     _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
     _binary("CR", "custrev.pos", "custrev.neg"),
     _binary("SUBJ", "subj.objective", "subj.subjective"),
     _binary("MPQA", "mpqa.pos", "mpqa.neg"),
-    _sst("SST2", "binary", 2, read_sentiment),
-    TransferTask("TREC", _TREC, 6, read_questions, cross_validation),
-    TransferTask("MRPC", _MRPC, 2, read_paraphrases, functools.partial(cross_validation, with_f1=True)),
+    _sst("SST2", "binary", BINARY, read_sentiment),
+    TransferTask("TREC", _TREC, QUESTIONS, read_questions, cross_validation),
+    TransferTask("MRPC", _MRPC, BINARY, _read_mrpc, functools.partial(cross_validation, with_f1=True)),
 )
 OTHER_TASKS = (
-    _sst("SST5", "fine", 5, read_fine_sentiment),
-    TransferTask("SICKEntailment", SICKR.splits, 3, read_entailment, fixed_splits),
+    _sst("SST5", "fine", SENTIMENT, read_fine_sentiment),
+    TransferTask("SICKEntailment", SICKR.splits, ENTAILMENT, _read_sick, fixed_splits),
 )
 REGRESSION_TASKS, FINETUNE_TASKS = (
     tuple(

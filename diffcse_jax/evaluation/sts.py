@@ -8,14 +8,14 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Task, TaskOptions
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task
 from diffcse_jax.io import why_unreadable
 
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
@@ -24,11 +24,9 @@ OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
 RATINGS = (0.0, 5.0)  # the scale of the ratings in all STS data sets
 COEFFICIENTS = ("spearman", "pearson")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # float() also accepts 1_0 and nan
-_NOT_TEXT = {"latin-1": re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")}  # Latin-1 decodes any bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoredPairs:
+class ScoredPairs(NamedTuple):
     """Sentence pairs with human ratings or labels."""
 
     first: list[str]
@@ -50,10 +48,10 @@ class StsTask(Task):
         (path,) = self.paths(folder, split)
         return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        sets = {split: self.load(folder, split) for split in self.splits_of(mode)}
-        scores = score_pairs(encoder, sets, similarity=options.similarity)
-        return scores["dev" if mode == "dev" else "test"] | {"dev": scores["dev"]}
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+        sets = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
+        scores = score_pairs(encoder, sets, similarity=settings.similarity)
+        return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
 
 class StsYear(Task):
@@ -64,14 +62,14 @@ class StsYear(Task):
     def load(self, folder: Path, subset: str) -> ScoredPairs:
         return read_parallel_pairs(*self.paths(folder, subset))
 
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
         """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
 
         `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
         coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
         """
         sets = {subset: self.load(folder, subset) for subset in self.splits}
-        systems = similarities(encoder, sets, similarity=options.similarity)
+        systems = similarities(encoder, sets, similarity=settings.similarity)
         subsets = {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
         sizes = [len(pairs.gold) for pairs in sets.values()]
         together = correlations(np.concatenate([*systems.values()]), np.concatenate([p.gold for p in sets.values()]))
@@ -164,7 +162,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     lines = text.removesuffix("\n").split("\n") if text else []
-    not_text = _NOT_TEXT.get(encoding, re.compile("\0"))
+    not_text = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]" if encoding == "latin-1" else "\0")  # Latin-1 decodes any bytes
     for number, line in enumerate(lines, 1):
         if found := not_text.search(line):
             raise DataError(f"{path}, line {number}: contains the control character {found[0]!r}. Is this a text file?")
@@ -201,11 +199,9 @@ def read_pairs(
 
     `columns` are those of rating, first and second sentence, from 0. `scale` is the lowest and the highest rating.
     """
-    rating, *sentences = columns
-    has_rating = (lambda fields: bool(_NUMBER.fullmatch(fields[rating]))) if header else None
-    rows = read_table(path, 1 + max(columns), has_rating)
-    gold = np.array([_rating(fields[rating], path, number, scale) for number, fields in rows])
-    return _scored([[fields[column] for _, fields in rows] for column in sentences], gold, path)
+    rating, first, second = columns
+    rows = read_table(path, 1 + max(columns), (lambda row: bool(_NUMBER.fullmatch(row[rating]))) if header else None)
+    return _scored([(number, row[rating], row[first], row[second]) for number, row in rows], path, scale)
 
 
 def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
@@ -213,19 +209,25 @@ def read_parallel_pairs(sentences: Path, ratings: Path) -> ScoredPairs:
     pairs, golds = ([line.strip().split("\t") for line in read_lines(path)] for path in (sentences, ratings))
     if len(pairs) != len(golds):
         raise DataError(f"{sentences} has {len(pairs)} lines, but {ratings} has {len(golds)}. They must match")
-    rated = [number for number, (gold, *_) in enumerate(golds) if gold]
-    for number in rated:
-        if (found := len(pairs[number])) != 2:
-            raise DataError(f"{sentences}, line {number + 1}: expected two tab-separated sentences, found {found}")
-    gold = np.array([_rating(golds[number][0], ratings, number + 1, RATINGS) for number in rated])
-    return _scored([[pairs[number][side] for number in rated] for side in (0, 1)], gold, ratings)
+    rows = []
+    for number, ((gold, *_), pair) in enumerate(zip(golds, pairs, strict=True), 1):
+        if gold and len(pair) != 2:
+            raise DataError(f"{sentences}, line {number}: expected two tab-separated sentences, found {len(pair)}")
+        if gold:
+            rows.append((number, gold, pair[0], pair[1]))
+    return _scored(rows, ratings, RATINGS)
 
 
-def _scored(sides: list[list[str]], gold: np.ndarray, path: Path) -> ScoredPairs:
-    if not gold.size:
+def _scored(rows: list[tuple[int, str, str, str]], path: Path, scale: tuple[float, float]) -> ScoredPairs:
+    """Turn rows of line number, rating and sentences into pairs."""
+    for number, rating, *_ in rows:
+        if not _NUMBER.fullmatch(rating) or not scale[0] <= float(rating) <= scale[1]:
+            expected = f"a number from {scale[0]:g} to {scale[1]:g}"
+            raise DataError(f"{path}, line {number}: expected {expected}, found {rating[:60]!r}")
+    if not rows:
         raise DataError(f"{path}: no sentence pairs with ratings")
-    first, second = ([single_spaced(text) for text in side] for side in sides)
-    return ScoredPairs(first, second, gold)
+    _, gold, first, second = zip(*rows, strict=True)
+    return ScoredPairs([*map(single_spaced, first)], [*map(single_spaced, second)], np.array(gold, float))
 
 
 def single_spaced(text: str) -> str:
@@ -233,19 +235,11 @@ def single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def _rating(text: str, path: Path, line: int, scale: tuple[float, float]) -> float:
-    low, high = scale
-    if not _NUMBER.fullmatch(text) or not low <= float(text) <= high:
-        raise DataError(f"{path}, line {line}: expected a number from {low:g} to {high:g}, found {text[:60]!r}")
-    return float(text)
-
-
 def size_problem(task: str, scores: Mapping[str, Any], mode: str) -> str:
     """Say which splits differ in size from the official data, or return an empty string."""
     official = OFFICIAL_SIZES.get(task, {})
-    if "subsets" in scores:
-        counts = {subset: entry["n"] for subset, entry in scores["subsets"].items()}
-    else:
+    counts = {subset: found["n"] for subset, found in scores.get("subsets", {}).items()}
+    if not counts:
         counts = {split: scores[f"n{split}"] for split in ("train", "dev", "test") if f"n{split}" in scores}
         counts |= {"dev" if mode == "dev" else "test": scores["n"]} if "n" in scores else {}
         counts |= {"dev": scores["dev"]["n"]} if "dev" in scores else {}

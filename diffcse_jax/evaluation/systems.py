@@ -6,17 +6,16 @@ little if one of these is better.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.evaluation import DEFAULTS, Encoder, TaskOptions
+from diffcse_jax.evaluation import Encoder, Settings
 from diffcse_jax.evaluation.dev import MOST_PAIRS, RetrievalMetric, paired_interval
 from diffcse_jax.evaluation.held_out import held_out_queries
-from diffcse_jax.evaluation.retrieval import OwnTask, competing, encode_pairs, ranks_among
+from diffcse_jax.evaluation.retrieval import competing, encode_pairs, ranks_among
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import choose_weight, combine
 from diffcse_jax.search.lexical import LexicalIndex
@@ -30,24 +29,15 @@ Scores = Float32[np.ndarray, "queries texts"]
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """A way to search, and its mean reciprocal rank on held-out queries, x 100.
+    """A way to search, and its mean reciprocal rank on held-out queries, x 100."""
 
-    Attributes:
-        name: `BM25`, the name of an encoder, or `NAME + BM25`.
-        mode: `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`.
-        encoder: The name of the encoder; empty for BM25.
-        weight: The weight of BM25 in hybrid search, chosen on all queries. The reciprocal ranks are measured with two
-            weights, each chosen on the other half of the queries.
-        reciprocal_ranks: 100 / rank of each query's target.
-        documents: The document of each query, as intervals resample documents; None: queries.
-    """
-
-    name: str
-    mode: str
-    encoder: str
-    weight: float
+    name: str  # `BM25`, the name of an encoder, or `NAME + BM25`
+    mode: str  # `lexical`, `dense` or `hybrid`, as in `SentenceEncoder.build_index`
+    encoder: str  # the name of the encoder; empty for BM25
+    weight: float  # of BM25 in hybrid search, chosen on all queries
+    # 100 / rank of each query's target. In hybrid search the weight is chosen on the other half of the queries.
     reciprocal_ranks: Sequence[float]
-    documents: Sequence[int] | None = None
+    documents: Sequence[int] | None = None  # of each query, as intervals resample documents; None: queries
 
     @property
     def score(self) -> float:
@@ -103,10 +93,7 @@ def recommend(systems: Sequence[System]) -> System:
 
 
 def _hybrid(similarities: Scores, words: Scores, own: Int[np.ndarray, " queries"]) -> tuple[float, list[float]]:
-    """Return the weight of BM25 for all queries, and reciprocal ranks with weights from the other half of the queries.
-
-    So that no query is scored with a weight that it has chosen.
-    """
+    """Return the weight of BM25 for all queries, and reciprocal ranks with weights from the other half of them."""
 
     def chosen(half: slice) -> float:
         return choose_weight(similarities[half], words[half], own[half, None].tolist())
@@ -123,10 +110,10 @@ def _hybrid(similarities: Scores, words: Scores, own: Int[np.ndarray, " queries"
 def describe(systems: Sequence[System]) -> list[str]:
     """Return lines of a table: each system's score and its interval."""
     width = max(len(system.name) for system in systems)
-    intervals = [system.interval() for system in systems]
     return [
         f"  {system.name:<{width}}  {system.score:6.2f}  ({low:.2f} to {high:.2f})"
-        for system, (low, high) in zip(systems, intervals, strict=True)
+        for system in systems
+        for low, high in [system.interval()]
     ]
 
 
@@ -145,14 +132,9 @@ def describe_recommendation(systems: Sequence[System], recommended: System) -> s
 # The task
 
 
-class OwnDocuments(OwnTask):
+def score_documents(encoder: Encoder, file: str, settings: Settings) -> dict[str, Any]:
     """Compare BM25, the encoder, and both together on queries made of the user's documents, without any labels."""
-
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        return []  # a file or a folder; what cannot be read is an error
-
-    def run(self, encoder: Encoder, folder: Path, mode: str, options: TaskOptions = DEFAULTS) -> dict[str, Any]:
-        metric = queries_of_documents(self.file)
-        bm25, dense, hybrid = compare_systems({"encoder": encoder}, metric)
-        found = {"mrr": dense.score, HYBRID: hybrid.score, "BM25": bm25.score, "n": len(metric.queries)}
-        return found | {"systems": [system.summary() for system in (bm25, dense, hybrid)]}
+    metric = queries_of_documents(file)
+    bm25, dense, hybrid = systems = compare_systems({"encoder": encoder}, metric)
+    found = {"mrr": dense.score, HYBRID: hybrid.score, "BM25": bm25.score, "n": len(metric.queries)}
+    return found | {"systems": [system.summary() for system in systems]}

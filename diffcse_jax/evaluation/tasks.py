@@ -2,22 +2,27 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.evaluation import Task
+from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task, retrieval, search_collections, systems
 from diffcse_jax.evaluation.geometry import PROBES
-from diffcse_jax.evaluation.retrieval import OWN_TASKS, OwnTask
-from diffcse_jax.evaluation.search_collections import KIND as SEARCH
-from diffcse_jax.evaluation.search_collections import SearchTask
 from diffcse_jax.evaluation.senteval import FINETUNE_TASKS, OTHER_TASKS, REGRESSION_TASKS, TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
-from diffcse_jax.evaluation.systems import OwnDocuments
 
 STS_TASKS: tuple[Task, ...] = (*YEARS, STSB, SICKR)
 _TRAINED = (*TRANSFER_TASKS, *REGRESSION_TASKS, *FINETUNE_TASKS, *OTHER_TASKS)
 TASKS: dict[str, Task] = {task.name: task for task in (*STS_TASKS, *_TRAINED, *PROBES)}
-OWN: dict[str, type[OwnTask]] = {SEARCH: SearchTask, "documents": OwnDocuments, **OWN_TASKS}  # named KIND:FILE
+# The tasks on the user's own files, which are named KIND:FILE.
+OWN: dict[str, Callable[[Encoder, str, Settings], dict[str, Any]]] = {
+    search_collections.KIND: search_collections.score_collection,
+    "documents": systems.score_documents,
+    "pairs_retrieval": retrieval.score_pairs,
+    "duplicates": retrieval.score_duplicates,
+}
+PROMPTED = {*OWN} - {"duplicates"}  # they have queries and documents, with prompts of their own
 GROUPS = {"sts": tuple(task.name for task in STS_TASKS), "transfer": tuple(task.name for task in TRANSFER_TASKS)}
 GROUPS["full"] = GROUPS["sts"] + GROUPS["transfer"]
 ALIASES = {  # without case and punctuation
@@ -29,15 +34,23 @@ ALIASES = {  # without case and punctuation
 }
 
 
-def own_task(name: str) -> Task | None:
-    """Return the task that a name like `pairs_retrieval:FILE` stands for, or None for other names."""
+class OwnTask(Task):
+    """A task on the user's own file or folder."""
+
+    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+        kind, _, file = self.name.partition(":")
+        return OWN[kind](encoder, file, settings)
+
+
+def own_kind(name: str) -> str:
+    """Return `KIND` of a name like `KIND:FILE`, or an empty string for other names."""
     kind, _, file = name.partition(":")
-    return OWN[kind](name, {}) if file and kind in OWN else None
+    return kind if file and kind in OWN else ""
 
 
 def find_task(name: str) -> Task:
     """Return the task with this exact name, or for `KIND:FILE` the task on that file."""
-    return own_task(name) or TASKS[name]
+    return OwnTask(name, {}) if own_kind(name) else TASKS[name]
 
 
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
@@ -59,7 +72,7 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
 
 
 def _full_name(name: str) -> str:
-    if own_task(name):
+    if own_kind(name):
         return name
     known = {_plain(each): each for each in (*GROUPS, *TASKS)} | ALIASES
     if found := known.get(_plain(name)):

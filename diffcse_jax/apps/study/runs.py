@@ -36,7 +36,7 @@ from diffcse_jax.apps.study.table import SAFE, log_line
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, counted, handled, reported_to_user
-from diffcse_jax.evaluation import results, runner
+from diffcse_jax.evaluation import Settings, results, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import disk_errors, expand_path, lock, write_json, write_text
@@ -318,7 +318,7 @@ def score(folder: Path, tasks: list[str]) -> None:
     record = read_record(folder)
     config, is_start = Config.from_dict(record["config"]), record["seed"] is None
     model = config.model.name_or_path if is_start else record["workdir"]
-    settings = runner.Settings(tasks=",".join(tasks), data_dir=config.eval.data_dir)
+    settings = Settings(tasks=",".join(tasks), data_dir=config.eval.data_dir)
     found: dict[str, Any] = {"asked": tasks}
     labelled: dict[str, float] = {}
     if is_start:
