@@ -205,6 +205,7 @@ def main() -> None:
     add("--learning_rate", type=float, help="default: the preset's; 2e-5 for other encoders than MiniLM")
     add("--collections", nargs="+", help="names of folders (default: all)")
     add("--train", nargs="*", help="collections to train on (default: all)")
+    add("--recipes", nargs="+", choices=(OURS, PAIRS), default=[OURS, PAIRS])
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args()
@@ -212,7 +213,7 @@ def main() -> None:
     names = options.collections or sorted(path.parent.name for path in options.data.glob("*/corpus.jsonl"))
     trained = [name for name in names if options.train is None or name in options.train]
     short = Path(options.model).name
-    recipes = {OURS: measure_ours, PAIRS: measure_theirs}
+    functions = {OURS: measure_ours, PAIRS: measure_theirs}
     with reported_to_user():
         starts = {
             name: remembered(
@@ -224,9 +225,9 @@ def main() -> None:
         for seed in options.seeds:
             for name in trained:
                 config = configured(options.data / name, options, seed)
-                for recipe, function in recipes.items():
+                for recipe in options.recipes:
                     key = f"{name}.{short}.{recipe}.{seed}"
-                    arguments = (function, options.data / name, config, options.work / key)
+                    arguments = (functions[recipe], options.data / name, config, options.work / key)
                     run = remembered(options.work / f"{key}.json", *arguments)
                     scores = {**starts[name]["scores"], **run["scores"]}
                     run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}
