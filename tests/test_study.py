@@ -23,13 +23,14 @@ from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, plan, runs, settings_of, table
 from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, differences, make_plan, read_study
 from diffcse_jax.config import Config, configuration, read_overrides
-from diffcse_jax.errors import ConfigError, InUseError
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import lock
+from diffcse_jax.run_folder.records import write_checked
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(file.stem for file in plan.SHIPPED_STUDIES.glob("*.py"))
 TWO = {"plain": {}, "with DCL": {"dcl.weight": 0.1}}
-FIELDS = f"Study(base='simcse_base', variants={TWO}, seeds=(1, 2))"
+VARIANTS = f"variants={TWO}, seeds=(1, 2)"
 TUNED = {"variants": {"plain": {}}, "start": ("own", "cls"), "finetunings": {
     "together": {"finetune.stages": "together", "train.steps": 5}}}  # fmt: skip
 
@@ -43,10 +44,10 @@ def finish(run, dev=80.0, dev_text: str = "", **scores) -> None:
     """Write the files of a run that is done."""
     (run.folder / "export").mkdir(parents=True, exist_ok=True)
     if not (run.folder / RUN).exists():
-        (run.folder / RUN).write_text(json.dumps(run.record))
+        write_checked(run.folder / RUN, run.record)
     metric = "average" if run.start else "stsb_spearman"
     results = {"asked": list(run.tasks), "pooler": "avg", "metric": metric, "dev": dev, "dev_text": dev_text}
-    (run.folder / RESULTS).write_text(json.dumps(results | {"scores": scores, "missing": {}, "not_official": {}}))
+    write_checked(run.folder / RESULTS, results | {"scores": scores, "missing": {}, "not_official": {}})
 
 
 @pytest.fixture
@@ -68,47 +69,25 @@ def study(tmp_path, capsys):
     return call
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ("", "mine: a study needs variants or a grid"),
-        ("variants={'A': {'optim.lerning_rate': 1.0}}", "variant 'A': unknown key optim.lerning_rate; did you"),
-        ("variants={'A': {'train.seed': 1}}", "mine: variant 'A': train.seed: set seeds with `seeds` and `seeds_of`"),
-        ("variants={'A': {'dcl.weight': 1.0}}, grid={'dcl.weight': (1.0,)}", "sets dcl.weight, which the grid varies"),
-        ("grid={'model.pooler': 'avg'}", "mine: grid: 'model.pooler': expected a tuple such as ('avg',), got 'avg'"),
-        ("variants={'A': {}, 'B': {'dcl.weight': 0.0}}", "mine: variants 'A' and 'B' have the same configuration"),
-        ("variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}", "'A b' and 'a/b' would share a folder. Rename one"),
-        ("variants={'..': {}}", "mine: '..' is not a valid name for a variant"),
-        ("variants={'A': {}}, seeds_of={'B': (1,)}", "mine: seeds_of names 'B'. The study has: A"),
-        ("variants={'A': {}}, seeds=(1, 1)", "mine: variant 'A': give one or more different seeds from 0 on"),
-        ("variants={'A': {}}, published={'A': {'STSB': 80.0}}", "published: 'A' has the unknown column 'STSB'"),
-        ("variants={'A': {}}, finetunings={'f': {'finetune.stage': 'x'}}", "'f': unknown key finetune.stage"),
-        ("variants={'A': {}}, finetunings={'f': {}}, finetune_base='simcse_base'", "has no labelled tasks"),
-        (").seeds or dict(", "mine.py: define a function get_study() that returns a Study, got "),
-    ],
-)  # fmt: skip
-def test_mistakes_in_a_study_are_named_before_anything_runs(fields, message, study, tmp_path):
-    code, printed = study(f"Study(base='simcse_base', {fields})")
-    assert code == 2
-    assert printed.err.startswith("error: ")
-    assert message in printed.err
-    assert not (tmp_path / "runs").exists()
+MISTAKES = [
+    ("", [], "mine: a study needs variants or a grid"),
+    ("variants={'A': {'optim.lerning_rate': 1.0}}", [], "variant 'A': unknown key optim.lerning_rate; did you"),
+    ("variants={'A': {'train.seed': 1}}", [], "mine: variant 'A': train.seed: a study file sets `seeds`"),
+    ("variants={'A': {'dcl.weight': 1.0}}, grid={'dcl.weight': (1.0,)}", [], "sets dcl.weight, which the grid varies"),
+    ("variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}", [], "'A b' and 'a/b' would share a folder. Rename one"),
+    ("variants={'A': {}}, seeds_of={'B': (1,)}", [], "mine: seeds_of names 'B'. The study has: A"),
+    ("variants={'A': {}}, finetunings={'f': {'finetune.stage': 'x'}}", [], "'f': unknown key finetune.stage"),
+    (").seeds or dict(", [], "mine.py: define a function get_study() that returns a Study, got "),
+    (VARIANTS, ["--config.train.seed=1"], "error: mine: train.seed: a study file sets `seeds`"),
+    (VARIANTS, ["--variants", "C"], "error: --variants: mine has no 'C'. It has: plain, with DCL"),
+    (VARIANTS, ["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
+    (VARIANTS, ["--encoders", "a"], "error: --encoders: no study has trained plain, seed 1 in a/plain/seed-1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config.train.stpes=2"], "error: unknown key train.stpes; did you mean train.steps?"),
-        (["--config.train.seed=1"], "error: train.seed: the study sets the seeds"),
-        (["--config.dcl.weight=0.2"], "have the same configuration, after overrides. Choose one of them"),
-        (["--variants", "C"], "error: --variants: mine has no 'C'. It has: plain, with DCL"),
-        (["--workdir", "{seed}"], "error: --workdir={seed}: braces stand for the values of one run"),
-        (["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
-        (["--encoders", "earlier"], "error: --encoders: no study has trained plain, seed 1 in earlier/plain/seed-1"),
-    ],
-)
-def test_mistakes_on_the_command_line_are_named_before_anything_runs(arguments, message, study, tmp_path):
-    code, printed = study(FIELDS, *arguments)
+@pytest.mark.parametrize(("fields", "arguments", "message"), MISTAKES)
+def test_mistakes_are_named_before_anything_runs(fields, arguments, message, study, tmp_path):
+    code, printed = study(f"Study(base='simcse_base', {fields})", *arguments)
     assert (code, message in printed.err) == (2, True), printed.err
     assert not (tmp_path / "runs").exists()
 
@@ -138,8 +117,7 @@ def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
     assert first.base == Config.from_dict({"contrast.weight": 1.0, "dcl.temperature": 2.0, "train.steps": 3})
     whole = configuration("diffcse_minilm", {})[1]
     assert differences(whole, run.config) == {"train.seed": 1, "dcl.temperature": 2.0, "train.steps": 3}
-    equal = plan_of(tmp_path, ["--config.dcl.weight=0.2"])  # overrides make both variants equal: one may be chosen
-    assert [run.label for run in equal.selected(["with DCL"], [])] == ["with DCL, seed 1", "with DCL, seed 2"]
+    assert [run.label for run in plan_of(tmp_path).selected(["with DCL"], [2])] == ["with DCL, seed 2"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -182,7 +160,7 @@ class Recorder:
         self.labels, self.environments = [], set()
         self._instead = instead
 
-    def __call__(self, run, environment, held):
+    def __call__(self, run, environment):
         self.labels.append(run.label)
         self.environments.add(environment.get("worker"))
         self._instead.get(run.row, finish)(run)
@@ -256,33 +234,36 @@ def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path
         runs.check_same(other.runs)
 
 
-def test_a_command_keeps_the_lock_until_it_is_stopped(tmp_path):
-    """The lock outlives the study that started the command, and its own hold of the lock."""
-    commands, held, ended = runs.Commands(), lock(tmp_path / "lock"), []
+def test_a_command_is_logged_and_stopped(tmp_path):
+    commands, ended = runs.Commands(), []
+    program = "import time; print('error: no', flush=True); print(1 / 0 if {} else 2, flush=True); time.sleep(60)"
 
-    def call():
+    def call(fails: bool):
+        commands.call([sys.executable, "-c", program.format(fails)], tmp_path / "log", os.environ)
+
+    with pytest.raises(runs.RunFailed, match=r"^ZeroDivisionError: division by zero \(exit code 1\)$"):
+        call(fails=True)
+
+    def is_stopped():
         with pytest.raises(runs.Stopped):
-            commands.call(["sleep", "60"], tmp_path / "log", os.environ, held)
+            call(fails=False)
         ended.append(True)
 
-    thread = threading.Thread(target=call)
+    thread = threading.Thread(target=is_stopped)
     thread.start()
-    while not commands._running:
+    while "\n2\n" not in (tmp_path / "log").read_text():
         time.sleep(0.01)
-    held.close()
-    with pytest.raises(InUseError, match="is in use by process"):
-        lock(tmp_path / "lock")
     commands.stop(signal.SIGTERM)
     thread.join(timeout=20)
     assert ended
-    with pytest.raises(runs.Stopped), lock(tmp_path / "lock") as free:
-        commands.call(["sleep", "60"], tmp_path / "log", os.environ, free)
+    with pytest.raises(runs.Stopped):
+        call(fails=False)
 
 
 @pytest.mark.parametrize(
     ("variables", "workers", "expected"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "2,5,7"}, 2, ["2", "5,7"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,5,7"}, 2, ["2,5", "7"]),
         ({"CUDA_VISIBLE_DEVICES": "2", "JAX_PLATFORMS": "cpu"}, 2, ["2", "2"]),
         ({}, 3, ["0", "1", "2"]),
         ({}, 4, "--workers 4: each worker needs its own GPU, and there are 3"),
@@ -304,19 +285,17 @@ def test_workers_have_their_own_gpus(variables, workers, expected, tmp_path, mon
 
 
 @pytest.mark.parametrize("file", [RESULTS, RUN])
-@pytest.mark.parametrize("content", ["{}", b"\xff\xfe", "[" * 100_000, "NaN"])
+@pytest.mark.parametrize("content", ["{}", "a changed number"])
 def test_a_damaged_record_is_named_and_does_not_stop_the_others(file, content, tmp_path):
     made = plan_of(tmp_path / "runs")
     for run in made.runs:
         finish(run, STS12=70.0)
     run = made.runs[1]
-    if content == "NaN":
-        old = (run.folder / file).read_text()
-        content = old.replace('"row"', '"line"') if file == RUN else old.replace("80.0", "NaN")
-    (run.folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    path = run.folder / file
+    path.write_text(path.read_text().replace("0", "1", 1) if content == "a changed number" else content)
     remedy = "Run the study without --report" if file == RESULTS else f"delete {run.folder} to train"
     shown = table.show(table.summarize(made), "text")
-    assert f"with DCL, seed 1: {run.folder / file} is damaged" in shown
+    assert f"with DCL, seed 1: {path} differs from its checksum" in shown
     assert remedy in shown
     assert "plain     2" in shown
     assert work_through(made, Recorder()) == (["with DCL, seed 1"] if file == RESULTS else [])
@@ -385,9 +364,8 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     made = plan_of(tmp_path, seeds=(1,), start=("own",))
     for run, text in zip(made.runs, ("a", "a", "b"), strict=True):
         finish(run, 80.0, text, STS12=60.0)
-    results = json.loads((made.runs[1].folder / RESULTS).read_text())
     noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the starting checkpoint, unchanged"}
-    (made.runs[1].folder / RESULTS).write_text(json.dumps(results | noted))
+    write_checked(made.runs[1].folder / RESULTS, plan.read_results(made.runs[1].folder) | noted)
     summary = table.summarize(made)
     start, plain, other = summary["rows"]
     assert start["mean"].keys() == plain["mean"].keys() == {"STS-B dev", "STS12"}
@@ -434,7 +412,7 @@ def test_fine_tunings_have_their_own_table(tmp_path):
 
 
 def test_the_report_is_written_and_printed_without_running(study, summary, tmp_path):
-    fields = FIELDS.replace("(1, 2)", "(1, 2, 3)")
+    fields = f"Study(base='simcse_base', variants={TWO})"
     code, printed = study(fields, "--report", "--start", "--format", "markdown")
     assert code == 3
     assert printed.out == (tmp_path / "runs/study.md").read_text()

@@ -9,7 +9,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,18 +113,14 @@ def origin(interpolation: float, step: int) -> str:
 def write_baseline(workdir: Path, record: Record) -> None:
     """Write the record of the starting checkpoint."""
     with disk_errors(workdir / _BASELINE, safe=_SAFE):
-        _write_with_checksum(workdir / _BASELINE, record.content())
+        write_checked(workdir / _BASELINE, record.content())
 
 
 def read_baseline(workdir: Path) -> Record | None:
     """Return the record of the starting checkpoint, or None if it is not evaluated yet."""
     path = workdir / _BASELINE
-    if not path.is_file():
-        return None
-    with _read_with_checksum(
-        path, "Remove it and run the command again: it evaluates the starting checkpoint again"
-    ) as content:
-        return Record(**content)
+    remedy = "Remove it and run the command again: it evaluates the starting checkpoint again"
+    return Record(**read_checked(path, remedy)) if path.is_file() else None
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
@@ -142,7 +138,7 @@ def write_selection(workdir: Path, selection: Selection, weights: Params) -> Non
             write_tensors(workdir / _WEIGHTS, weights)
             files = file_digests(workdir, [workdir / _WEIGHTS])
         content = dataclasses.asdict(selection) | {"files": files}
-        _write_with_checksum(workdir / SELECTION, content)  # last: it shows that the weights are complete
+        write_checked(workdir / SELECTION, content)  # last: it shows that the weights are complete
 
 
 def clear_selection(workdir: Path) -> None:
@@ -157,10 +153,11 @@ def read_selection(workdir: Path) -> Selection | None:
     path = workdir / SELECTION
     if not path.is_file():
         return None
-    with _read_with_checksum(path, "Run the command that trained the run again: it repeats the selection") as content:
-        if name := first_changed(workdir, content.pop("files")):
-            raise CheckpointError(f"{workdir / name} differs from its checksum")
-        return Selection(**content | {"record": Record(**content["record"])})
+    remedy = "Run the command that trained the run again: it repeats the selection"
+    content = read_checked(path, remedy)
+    if name := first_changed(workdir, content.pop("files")):
+        raise CheckpointError(f"{workdir / name} differs from its checksum. {remedy}")
+    return Selection(**content | {"record": Record(**content["record"])})
 
 
 def read_weights(workdir: Path) -> Params:
@@ -168,22 +165,20 @@ def read_weights(workdir: Path) -> Params:
     return load_file(workdir / _WEIGHTS)
 
 
-def _write_with_checksum(path: Path, content: dict[str, Any]) -> None:
+def write_checked(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object with its checksum."""
     write_json(path, content | {_CHECKSUM: json_digest(content)})
 
 
-@contextlib.contextmanager
-def _read_with_checksum(path: Path, remedy: str) -> Iterator[dict[str, Any]]:
-    """Yield the content of a record. Errors of reading it, here or in the block, end with the remedy."""
+def read_checked(path: Path, remedy: str) -> dict[str, Any]:
+    """Read what `write_checked` has written; an error of a damaged file ends with the remedy."""
     try:
         content = read_json_object(path)
         if content.pop(_CHECKSUM, None) != json_digest(content):
             raise CheckpointError(f"{path} differs from its checksum")
-        yield content
     except CheckpointError as error:
         raise CheckpointError(f"{error}. {remedy}") from error
-    except (KeyError, TypeError) as error:  # an unknown or missing key
-        raise CheckpointError(f"{path} is not a record of this version ({error}). {remedy}") from error
+    return content
 
 
 # Metrics

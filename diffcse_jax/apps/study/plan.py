@@ -11,21 +11,17 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import re
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffcse_jax.config import OWN_POOLER, SHIPPED, Config, configuration, flat, machine_keys, read_overrides
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
-from diffcse_jax.evaluation import results
-from diffcse_jax.evaluation.tasks import expand_groups
-from diffcse_jax.io import CHECKPOINTS, expand_path, lock, read_json_object
-from diffcse_jax.losses.finetune import AVERAGE, score_name
-from diffcse_jax.models.pooling import POOLERS, is_pooler
+from diffcse_jax.io import CHECKPOINTS, expand_path, lock
 from diffcse_jax.run_folder.folder import HEADS
+from diffcse_jax.run_folder.records import read_checked
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -35,14 +31,6 @@ DEV_TITLES = {"stsb_spearman": "STS-B dev"}
 RUN, RESULTS, EVALUATION = "run.json", "results.json", "evaluation.json"
 LOG, FAILURE, LOCK = "log.txt", "failure.txt", "study.lock"
 NOT_STARTED = "not started"
-
-_RUN_TYPES = {"row": str, "seed": int | None, "pooler": str | None, "workdir": str, "config": dict, "overrides": dict}
-_RESULTS_TYPES = {"asked": list, "pooler": str, "metric": str, "dev_text": str, "scores": dict, "missing": dict}
-_STUDY_TYPES: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("variants", "finetunings", "published"), (Mapping, Mapping)),
-    **dict.fromkeys(("grid", "seeds_of"), (Mapping, Sequence)),
-    **dict.fromkeys(("seeds", "tasks", "start"), (Sequence,)),
-}
 
 Settings = Mapping[str, Any]  # values by dotted key, such as {"optim.learning_rate": 3e-5}
 
@@ -148,29 +136,20 @@ class Run:
         """Return whether the last attempt failed."""
         return self.results() is None and (self.folder / FAILURE).is_file()
 
-    @property
-    def holds_work(self) -> bool:
-        """Return whether the folder has checkpoints or results."""
-        stages = (self.folder, self.folder / HEADS)
-        return (self.folder / RESULTS).is_file() or any(any((each / CHECKPOINTS).glob("[0-9]*")) for each in stages)
-
     def results(self) -> dict[str, Any] | None:
         """Return the content of `results.json`, or None unless the run is done with the study's tasks."""
-        if not (self.folder / RESULTS).is_file():
-            return None
-        try:
-            read_record(self.folder)
-            found = _read_results(self.folder)
-        except CheckpointError:
-            return None
-        return found if found["asked"] == list(self.tasks) else None
+        with contextlib.suppress(CheckpointError):
+            if (self.folder / RESULTS).is_file() and read_record(self.folder):
+                found = read_results(self.folder)
+                return found if found["asked"] == list(self.tasks) else None
+        return None
 
     def state(self) -> str:
         """Describe the state of a run that is not done."""
         try:
             if (self.folder / LOCK).is_file():
                 lock(self.folder / LOCK).close()
-            for name, read in ((RUN, read_record), (RESULTS, _read_results)):
+            for name, read in ((RUN, read_record), (RESULTS, read_results)):
                 if (self.folder / name).is_file():
                     read(self.folder)
         except InUseError as error:
@@ -183,47 +162,29 @@ class Run:
         return "started" if (self.folder / RUN).is_file() else NOT_STARTED
 
     def changes(self) -> list[str]:
-        """Return the keys that results depend on and that differ in the folder's `run.json`."""
-        if not (self.folder / RUN).is_file():
+        """Return the keys that results depend on and that differ in the `run.json` of a folder with work to keep."""
+        kept = (RESULTS, f"{CHECKPOINTS}/[0-9]*", f"{HEADS}/{CHECKPOINTS}/[0-9]*")
+        if not (self.folder / RUN).is_file() or not any(any(self.folder.glob(pattern)) for pattern in kept):
             return []
-        record = read_record(self.folder)
-        then, now = flat(Config.from_dict(record["config"]).to_dict()), flat(self.config.to_dict())
-        then["pooler"], now["pooler"] = record["pooler"], self.pooler
-        ignored = set(machine_keys())
-        if self.start:
-            then["start"], now["start"] = record.get("start"), self.start.label
-            ignored |= {"model.name_or_path"} if self.start.seed is not None else set()  # a folder, which may be moved
-        changed = [key for key in now if then.get(key) != now[key] and key not in ignored]
-        return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in changed]
+        then, now = _identity(read_record(self.folder)), _identity(self.record)
+        return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in now if then.get(key) != now[key]]
+
+
+def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the results of a run depend on."""
+    values = flat(Config.from_dict(record["config"]).to_dict()) | {key: record[key] for key in ("pooler", "start")}
+    ignored = {*machine_keys(), *["model.name_or_path"] * bool(record["start"])}  # a folder, which may be moved
+    return {key: value for key, value in values.items() if key not in ignored}
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `run.json`."""
-    remedy = f"Restore it, or delete {folder} to train the run again"
-    return _read(folder / RUN, _RUN_TYPES, lambda record: Config.from_dict(record["config"]), remedy)
+    return read_checked(folder / RUN, f"Restore it, or delete {folder} to train the run again")
 
 
-def _read_results(folder: Path) -> dict[str, Any]:
-    remedy = "Run the study without --report to score the run again"
-    return _read(folder / RESULTS, _RESULTS_TYPES, _check_scores, remedy)
-
-
-def _check_scores(found: Mapping[str, Any]) -> None:
-    for name, score in {"dev": found.get("dev"), **found["scores"]}.items():
-        if type(score) not in (int, float) or not math.isfinite(score):
-            raise ValueError(f"the score {name} is not a finite number: {score!r}")
-
-
-def _read(path: Path, types: Mapping[str, Any], check: Callable[[Mapping], Any], remedy: str) -> dict[str, Any]:
-    try:
-        content = read_json_object(path)
-        for key, expected in types.items():
-            if not isinstance(content.get(key, ...), expected):
-                raise ValueError(f"{key!r} is missing or has the wrong type")
-        check(content)
-    except (UserError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}). {remedy}") from error
-    return content
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `results.json`."""
+    return read_checked(folder / RESULTS, "Run the study without --report to score the run again")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,19 +207,11 @@ class Plan:
             for value in wanted:
                 if value not in known:
                     raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
-        chosen = [
+        return [
             run
             for run in self.runs
             if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
         ]
-        trained = {run.row: _with_seed(run.config, 0) for run in chosen if run.seed is not None}
-        for (one, first), (other, second) in itertools.combinations(trained.items(), 2):
-            if first == second:
-                raise ConfigError(
-                    f"{self.name}: variants {one!r} and {other!r} have the same configuration, after overrides. Choose "
-                    "one of them with --variants"
-                )
-        return chosen
 
     def command_settings(self, run: Run) -> list[str]:
         """Return the options of `diffcse train` or `diffcse finetune` that give the run's configuration."""
@@ -288,31 +241,31 @@ def make_plan(
         earlier: The folder of an earlier study that has trained the variants, if there is one.
     """
     values, tuning_values = read_overrides(overrides), read_overrides(finetune_overrides, "finetune")
-    if "train.seed" in values | tuning_values:
-        raise ConfigError("train.seed: the study sets the seeds. Choose among them with --seeds")
     if tuning_values and not study.finetunings:
         raise ConfigError(f"{finetune_overrides[0]}: {name} has no fine-tunings")
     with _named(name):
-        for field, types in _STUDY_TYPES.items():
-            _check_type(field, getattr(study, field), *types)
-        with _named("base"):
-            bare = configuration(study.base, {})[1]
-            base = _config(bare, values)
+        bare = configuration(study.base, {})[1]
+        base = _config(bare, values)
         starts = {"start" if pooler == OWN_POOLER else f"start ({pooler})": pooler for pooler in study.start}
         configs, points = dict.fromkeys(starts, base), _points(study)
         for row, settings in points.items():
             with _named(f"variant {row!r}"):
                 configs[row] = _config(bare, settings, values)
-        tuning_base, tunings = _finetunings(study, tuning_values)
-        _check_rows(study, [*starts, *points], tunings)
+        tuning_bare = configuration(study.finetune_base, {})[1] if study.finetunings else Config()
+        tuning_base, tunings = _config(tuning_bare, tuning_values), {}
+        for tuning, settings in study.finetunings.items():
+            with _named(f"fine-tuning {tuning!r}"):
+                tunings[tuning] = _config(tuning_bare, settings, tuning_values)
+        _check_rows(study, list(configs), list(tunings))
 
     rows: dict[str, list[Run]] = {}
     for row, config in configs.items():
         for seed in [None] if row in starts else study.seeds_of.get(row, study.seeds):
             path = Path(folder_name(row), "" if seed is None else f"seed-{seed}")
             trained = (workdir if seed is None else earlier or workdir) / path
-            of_seed = config if seed is None else _with_seed(config, seed)
-            run = Run(row, seed, of_seed, base, workdir / path, trained, tuple(study.tasks), values, starts.get(row))
+            if seed is not None:
+                config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+            run = Run(row, seed, config, base, workdir / path, trained, tuple(study.tasks), values, starts.get(row))
             rows.setdefault(row, []).append(run)
     for encoder, (tuning, config) in itertools.product([*itertools.chain(*rows.values())], tunings.items()):
         row = f"{encoder.row}, {tuning}"
@@ -331,12 +284,7 @@ def differences(before: Config, after: Config) -> dict[str, Any]:
 
 def folder_name(row: str) -> str:
     """Return the name of a row's folder."""
-    folder = re.sub(r"[^\w.,=+-]+", "-", row).strip("-")
-    if not re.fullmatch(r"[\w ,.+=()%/:-]+", row) or not folder or folder.startswith("."):
-        raise ConfigError(
-            f"{row!r} is not a valid name for a variant. Use letters, digits, spaces and , . + - = ( ) % / : _"
-        )
-    return folder
+    return re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
 
 
 @contextlib.contextmanager
@@ -346,14 +294,6 @@ def _named(where: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
-
-
-def _check_type(where: str, value: Any, kind: Any, *inner: Any) -> None:
-    if isinstance(value, str) or not isinstance(value, kind):
-        expected = "a dict" if kind is Mapping else f"a tuple such as ({value!r},)"
-        raise ConfigError(f"{where}: expected {expected}, got {value!r}")
-    for key, each in value.items() if inner else ():
-        _check_type(f"{where}: {key!r}", each, *inner)
 
 
 def _points(study: Study) -> dict[str, Settings]:
@@ -371,34 +311,15 @@ def _points(study: Study) -> dict[str, Settings]:
     return points
 
 
-def _finetunings(study: Study, values: Settings) -> tuple[Config, dict[str, Config]]:
-    """Return what fine-tunings change, and the configuration of each."""
-    if not study.finetunings:
-        return Config(), {}
-    with _named("finetune_base"):
-        base = configuration(study.finetune_base, {})[1]
-    configs = {}
-    for tuning, settings in study.finetunings.items():
-        with _named(f"fine-tuning {tuning!r}"):
-            configs[tuning] = _config(base, settings, values)
-            if "finetune" not in configs[tuning].losses:
-                raise ConfigError(f"finetune_base={study.finetune_base!r} has no labelled tasks")
-    return _config(base, values), configs
-
-
 def _config(base: Config, *settings: Settings) -> Config:
     """Return the base with settings. Later settings win."""
     changes = {key: value for each in settings for key, value in each.items()}
     if "train.seed" in changes:
-        raise ConfigError("train.seed: set seeds with `seeds` and `seeds_of`")
+        raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
     config = Config.from_dict(flat(base.to_dict()) | changes)
     if config.distributed:
         raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     return config
-
-
-def _with_seed(config: Config, seed: int) -> Config:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
 def _starting_from(run: Run, config: Config, seed: int) -> Config:
@@ -407,34 +328,18 @@ def _starting_from(run: Run, config: Config, seed: int) -> Config:
     if run.seed is None:
         name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else str(run.pooler)
     model = dataclasses.replace(config.model, name_or_path=name, pooler=pooler)
-    return dataclasses.replace(_with_seed(config, seed), model=model)
+    return dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, seed=seed))
 
 
-def _check_rows(study: Study, encoders: Sequence[str], tunings: Mapping[str, Config]) -> None:
-    """Check seeds, poolers, tasks and published scores, and that no rows share a folder."""
+def _check_rows(study: Study, encoders: Sequence[str], tunings: Sequence[str]) -> None:
+    """Check that rows that the study names exist, and that no rows share a folder."""
     rows = [*encoders, *(f"{row}, {tuning}" for row in encoders for tuning in tunings)]
     for field, known in (("seeds_of", encoders), ("published", rows)):
         if unknown := getattr(study, field).keys() - set(known):
             raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {', '.join(known)}")
-    for row in encoders:
-        seeds = list(study.seeds_of.get(row, study.seeds))
-        if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-            raise ConfigError(f"variant {row!r}: give one or more different seeds from 0 on, got {seeds}")
-    for pooler in study.start:
-        if pooler != OWN_POOLER and not is_pooler(pooler):
-            raise ConfigError(f"start: {pooler!r} is not one of {', '.join((OWN_POOLER, *POOLERS))}")
-    with _named("tasks"):
-        columns = {*expand_groups(study.tasks, "test"), *expand_groups(["full"], "test"), *results.PROBES}
-    columns |= {*DEV_TITLES.values(), "average sts", "average transfer"}
-    for config in tunings.values():
-        columns |= {AVERAGE, *(score_name(task, options) for task, options in config.finetune.tasks.items())}
-    for row, scores in study.published.items():
-        if unknown := scores.keys() - columns:
-            raise ConfigError(f"published: {row!r} has the unknown column {min(unknown)!r}")
     folders: dict[str, str] = {}
     for row in rows:
-        other = folders.setdefault(folder_name(row).casefold(), row)
-        if other != row or rows.count(row) > 1:
+        if (other := folders.setdefault(folder_name(row).casefold(), row)) != row or not folder_name(row):
             raise ConfigError(f"variants {other!r} and {row!r} would share a folder. Rename one")
 
 

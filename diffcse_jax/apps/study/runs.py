@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import shlex
@@ -16,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
+
+import numpy as np
 
 from diffcse_jax.apps.study import table
 from diffcse_jax.apps.study.plan import (
@@ -39,17 +40,17 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseErr
 from diffcse_jax.evaluation import Settings, results, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
-from diffcse_jax.io import disk_errors, expand_path, lock, write_json, write_text
+from diffcse_jax.io import disk_errors, expand_path, lock, write_text
 from diffcse_jax.losses.finetune import score_name
 from diffcse_jax.models import hf, pooling_modules
-from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.records import origin, write_checked
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training.networks import with_own_pooler
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
-Work = Callable[[Run, Environment, TextIO], None]  # does a run; its processes keep the lock file open
+Work = Callable[[Run, Environment], None]  # does a run
 
 
 class RunFailed(Exception):
@@ -85,8 +86,6 @@ def run_study(
     if tasks is not None:
         study = dataclasses.replace(study, tasks=tuple(filter(None, tasks.split(","))))
     folder = expand_path(workdir or Path("runs") / "studies" / name)
-    if "{" in str(folder):
-        raise ConfigError(f"--workdir={folder}: braces stand for the values of one run, but a study has several runs")
     tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
     trainings = [argument for argument in overrides if argument not in tunings]
     plan = make_plan(name, study, trainings, folder, tunings, expand_path(encoders) if encoders else None)
@@ -112,8 +111,7 @@ def check_same(runs: Sequence[Run]) -> None:
     """Refuse folders with results or checkpoints of other configurations."""
     for run in runs:
         with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
-            changed = run.changes()
-            if changed and run.holds_work:
+            if changed := run.changes():
                 raise ConfigError(
                     f"{run.folder} holds {run.label} with another configuration. Give another --workdir, or the same "
                     "overrides:\n  " + "\n  ".join(changed)
@@ -173,11 +171,9 @@ def _attempt(run: Run, name: str, environment: Environment, work: Work) -> str:
         (run.folder / FAILURE).unlink(missing_ok=True)
         log_line(f"{name}: started in {run.folder}")
         try:
-            if run.changes() and not run.holds_work:  # training would refuse to resume with other settings
-                for path in {*run.folder.iterdir()} - {run.folder / LOCK}:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            write_json(run.folder / RUN, run.record)
-            work(run, environment, held)
+            run.changes()  # raises an error if the record is damaged
+            write_checked(run.folder / RUN, run.record)
+            work(run, environment)
         except DiskError:
             raise
         except (RunFailed, CheckpointError) as error:
@@ -191,49 +187,50 @@ def _attempt(run: Run, name: str, environment: Environment, work: Work) -> str:
 
 
 class Commands:
-    """The processes of a study. Each writes to its run's log. A signal to the study stops all of them."""
+    """The processes of a study. A signal to the study stops all of them."""
 
     def __init__(self) -> None:
         self.stopped = False
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.RLock()  # the main thread may hold it when a signal arrives
 
-    def call(self, command: Sequence[str], log: Path, environment: Environment, held: TextIO, name: str = "") -> None:
-        """Run a command to its end and print its lines.
-
-        The command appends to the log directly and holds the locked file `held`, so that it survives the end of the
-        study. `name` is printed before each line.
+    def call(self, command: Sequence[str], log: Path, environment: Environment, name: str = "") -> None:
+        """Run a command to its end. Append its lines to a log, and print them after `name`.
 
         Raises:
             RunFailed: The command failed. The message is its last error.
             Stopped: The study was asked to stop.
         """
-        with log.open("ab") as file:
-            file.write(f"$ {shlex.join(command)}\n".encode())
-            file.flush()
-            start = file.tell()
-            with self._guard:
-                if self.stopped:
-                    raise Stopped
-                process = subprocess.Popen(
-                    command,
-                    env={**environment, "PYTHONUNBUFFERED": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches only the study, which passes it on once
-                    pass_fds=() if sys.platform == "win32" else (held.fileno(),),
-                )
-                self._running.add(process)
-            code = _follow(process, log, start, name)
-            with self._guard:
-                self._running.discard(process)
-        if code == 0:
-            return
-        if self.stopped:
-            raise Stopped
-        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        raise RunFailed(f"{last_error(log, start)} ({ended})")
+        with self._guard:
+            if self.stopped:
+                raise Stopped
+            process = subprocess.Popen(
+                command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C reaches only the study, which passes it on once
+            )
+            self._running.add(process)
+        last, last_error = "it printed nothing", ""
+        with log.open("a", encoding="utf-8") as file, process:
+            file.write(f"$ {shlex.join(command)}\n")
+            for line in process.stdout or ():
+                file.write(line)
+                file.flush()
+                log_line(f"{name}{line.rstrip()}")
+                last = line.strip() or last
+                last_error = last if re.match(r"error: |[\w.]*(Error|Exception|Exit|Interrupt)\b", last) else last_error
+        with self._guard:
+            self._running.discard(process)
+            if process.returncode and self.stopped:
+                raise Stopped
+        if code := process.returncode:
+            ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            raise RunFailed(f"{last_error or last} ({ended})")
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal: pass it on, so that training saves and stops."""
@@ -243,40 +240,16 @@ class Commands:
                 process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
 
-def _follow(process: subprocess.Popen, log: Path, start: int, name: str) -> int:
-    """Print the new lines of a log until the process ends, and return its exit code."""
-    rest = b""
-    with log.open("rb") as file:
-        file.seek(start)
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.5)
-            *lines, rest = (rest + file.read()).split(b"\n")
-            has_ended = process.returncode is not None
-            for line in [*lines, rest] if has_ended and rest else lines:
-                log_line(f"{name}{line.decode(errors='replace').rpartition(chr(13))[2]}")
-            if has_ended:
-                return process.returncode
-
-
-def last_error(log: Path, start: int) -> str:
-    """Return why a command failed: its last error after this byte of the log, or else its last line."""
-    text = log.read_bytes()[start:].decode("utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
-    return (errors or lines or ["it printed nothing"])[-1]
-
-
 def train_and_score(plan: Plan, commands: Commands) -> Work:
     """Return the work of a run: `diffcse train` or `diffcse finetune` in its folder, then its scores."""
 
-    def work(run: Run, environment: Environment, held: TextIO) -> None:
+    def work(run: Run, environment: Environment) -> None:
         modules = [["diffcse_jax.apps.study.runs", str(run.folder), *run.tasks]]
         if run.start or not run.is_trained:  # a fine-tuning writes predictions after the export
             settings = [*plan.command_settings(run), "--workdir", str(run.folder)]
             modules.insert(0, ["diffcse_jax.cli", "finetune" if run.start else "train", *settings])
         for module in modules:
-            commands.call([sys.executable, "-m", *module], run.folder / LOG, environment, held, f"[{run.label}] ")
+            commands.call([sys.executable, "-m", *module], run.folder / LOG, environment, f"[{run.label}] ")
 
     return work
 
@@ -291,17 +264,15 @@ def environments(workers: int) -> list[dict[str, str]]:
     own, gpus = dict(os.environ), []
     if workers > 1 and own.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
         if VISIBLE in own:
-            gpus = [gpu.strip() for gpu in own[VISIBLE].split(",") if gpu.strip() not in ("", "-1")]
+            gpus = [gpu for gpu in own[VISIBLE].split(",") if gpu.strip()]
         elif command := shutil.which("nvidia-smi"):
             query = [command, "--query-gpu=index", "--format=csv,noheader"]
-            listing = subprocess.run(query, capture_output=True, text=True, check=False)
-            gpus = listing.stdout.split() if listing.returncode == 0 else []
+            gpus = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
     if not gpus:
         return [own] * workers
     if len(gpus) < workers:
         raise ConfigError(f"--workers {workers}: each worker needs its own GPU, and there are {len(gpus)}")
-    bounds = [worker * len(gpus) // workers for worker in range(workers + 1)]
-    return [own | {VISIBLE: ",".join(gpus[start:end])} for start, end in itertools.pairwise(bounds)]
+    return [own | {VISIBLE: ",".join(share)} for share in np.array_split(gpus, workers)]
 
 
 # The process that scores a run: python -m diffcse_jax.apps.study.runs FOLDER [TASK ...]
@@ -342,7 +313,7 @@ def score(folder: Path, tasks: list[str]) -> None:
     with disk_errors(folder, safe=SAFE):
         if tasks:
             results.write_results(evaluation, folder / EVALUATION)
-        write_json(folder / RESULTS, found | {"scores": results.scores_by_column(evaluation) | labelled})
+        write_checked(folder / RESULTS, found | {"scores": results.scores_by_column(evaluation) | labelled})
 
 
 def pooler_of_start(pooler: str, config: Config) -> str:
