@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 from tiny_networks import ENCODER, GENERATOR, SIMCSE, config_of
 from transformers import PreTrainedTokenizerFast
@@ -22,7 +21,6 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, Interrup
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.run_folder.folder import (
     BaseModel,
-    check_run,
     describe_base_model,
     encoder_folder,
     held,
@@ -77,20 +75,6 @@ def test_a_run_does_not_resume_with_other_weights(tmp_path):
         start(tmp_path, generator=other(GENERATOR, "mlm_head"))
 
 
-@pytest.mark.parametrize(
-    "differs",
-    [
-        lambda params: {name + "x": array for name, array in params.items()},
-        lambda params: {name: array.reshape(1, *array.shape) for name, array in params.items()},
-        lambda params: {name: np.nextafter(array, np.float32(9)) for name, array in params.items()},
-    ],
-)
-def test_digests_see_names_shapes_and_bytes(differs):
-    assert dataclasses.replace(ENCODER, transformer=dict(ENCODER.transformer)).digest() == ENCODER.digest()
-    assert dataclasses.replace(ENCODER, transformer=differs(ENCODER.transformer)).digest() != ENCODER.digest()
-    assert dataclasses.replace(ENCODER, pooler={}, mlm_head=ENCODER.transformer).digest() != ENCODER.digest()
-
-
 def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys):
     start(tmp_path, encoder=WITH_SIZES)
     path = tmp_path / "encoder/config.json"
@@ -101,14 +85,11 @@ def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys
     assert f"warning: {path} was damaged. It has been rewritten" in capsys.readouterr().err
     assert encoder_folder(tmp_path) == path.parent
     assert read_base_model(path.parent).hub_id == "bert"
-    (path.parent / "base_model.json").write_text('{"other": 1}')
-    with pytest.raises(CheckpointError, match=r"base_model\.json does not describe a checkpoint"):
-        read_base_model(path.parent)
 
 
 def test_a_starting_checkpoint_with_changed_sizes_is_refused(tmp_path):
     start(tmp_path, encoder=WITH_SIZES)
-    with pytest.raises(ConfigError, match=r"config\.json or the tokenizer of model\.name_or_path='bert' has changed"):
+    with pytest.raises(ConfigError, match=r"the files of model\.name_or_path='bert' have changed"):
         start(tmp_path, encoder=dataclasses.replace(ENCODER, hf_config={"hidden_size": 17}))
 
 
@@ -128,13 +109,6 @@ def test_a_damaged_configuration_is_named(content, tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_config(tmp_path)
     assert (path.read_text() if path.exists() else None) == content
-
-
-def test_a_run_without_its_digests_is_named_with_the_remedy(tmp_path):
-    start(tmp_path)
-    (tmp_path / "start.json").unlink()
-    with pytest.raises(CheckpointError, match=r"start\.json: no such file\. Restore it .* start\.json under `digests`"):
-        start(tmp_path)
 
 
 def test_an_interrupted_start_begins_again(tmp_path):
@@ -169,25 +143,8 @@ def test_keys_that_do_not_change_results_may_change(tmp_path):
     start(tmp_path, {"mesh": {"data": 2, "model": 4}, "train": train, "eval": evaluation})
     with pytest.raises(ConfigError, match=r"train\.seed: was 42, now 1"):
         start(tmp_path, {"train": {"seed": 1}})
-    message = r"precision: was 'float32', now 'bfloat16' \(.*Resume with --config\.precision=float32"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="precision: was 'float32', now 'bfloat16'"):
         start(tmp_path, precision="bfloat16")
-
-
-def test_what_the_text_and_the_model_decide_is_compared_once_they_are_read(tmp_path):
-    start(tmp_path, {"train": {"batch_size": 32}})
-    recorded = read_config(tmp_path)
-
-    def check(group: str, **values: object) -> None:
-        changed = dataclasses.replace(getattr(recorded, group), **values)
-        check_run(tmp_path, dataclasses.replace(recorded, **{group: changed}))
-
-    check("train", batch_size=64)  # may shrink to 32
-    check("model", pooler="own", projector="none")
-    with pytest.raises(ConfigError, match=r"train\.batch_size: was 32, now 16"):
-        check("train", batch_size=16)
-    with pytest.raises(ConfigError, match=r"model\.pooler: was"):
-        check("model", pooler="avg_top2")
 
 
 @pytest.mark.slow
@@ -251,9 +208,9 @@ def test_being_stopped_outside_the_loop_is_one_line(number, tmp_path, monkeypatc
 
 
 def test_the_true_name_of_a_base_model(tmp_path):
-    def local(name: str, card: str = "", **recorded: str) -> BaseModel:
-        folder = tmp_path / name
-        folder.mkdir(parents=True, exist_ok=True)
+    def local(card: str = "", **recorded: str) -> BaseModel:
+        folder = tmp_path / "mine"
+        folder.mkdir(exist_ok=True)
         (folder / "README.md").write_text(card)
         return describe_base_model(str(folder), folder, recorded)
 
@@ -261,12 +218,10 @@ def test_the_true_name_of_a_base_model(tmp_path):
     assert describe_base_model("minilm", tmp_path, {"_name_or_path": "parent"}) == BaseModel(packaged, packaged)
     for name in ("org/name", "org/name@v1.0"):
         assert describe_base_model(name, tmp_path, {}) == BaseModel("org/name", "org/name")
-    assert local("models--org--a--b/snapshots/0f3") == BaseModel("org/a--b", "org/a--b")
-    assert local("mine", _name_or_path="org/parent") == BaseModel("mine", "org/parent")
+    assert local(_name_or_path="org/parent") == BaseModel("mine", "org/parent")
     for path in ("/home/ada/x", "./x", "~/x", "out/checkpoint-500", "a/b/c", "C:\\models\\x"):
-        assert local("mine", _name_or_path=path) == BaseModel("mine")
-    card = "---\nbase_model: org/parent\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
-    terms = {"license": "other", "license_name": "own"}
-    assert local("carded", card) == BaseModel("carded", "org/parent", terms, ("de", "fr"))
-    for damaged in ("---\nlicense: [\n---\n", "---\n- a list\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
-        assert local("carded", damaged) == BaseModel("carded")
+        assert local(_name_or_path=path) == BaseModel("mine")
+    card = "---\nbase_model: [org/parent]\nlicense: other\nlicense_name: own\nlanguage: [de, fr]\n---\n# Mine\n"
+    assert local(card) == BaseModel("mine", "org/parent", {"license": "other", "license_name": "own"}, ("de", "fr"))
+    for damaged in ("---\nlicense: [\n---\n", "---\nlicense: 3\nlanguage: null\n---\n"):
+        assert local(damaged) == BaseModel("mine")

@@ -14,7 +14,6 @@ import logging
 import math
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +37,6 @@ from diffcse_jax.run_folder.records import METRICS, Measured, Record
 _ARRAYS = ("params", "opt_state")
 _UNKNOWN = math.inf  # the score of a checkpoint whose record is damaged
 _DISCARDED = "discarded"  # a folder inside checkpoints/
-_QUIET_SECONDS = 10.0  # for which messages of Orbax stay hidden after a failure
 
 
 class TrainState(NamedTuple):
@@ -67,7 +65,7 @@ class Checkpoints:
             except CheckpointError:
                 self._scores[step] = _UNKNOWN
         self._remove_discarded()
-        _quiet.__enter__()
+        _hide_messages()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -82,17 +80,13 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        failure = kind
         try:
             with self._disk_errors():
                 self._manager.close()
             self._remove_discarded()
-        except UserError as problem:
-            failure = failure or type(problem)
+        except UserError:
             if kind is None:  # otherwise a consequence of the error that is reported already
                 raise
-        finally:
-            _quiet.__exit__(failure)
 
     @property
     def latest_step(self) -> int | None:
@@ -209,15 +203,14 @@ class Checkpoints:
 
     def _check_same_run(self, record: Record) -> None:
         """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
-        changed = {
-            "the text of data.train_file or finetune.tasks, or its tokenizer,": record.text != self._text,
-            f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric}; see "
-            "eval.data_dir)": record.dev_metric != self._dev_metric,
-            f"the data that {record.dev_metric} is measured on (eval.pairs_file, eval.data_dir)": (
-                record.dev_text != self._dev_text
-            ),
-        }
-        if what := next((what for what, differs in changed.items() if differs), ""):
+        what = ""
+        if record.text != self._text:
+            what = "the text of data.train_file or finetune.tasks, or its tokenizer,"
+        elif record.dev_metric != self._dev_metric:
+            what = f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric})"
+        elif record.dev_text != self._dev_text:
+            what = f"the data that {record.dev_metric} is measured on (eval.pairs_file, eval.data_dir)"
+        if what:
             raise ConfigError(
                 f"{what} has changed since the run in {self._workdir} began. Restore it to resume, or give another "
                 "--workdir to begin a new run"
@@ -299,7 +292,8 @@ def read_record(checkpoint: Path) -> Record:
 def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
     """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
     record, arrays = read_record(checkpoint), {}
-    with _damage_named(checkpoint), _quiet:
+    _hide_messages()
+    with _damage_named(checkpoint):
         for item in items:
             handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
             folder = checkpoint.absolute() / item
@@ -346,50 +340,24 @@ def _this_process_alone() -> ocp.options.MultiprocessingOptions:
     )
 
 
-class _Quiet(logging.Filter):
-    """Hides messages of Orbax during a block and, if it fails, a few seconds longer.
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname
 
-    Orbax warns about normal things and logs each error several times. At the first failure it closes its event loop,
-    so that later ones raise an error that nobody can catch. Python passes that error to `sys.unraisablehook`.
+
+def _hide_messages() -> None:
+    """Hide messages of Orbax from now on, which warns about normal things and logs each error several times.
+
+    At the first failure it closes its event loop, so that later ones raise an error that nobody can catch.
     """
+    logging.getLogger("absl").addFilter(_is_not_of_orbax)
+    usual = sys.unraisablehook
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock, self._users = threading.Lock(), 0
+    def without_late_errors(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            usual(unraisable)
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "orbax" not in record.pathname
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._hook = sys.unraisablehook
-                sys.unraisablehook = self._without_late_errors
-                logging.getLogger("absl").addFilter(self)
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if kind is None:
-            self._end()
-        else:
-            later = threading.Timer(_QUIET_SECONDS, self._end)
-            later.daemon = True
-            later.start()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                logging.getLogger("absl").removeFilter(self)
-                if sys.unraisablehook == self._without_late_errors:  # otherwise someone else's hook calls ours
-                    sys.unraisablehook = self._hook
-
-    def _without_late_errors(self, unraisable: Any) -> None:
-        if not self._users or "Event loop is closed" not in str(unraisable.exc_value):
-            self._hook(unraisable)
-
-
-_quiet = _Quiet()
+    if getattr(usual, "__name__", "") != without_late_errors.__name__:
+        sys.unraisablehook = without_late_errors
 
 
 def array_digests(tree: Any) -> dict[str, str]:

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax import hosts
-from diffcse_jax.config import OWN_POOLER, Config, flat, resume_keys
+from diffcse_jax.config import Config, flat, resume_keys
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, UserError
 from diffcse_jax.io import (
     CHECKPOINTS,
@@ -46,17 +45,13 @@ START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the run of the stage that trains the heads alone
 
 _FILES = "files"  # in start.json: digests of config.json and of the files in encoder/
-_SHRUNK = ("train.batch_size", "generator.head_batch_size")  # to the number of examples
-_BY_POOLER = ("model.pooler", "model.projector", "model.projector_train_only")  # that the starting checkpoint records
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _HEAD = "head.json"
 _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
-_LONGEST_CARD = 1 << 20  # bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
-_SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")  # in the hub's cache
 _BEFORE_CHECKPOINTS = ("generator", "vectors", "report", "tensorboard")  # what a run writes before its first checkpoint
 
 
@@ -108,7 +103,7 @@ def open_run(
 
     @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
     def begin_or_check() -> None:
-        digests = {"model.name_or_path": encoder.digest(), **others}
+        digests = {"model.name_or_path": json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
         if _has_checkpoint(workdir):
@@ -135,24 +130,6 @@ def open_run(
             raise CheckpointError(
                 f"{workdir} is not the same folder on all processes. Give a --workdir on a file system that they share"
             )
-
-
-def check_run(workdir: Path, config: Config) -> None:
-    """Refuse a folder whose checkpoints have another configuration, before anything expensive is done.
-
-    What depends on the starting checkpoint or the text is not compared before `open_run`.
-    """
-
-    def check() -> None:
-        if _has_checkpoint(workdir):
-            earlier, now = (flat(each.to_dict()) for each in (_read_config(workdir), config))
-            undecided = {key for key in _SHRUNK if now[key] > earlier[key]}
-            tasks = config.finetune.tasks.items()
-            undecided |= {f"finetune.tasks.{name}.labels" for name, task in tasks if not task.labels}
-            undecided |= {*_BY_POOLER} if config.model.pooler == OWN_POOLER else set()
-            _check_same(workdir, config, {}, undecided)
-
-    hosts.decided_by_first(check)
 
 
 def read_config(workdir: Path) -> Config:
@@ -189,25 +166,18 @@ def _read_config(workdir: Path) -> Config:
     return Config.from_dict(content)
 
 
-def _check_same(workdir: Path, config: Config, digests: Mapping[str, str], undecided: Collection[str] = ()) -> None:
+def _check_same(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     """Check that the run in the folder has this configuration and began from files with these digests."""
     earlier, now = flat(_read_config(workdir).to_dict()), flat(config.to_dict())
-    free = resume_keys().union(undecided)
+    free = resume_keys()
     if config.needs("labels"):
         free = free | {"model.name_or_path"}  # often the folder of a run, which may be moved; its weights are compared
     changed = [key for key in now | earlier if earlier.get(key) != now.get(key) and key not in free]
     if changed:
-        lines = [f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed]
-        if "precision" in changed:
-            advice = f" (`auto` depends on the machine. Resume with --config.precision={earlier['precision']})"
-            lines[changed.index("precision")] += advice
-        short = [key for key in changed if len(str(now.get(key))) < 20]
-        name = "_{seed}" if "train.seed" in changed else f"_{{{short[0]}}}" if short else "_2"
-        becomes = f" ({name[1:]} becomes its value)" if name != "_2" else ""
         raise ConfigError(
             f"{workdir} holds a run with another configuration. To resume it, give the same values (the learning rate "
-            "schedule depends on the number of steps as well). To begin a new run, give another --workdir, such as "
-            f"'{workdir}{name}'{becomes}:\n  " + "\n  ".join(lines)
+            "schedule depends on the number of steps as well). To begin a new run, give another --workdir:\n  "
+            + "\n  ".join(f"{key}: was {earlier.get(key)!r}, now {now.get(key)!r}" for key in changed)
         )
     began = read_json_object(workdir / START)
     if other := [f"{key}={now[key]!r}" for key, digest in digests.items() if began.get(key) != digest]:
@@ -254,38 +224,25 @@ def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str,
         folder: The folder with its files.
         hf_config: The content of its `config.json`.
     """
-    path, card = folder / "README.md", {}
-    with contextlib.suppress(Exception):  # the YAML parser and others raise many types
-        if path.is_file() and path.stat().st_size <= _LONGEST_CARD:
-            card = metadata_load(path) or {}
+    card: Mapping[str, Any] = {}
+    with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
+        card = metadata_load(folder / "README.md") or {}
     known = {key: card.get(key, hf_config.get(key)) for key in ("license", "license_name", "license_link")}
     license = {key: value for key, value in known.items() if isinstance(value, str)}
     language = card.get("language") or ()
     languages = tuple(map(str, [language] if isinstance(language, str) else language))
-    return BaseModel(*_names(name_or_path, card, hf_config), license if "license" in license else {}, languages)
-
-
-def _names(name_or_path: str, card: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the attributes `name` and `hub_id`."""
-    if not is_local(name_or_path):
-        name = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
-        return name, name
-    path = Path(os.path.realpath(expand_path(name_or_path)))
-    if cached := _SNAPSHOT.search(path.as_posix()):
-        name = cached[1].replace("--", "/", 1)
-        return name, name
-    origins: list[Any] = [card.get("base_model"), hf_config.get("_name_or_path")]
-    single = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in origins]
-    return path.name, next(filter(is_hub_id, single), "")
+    name = hub_id = _PACKAGED.get(name_or_path, name_or_path.partition("@")[0])  # without a revision
+    if is_local(name_or_path):
+        name, base = os.path.basename(os.path.realpath(expand_path(name_or_path))), card.get("base_model")
+        origins = [*(base if isinstance(base, list) else [base]), hf_config.get("_name_or_path")]
+        hub_id = next(filter(is_hub_id, origins), "")
+    return BaseModel(name, hub_id, license if "license" in license else {}, languages)
 
 
 def read_base_model(folder: Path) -> BaseModel:
     """Read the recorded starting checkpoint."""
     values = read_json_object(folder / _BASE_MODEL)
-    try:
-        return BaseModel(**values | {"language": tuple(values["language"])})
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / _BASE_MODEL} does not describe a checkpoint: {error}") from error
+    return BaseModel(**values | {"language": tuple(values["language"])})
 
 
 # The folder encoder/
@@ -325,10 +282,7 @@ def read_run_prompts(folder: Path) -> Prompts:
 
 def _recorded_files(workdir: Path, part: str) -> dict[str, str]:
     """Return the recorded digests of config.json or of the files in encoder/."""
-    path = workdir / START
-    recorded = read_json_object(path).get(_FILES)
-    if not isinstance(recorded, dict):
-        raise CheckpointError(f"{path}: `{_FILES}` is not an object. Restore the file from a copy")
+    recorded = read_json_object(workdir / START).get(_FILES, {})
     return {name: digest for name, digest in recorded.items() if name.split("/")[0] == part}
 
 
@@ -357,14 +311,11 @@ def _repair_encoder(
 ) -> None:
     """Rewrite `encoder/` from the starting checkpoint if it is damaged."""
     recorded = _recorded_files(workdir, _ENCODER)
-    damaged = first_changed(workdir, recorded)
-    if damaged:
+    if damaged := first_changed(workdir, recorded):
         _write_encoder(workdir, config, encoder, tokenizer, prompts)
-    earlier = read_json_object(workdir / _ENCODER / "config.json")
-    if (damaged and first_changed(workdir, recorded)) or earlier != json.loads(json.dumps(dict(encoder.hf_config))):
-        raise ConfigError(
-            f"config.json or the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the "
-            f"run in {workdir} began. Restore the earlier files, or give another --workdir to begin a new run"
-        )
-    if damaged:
+        if first_changed(workdir, recorded):
+            raise ConfigError(
+                f"the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the run in "
+                f"{workdir} began. Restore the earlier files, or give another --workdir to begin a new run"
+            )
         print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)

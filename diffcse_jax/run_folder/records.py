@@ -226,21 +226,17 @@ def read_metrics(workdir: Path) -> list[dict[str, float]]:
 
 
 def _parse_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
-    """Return the rows and, in words, which lines are unreadable. A truncated last line is ignored."""
+    """Return the rows and, in words, how many lines are unreadable. A truncated last line is ignored."""
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
             if type(row["step"]) is not int or not all(isinstance(value, int | float) for value in row.values()):
                 raise ValueError(line)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            unreadable.append(str(number))
-        else:
             rows.append(row)
-    if not unreadable:
-        return rows, ""
-    numbers = ", ".join(unreadable[:5]) + (" ..." if len(unreadable) > 5 else "")
-    return rows, f"skipped {len(unreadable)} unreadable line{'s' if len(unreadable) > 1 else ''}: {numbers}"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            unreadable.append(number)
+    return rows, f"skipped {len(unreadable)} unreadable lines, the first is line {unreadable[0]}" if unreadable else ""
 
 
 # The environment of each start
@@ -266,7 +262,7 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         f"{name} was {before[group][name]}, now {value}"
         for group in ("versions", "devices")
         for name, value in now[group].items()
-        if before.get(group, {}).get(name, value) != value
+        if before and before[group].get(name, value) != value
     ]
     if changed:
         print(f"notice: results may differ in their last digits from here on: {', '.join(changed)}", file=sys.stderr)
@@ -276,10 +272,8 @@ def read_starts(workdir: Path) -> list[dict[str, Any]]:
     """Return the lines of `starts.jsonl`; unreadable lines are skipped, because the last one may be truncated."""
     path, starts = workdir / STARTS, []
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-        with contextlib.suppress(ValueError, RecursionError):
-            start = json.loads(line)
-            if isinstance(start, dict) and all(isinstance(start.get(key), dict) for key in ("versions", "devices")):
-                starts.append(start)
+        with contextlib.suppress(ValueError):
+            starts.append(json.loads(line))
     return starts
 
 

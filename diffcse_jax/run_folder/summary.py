@@ -2,16 +2,14 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.io import expand_path, find_run, read_json
+from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.folder import encoder_folder, read_config, read_run_prompts
 
@@ -80,11 +78,6 @@ class Run:
         )
 
     @property
-    def change(self) -> str:
-        """The gain over the starting checkpoint with its sign; empty if it is unknown."""
-        return "" if self.before is None or self.best is None else f"{self.best[1] - self.before:+.2f}"
-
-    @property
     def state(self) -> str:
         """How far the run is."""
         step = f"{max((int(row['step']) for row in self.rows), default=0):,}"
@@ -115,16 +108,6 @@ class Run:
         return f"step {self.best[0]:,} so far" if self.best else "none yet"
 
     @property
-    def duration(self) -> str:
-        """The time of the training steps, without compilation and evaluations."""
-        seconds = sum(
-            (step - before) * self.config.train.batch_size / speed
-            for (before, _), (step, speed) in itertools.pairwise(self.points("sentences_per_second"))
-            if speed > 0
-        )
-        return str(timedelta(seconds=min(round(seconds), 10**9))) if seconds else "not recorded"
-
-    @property
     def text(self) -> str:
         """What was trained on."""
         described = "; ".join(filter(None, (loss.data_description for loss in self.config.losses.values())))
@@ -149,15 +132,9 @@ class Run:
                 row.get("grad_norm") == 0 for row in self.rows
             ),
             "the run was resumed with other versions, devices or code than it started with": len(environments) > 1,
-            "the code had uncommitted changes": any(_mapping(each.get("git")).get("dirty") for each in self.starts),
+            "the code had uncommitted changes": any((each["git"] or {}).get("dirty") for each in self.starts),
         }
         return [warning for warning, applies in found.items() if applies]
-
-    @property
-    def devices(self) -> str:
-        """The devices of the last start; empty if they are not recorded."""
-        devices = self.starts[-1]["devices"] if self.starts else {}
-        return f"{devices.get('count')} \N{MULTIPLICATION SIGN} {devices.get('kind')}" if devices else ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -165,15 +142,15 @@ class Run:
         if not self.starts:
             return {}
         last = self.starts[-1]
-        found = {
-            "started": ", ".join(f"{each.get('time')} (step {each.get('step')})" for each in self.starts),
-            "host": str(last.get("host", "")),
-            "devices": f"{self.devices}, hosts: {last['devices'].get('hosts')}",
+        git, devices = last["git"] or {}, last["devices"]
+        return {
+            "started": ", ".join(f"{each['time']} (step {each['step']})" for each in self.starts),
+            "host": last["host"],
+            "devices": f"{devices['count']} \N{MULTIPLICATION SIGN} {devices['kind']}, hosts: {devices['hosts']}",
+            "commit": f"{git['commit'][:12]}{' with changes' * git['dirty']}" if git else "unknown",
+            **last["versions"],
+            **{f"digest of {name}": str(digest)[:16] for name, digest in last["digests"].items()},
         }
-        if git := _mapping(last.get("git")):
-            found["commit"] = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
-        found |= {name: str(version) for name, version in last["versions"].items()}
-        return found | {f"digest of {name}": str(it)[:16] for name, it in _mapping(last.get("digests")).items()}
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -206,22 +183,13 @@ def labels(workdirs: Sequence[Path]) -> list[str]:
 
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
-    models = _mapping(read_json(path))
-    found = []
-    for each in map(_mapping, models.get("models", [models])):
-        tasks = _mapping(each.get("tasks"))
-        if tasks and all(isinstance(scores, dict) for scores in (*tasks.values(), each.get("averages"))):
-            found.append(each)
-    return found
+    content = read_json_object(path)
+    return [each for each in content.get("models", [content]) if {"model", "tasks", "averages"} <= each.keys()]
 
 
 def readable(metric: str) -> str:
     """Return a metric's name for people."""
     return metric.removeprefix("dev/").replace("_", " ")
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _run_folder(path: Path) -> Path:

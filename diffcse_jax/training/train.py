@@ -29,7 +29,7 @@ from diffcse_jax.io import expand_path, sha256, why_unreadable
 from diffcse_jax.models.prompts import for_columns
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
-from diffcse_jax.run_folder.folder import check_run, open_run
+from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Record, read_baseline, record_start, write_baseline
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
@@ -59,7 +59,6 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     config = resolved(config, mesh)
     corpus = open_corpus(config.data)
     hosts.decided_by_first(partial(_check_files, config))
-    check_run(workdir, config)
 
     # 2. The models that the run reads, and whether they fit together.
     config, base, vocabulary = networks.open_start(config, mesh)

@@ -30,7 +30,7 @@ from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.models.sentence_head import RecordedHead
-from diffcse_jax.run_folder.folder import HEADS, check_run, open_run
+from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
@@ -74,7 +74,6 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     Returns:
         The verdict, and the tasks with their rows.
     """
-    check_run(workdir, resolved(config, make_mesh(config)))
     tuning = Tuning(config)
     open_run(workdir, tuning.config, tuning.checkpoint, tuning.tokenizer, None)
     heads: Params = {}

@@ -116,15 +116,8 @@ def score_tables(runs: Sequence[Run], others: Sequence[dict[str, Any]]) -> list[
     return tables
 
 
-def shown(value: Any) -> str:
-    """Return a configuration value as it is written on the command line."""
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
-    return f"{value:g}" if isinstance(value, float) else repr(value) if value == "" else str(value)
-
-
 def _settings(config: Config) -> dict[str, str]:
-    return {key: shown(value) for key, value in flat(config.to_dict()).items()}
+    return {key: str(value) for key, value in flat(config.to_dict()).items()}
 
 
 def _side_by_side(columns: Mapping[str, Mapping[str, str]], corner: str = "") -> list[list[str]]:

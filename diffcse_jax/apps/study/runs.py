@@ -216,11 +216,10 @@ class Commands:
             )
             self._running.add(process)
         last, last_error = "it printed nothing", ""
-        with log.open("a", encoding="utf-8") as file, process:
+        with log.open("a", buffering=1, encoding="utf-8") as file, process:
             file.write(f"$ {shlex.join(command)}\n")
             for line in process.stdout or ():
                 file.write(line)
-                file.flush()
                 log_line(f"{name}{line.rstrip()}")
                 last = line.strip() or last
                 last_error = last if re.match(r"error: |[\w.]*(Error|Exception|Exit|Interrupt)\b", last) else last_error
