@@ -97,7 +97,8 @@ def _dev_sample(config: Config) -> Sample:
 
     metric = build_dev_evaluation(config, training_sentences).chosen
     if isinstance(metric, CorrelationMetric):
-        rated = [row for each in metric.counted.values() for row in zip(each.first, each.second, each.gold, strict=True)]
+        sets = [(each.first, each.second, each.gold) for each in metric.counted.values()]
+        rated = [row for columns in sets for row in zip(*columns, strict=True)]
         bound = np.quantile([gold for *_, gold in rated], 1 - RELATED_FRACTION)
         pairs, kind = [(a, b) for a, b, gold in rated if gold >= bound], "pairs rated highest"
     else:
@@ -161,7 +162,6 @@ def embedding_charts(comparison: Comparison) -> list[Chart]:
     if not models:
         return []
     if sample.second:
-        if sample.second:
         charts = {
             f"similarities, {model.label}": [
                 Line(kind, density(values), colour_of(index))
