@@ -10,7 +10,7 @@ import pytest
 from html_pages import checked
 
 from diffcse_jax.apps import demo
-from diffcse_jax.apps.demo import LONGEST_QUERY, Corpus, open_server
+from diffcse_jax.apps.demo import Corpus, open_server
 from diffcse_jax.errors import CheckpointError, ConfigError, NoSentencesError
 from diffcse_jax.search.index import Hit
 
@@ -94,29 +94,20 @@ def test_without_a_query_there_are_examples_that_can_be_followed():
         assert [attributes["dir"] for tag, attributes in page.tags if tag == "li"] == ["auto"] * 3
         followed = checked(ask(port, links[0])[2])
         assert SENTENCES[0] in [attributes.get("value") for _, attributes in followed.tags]
-        status, _, body = ask(port, "/", method="HEAD")
-        assert (status, body) == (200, "")
+        assert checked(ask(port, "/%2e%2e/%2e%2e/etc/passwd")[2]).text == page.text  # no file is read
         assert ask(port, "/", method="POST")[0] == 501
         assert ask(port, "/?q=" + "x" * 70_000)[0] == 414
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "status"),
-    [
-        (query("rain"), {"Host": "evil.example"}, 421),
-        ("/%2e%2e/%2e%2e/etc/passwd", {}, 404),
-        (query("x" * (LONGEST_QUERY + 1)), {}, 400),
-        ("/?" + "&".join(f"a{index}=1" for index in range(50)), {}, 400),
-        (query("broken"), {}, 500),
-    ],
+    ("path", "headers", "status"), [(query("rain"), {"Host": "evil.example"}, 421), (query("broken"), {}, 500)]
 )
 def test_what_is_refused(path, headers, status):
     searcher = Searcher()
     with served(one=searcher) as port:
         answered, _, text = ask(port, path, **headers)
-    page = checked(text)
     assert answered == status
-    assert "alert" in page.values("role")
+    assert "alert" in checked(text).values("role")
     assert searcher.queries == (["broken"] if status == 500 else [])
 
 
@@ -134,17 +125,11 @@ def test_encoders_are_asked_by_one_thread_at_a_time():
 
 def test_a_port_in_use_and_invalid_options():
     corpus = Corpus("t", SENTENCES, {})
-    with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"port {port}: .*--port"):
+    with served(one=Searcher()) as port, pytest.raises(ConfigError, match=f"--port {port}: .*Choose another --port"):
         open_server(corpus, "127.0.0.1", port)
-    for host, port, message in (
-        ("127.0.0.1", 70000, "--port 70000"),
-        ("127.0.0.1", -1, "--port -1"),
-        ("no such host", 0, "--host no such host"),
-    ):
-        with pytest.raises(ConfigError, match=message):
+    for host, port in (("127.0.0.1", 70000), ("no such host", 0)):
+        with pytest.raises(ConfigError, match=f"--host {host} --port {port}"):
             open_server(corpus, host, port)
-    with pytest.raises(ConfigError, match="--top_k 0"):
-        Corpus("t", SENTENCES, {}, top_k=0)
     with pytest.raises(ConfigError, match="--against a is the same as --model"):
         demo.serve("a", "text.txt", against="a", top_k=1, host="127.0.0.1", port=0)
 

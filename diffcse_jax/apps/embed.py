@@ -12,7 +12,6 @@ import glob
 import itertools
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +43,6 @@ FORMATS = (".jsonl", ".npy", ".parquet")
 TEXTS_AT_ONCE = 2048  # encoded together, sorted by length; progress is reported after each
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
 CHARACTERS_PER_FILE = 1 << 28  # because the texts of a Parquet file are held in memory until it is written
-COUNTED_BYTES = 1 << 30  # larger inputs are not counted for the progress bar
 PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 
 
@@ -76,10 +74,13 @@ def encode(
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
     with encoder.warning_once(), Progress("encoding", "sentences") as progress:
-        encode_chunk = functools.partial(
-            _encode_chunk, encoder, progress, batch_size=batch_size, normalize=normalize, prompt_name=prompt_name
-        )
-        chunks = ((chunk, encode_chunk(chunk)) for chunk in in_chunks(records, TEXTS_AT_ONCE))
+
+        def encoded(chunk: list[Record]) -> tuple[list[Record], Float32[np.ndarray, "rows dimension"]]:
+            vectors = encoder.encode(searched(chunk), batch_size, normalize=normalize, prompt=prompt)
+            progress.update(len(chunk))
+            return chunk, vectors
+
+        chunks = map(encoded, in_chunks(records, TEXTS_AT_ONCE))
         if output == "-":
             _write_lines(sys.stdout, chunks)
             return
@@ -101,6 +102,11 @@ def encode(
             partial.replace(path)
 
 
+def searched(records: Sequence[Record]) -> list[str]:
+    """Return the texts to encode, each after its title if it has one."""
+    return [title_of(record) + record[TEXT] for record in records]
+
+
 def _write_lines(file: Any, chunks: Iterable[tuple[list[Record], Float32[np.ndarray, "rows dimension"]]]) -> None:
     """Write an object on each line, with the shortest numbers that are exact in float32."""
     for records, vectors in chunks:
@@ -108,17 +114,6 @@ def _write_lines(file: Any, chunks: Iterable[tuple[list[Record], Float32[np.ndar
             text = json.dumps(dict(record), ensure_ascii=False)
             file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
         file.flush()
-
-
-def _encode_chunk(
-    encoder: SentenceEncoder, progress: Progress, chunk: Sequence[Record], **options: Any
-) -> Float32[np.ndarray, "rows dimension"]:
-    vectors = []
-    for start in range(0, len(chunk), TEXTS_AT_ONCE):
-        texts = [title_of(record) + record[TEXT] for record in chunk[start : start + TEXTS_AT_ONCE]]
-        vectors.append(encoder.encode(texts, **options))
-        progress.update(len(texts))
-    return np.concatenate(vectors)
 
 
 # A folder
@@ -157,10 +152,13 @@ def embed(
         index, count = jax.process_index(), jax.process_count()
     names = find_inputs(inputs)
     mine = [_Input(name, output, columns, id_column, passages) for name in names[index::count]]
+    encoder = load()
+    prompts = encoder.prompts
+    prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
     settings = {"dtype": dtype, "normalize": normalize, "columns": [*columns], "id_column": id_column}
-    settings |= {"passages": passages}
-    job = _Job(output, load(), settings, batch_size, prompt_name)
-    is_new = job.start(rows_per_file, [Path(name).name for name in names])
+    settings |= {"passages": passages, "rows_per_file": rows_per_file}
+    settings = _begin(output, settings, encoder.record(prompt), [Path(name).name for name in names])
+    job = _Job(output, encoder, settings, batch_size, prompt)
     try:
         with hosts.terminated_like_interrupted(), disk_errors(output, safe="Complete Parquet files are kept."):
             job.run(mine)
@@ -168,11 +166,6 @@ def embed(
         raise Interrupted(
             f"interrupted after {job.embedded:,} sentences; complete Parquet files are kept. To resume, run {command}"
         ) from error
-    finally:
-        if is_new and count == 1 and not any(output.glob("*.parquet")):  # nothing is left of a failure
-            shutil.rmtree(state_of(output), ignore_errors=True)
-            with contextlib.suppress(OSError):
-                output.rmdir()
     print(f"process {index} of {count}: {job.embedded:,} sentences of {len(mine)} files embedded", file=sys.stderr)
     hosts.wait_for_all()
 
@@ -218,11 +211,6 @@ class _Input:
     def digest(self) -> str:
         return self.records.digest if self.records else ""
 
-    def count(self) -> int:
-        with contextlib.suppress(NoSentencesError):
-            return sum(1 for _ in self.records or ())
-        return 0
-
     def is_done(self) -> bool:
         """Return whether the input is embedded and its Parquet files exist; refuse an input that has changed."""
         earlier = _read_state(self.state)
@@ -236,52 +224,47 @@ class _Input:
         return written and earlier.get("sha256") == self.digest
 
 
+def _begin(output: Path, settings: dict[str, Any], record: EncoderRecord, names: list[str]) -> dict[str, Any]:
+    """Write the settings of a new folder, or refuse other settings than those that it was begun with; return them."""
+    path = state_of(output) / SETTINGS_FILE
+    settings = dataclasses.asdict(record) | settings
+    with (
+        disk_errors(output, safe="Nothing was changed.", instead="give another --output"),
+        lock(path.with_suffix(".lock"), wait=True),
+    ):
+        output.mkdir(parents=True, exist_ok=True)
+        parts = sorted(output.glob("*.parquet"))
+        earlier = _read_state(path) or (read_settings(parts[0]) if parts else {})
+        settings["rows_per_file"] = settings["rows_per_file"] or earlier.get("rows_per_file") or ROWS_PER_FILE
+        if earlier:
+            EncoderRecord.read(earlier, path).require(record, output)
+            settings["model"] = earlier["model"]
+            changed = [
+                f"{key}: {earlier.get(key)!r} then, {value!r} now"
+                for key, value in settings.items()
+                if earlier.get(key) != value
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{output} was begun with other settings: {'; '.join(changed)}. Use the earlier settings, or give "
+                    f"another --output, or remove {output} and {state_of(output)}"
+                )
+        inputs = sorted({*earlier.get("inputs", []), *names})
+        if inputs != earlier.get("inputs"):
+            write_json(path, settings | {"inputs": inputs})
+    return settings
+
+
+@dataclasses.dataclass
 class _Job:
     """One call of `embed`."""
 
-    def __init__(
-        self,
-        output: Path,
-        encoder: SentenceEncoder,
-        settings: dict[str, Any],
-        batch_size: int,
-        prompt_name: str | None,
-    ):
-        self.output, self.encoder, self.batch_size = output, encoder, batch_size
-        prompts = encoder.prompts
-        self.prompt = prompts.document if prompt_name is None else prompts.choose(prompt_name=prompt_name)
-        self.record = encoder.record(self.prompt)
-        self.settings = dataclasses.asdict(self.record) | settings
-        self.embedded = 0
-
-    def start(self, rows_per_file: int | None, names: list[str]) -> bool:
-        """Write the settings of a new folder, or refuse other settings; return whether the folder is new."""
-        path = state_of(self.output) / SETTINGS_FILE
-        with (
-            disk_errors(self.output, safe="Nothing was changed.", instead="give another --output"),
-            lock(path.with_suffix(".lock"), wait=True),
-        ):
-            self.output.mkdir(parents=True, exist_ok=True)
-            parts = sorted(self.output.glob("*.parquet"))
-            earlier = _read_state(path) or (read_settings(parts[0]) if parts else {})
-            self.settings["rows_per_file"] = rows_per_file or earlier.get("rows_per_file") or ROWS_PER_FILE
-            if earlier:
-                EncoderRecord.read(earlier, path).require(self.record, self.output)
-                self.settings["model"] = earlier["model"]
-                changed = [
-                    f"{key}: {earlier.get(key)!r} then, {value!r} now"
-                    for key, value in self.settings.items()
-                    if earlier.get(key) != value
-                ]
-                if changed:
-                    raise ConfigError(
-                        f"{self.output} was begun with other settings: {'; '.join(changed)}. Use the earlier settings, "
-                        f"or give another --output, or remove {self.output} and {state_of(self.output)}"
-                    )
-            inputs = sorted({*earlier.get("inputs", []), *names})
-            if inputs != earlier.get("inputs"):
-                write_json(path, self.settings | {"inputs": inputs})
-        return not earlier
+    output: Path
+    encoder: SentenceEncoder
+    settings: Mapping[str, Any]
+    batch_size: int
+    prompt: str
+    embedded: int = 0
 
     def run(self, inputs: Sequence[_Input]) -> None:
         """Embed what is missing of the inputs."""
@@ -292,9 +275,7 @@ class _Job:
                 f"{parts:,} Parquet files exist",
                 file=sys.stderr,
             )
-        size = sum(os.path.getsize(each.name) for each in pending if os.path.isfile(each.name))
-        total = sum(each.count() for each in pending) if size <= COUNTED_BYTES else None
-        with self.encoder.warning_once(), Progress("embedding", "sentences", total) as progress:
+        with self.encoder.warning_once(), Progress("embedding", "sentences") as progress:
             for each in pending:
                 try:
                     held = lock(each.state.with_suffix(".lock"))
@@ -327,11 +308,11 @@ class _Job:
         write_json(source.state, {"sha256": source.digest, "parts": parts})
 
     def _write_part(self, name: str, chunk: Sequence[Record], progress: Progress) -> None:
-        options = {"batch_size": self.batch_size, "normalize": self.settings["normalize"], "prompt": self.prompt}
         count = len(chunk)
         if self.settings["passages"]:
             chunk = self.encoder.split(chunk, self.prompt)
-        vectors = _encode_chunk(self.encoder, progress, chunk, **options)
+        normalize = self.settings["normalize"]
+        vectors = self.encoder.encode(searched(chunk), self.batch_size, normalize=normalize, prompt=self.prompt)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
             table = vector_table(table_of(chunk), vectors.astype(self.settings["dtype"]), self.settings)
@@ -341,6 +322,7 @@ class _Job:
         finally:
             partial.unlink(missing_ok=True)
         self.embedded += count
+        progress.update(count)
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:

@@ -1,7 +1,6 @@
 """Search a text, an index or stored embeddings, and print the hits."""
 
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -12,7 +11,7 @@ from typing import Any
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.index import Hit, SentenceIndex, check_count, find_index
+from diffcse_jax.search.index import Hit, SentenceIndex, find_index
 from diffcse_jax.search.passages import as_passages, title_of
 from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
 from diffcse_jax.search.searcher import recommended
@@ -52,14 +51,8 @@ def search(
     Raises:
         UserError: Something cannot be read, or the embeddings have another encoder.
     """
-    check_count("--top_k", top_k)  # before the text is encoded
-    if threshold is not None and math.isnan(threshold):
-        raise ConfigError("--threshold nan: expected a number")
-    for text in queries:
-        if not text.strip():
-            raise DataError("QUERY: the text is empty. Give a query")
-        if text.encode(errors="ignore").decode() != text:
-            raise DataError(f"QUERY {text!r:.60} is not valid UTF-8. Check the terminal's encoding")
+    if not all(map(str.strip, queries)):
+        raise DataError("QUERY: the text is empty. Give a query")
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     opened = None if source == STDIN else find_index(expand_path(source))
@@ -78,14 +71,12 @@ def search(
     else:
         if not model and mode != "lexical":
             raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
-        records, is_built = read_all([source], columns=columns, id_column=id_column, titled=passages), False
+        records, is_built = [*read_all([source], columns=columns, id_column=id_column, titled=passages)], False
         encoder = None if mode == "lexical" else load(None)
         if encoder:
-            prompt = encoder.prompts.document
-            index = encoder.index_of([*records], batch_size, prompt=prompt, passages=passages)
+            index = encoder.index_of(records, batch_size, prompt=encoder.prompts.document, passages=passages)
         else:
-            whole = [*records]
-            index = SentenceIndex.of(table_of([*as_passages(whole, None)] if passages else whole), None, None)
+            index = SentenceIndex.of(table_of([*as_passages(records, None)] if passages else records), None, None)
     if storage and is_built:
         raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
     if storage and index.encoder:
