@@ -311,8 +311,8 @@ class _Job:
         count = len(chunk)
         if self.settings["passages"]:
             chunk = self.encoder.split(chunk, self.prompt)
-        normalize = self.settings["normalize"]
-        vectors = self.encoder.encode(searched(chunk), self.batch_size, normalize=normalize, prompt=self.prompt)
+        options = {"normalize": self.settings["normalize"], "prompt": self.prompt}
+        vectors = self.encoder.encode(searched(chunk), batch_size=self.batch_size, **options)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
             table = vector_table(table_of(chunk), vectors.astype(self.settings["dtype"]), self.settings)

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import importlib.util
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,23 +60,19 @@ def write_predictions(path: Path, task: Task, rows: Rows, values: Sequence[str] 
 def draw_confusion(counts: Int[np.ndarray, "classes classes"], labels: Sequence[str], name: str, folder: Path) -> Path:
     """Draw counts by class (row) and predicted class (column), coloured by their share of the class.
 
-    With many classes, cells have no text, and only some names are written so that they do not overlap.
+    With more than 30 classes, cells and axes have no text.
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    shown = range(0, len(labels), math.ceil(len(labels) / 150))
-    lines = [" ".join(labels[number].split()) for number in shown]
-    names = [line if len(line) <= 24 else f"{line[:21]}..." for line in lines]
-    has_text = len(labels) <= 30
-    size = min(1.4 + 0.08 * max(map(len, names)) + 0.75 * len(labels), 20.0)  # inches
+    names = [label if len(label) <= 24 else f"{label[:21]}..." for label in labels] if len(labels) <= 30 else []
+    size = min(1.4 + 0.08 * max(map(len, names), default=0) + 0.75 * len(labels), 20.0)  # inches
     figure = require_extra("matplotlib.figure", "report").Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for (row, column), count in np.ndenumerate(counts) if has_text else ():
+    for (row, column), count in np.ndenumerate(counts) if names else ():
         text, color = f"{count:,}\n{shares[row, column]:.0%}", "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
-    style = {"fontsize": 10 if has_text else 7, "parse_math": False}  # names may contain dollar signs
-    axes.set_xticks(shown, names, rotation=0 if has_text and max(map(len, names)) <= 8 else 90, **style)
-    axes.set_yticks(shown, names, **style)
+    axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)  # names may contain dollar signs
+    axes.set_yticks(range(len(names)), names, parse_math=False)
     accuracy = np.trace(counts) / max(counts.sum(), 1)
     axes.set(title=f"{name}, dev: accuracy {accuracy:.1%}", xlabel="predicted", ylabel="class")
     figure.colorbar(image, ax=axes, aspect=30, label="share of the class")
@@ -124,16 +119,14 @@ def why_not(task: Task, saved: SavedEncoder) -> str:
         return f"the classifier of {family} has other layers in transformers"
     if layers := saved.sentence_head.layers:
         return f"transformers' classifiers have no {', '.join(layer.kind for layer in layers)} after the pooling"
-    activation = classifier.activation
     if saved.pooler not in ("cls", "cls_before_pooler"):
         return f"transformers' classifiers read position 0, but the pooler of this encoder is {saved.pooler}"
-    if saved.pooler == "cls_before_pooler" and (task.depth, task.activation) != (2, activation):
+    layer = (1, "tanh") if saved.pooler == "cls" else (2, task.activation)  # cls already has a dense + tanh layer
+    if (task.depth, classifier.activation) != layer:
         return (
-            f"the classifier of {family} is dense, {activation}, dense (depth=2, activation={activation!r}), but this "
-            f"head has depth={task.depth}, activation={task.activation!r}"
+            f"the classifier of {family} is dense, {classifier.activation}, dense, but the pooler {saved.pooler} with "
+            f"this head is not: depth={task.depth}, activation={task.activation!r}"
         )
-    if saved.pooler == "cls" and (task.depth, activation) != (1, "tanh"):
-        return f"the pooler cls has a dense + tanh layer, and the classifier of {family} adds at most one layer"
     return ""
 
 
@@ -146,18 +139,18 @@ def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, fol
     for module in folder.glob("[0-9]_*"):
         shutil.rmtree(module)
     sizes, family = saved.transformer_config, families.find(saved.transformer_config.family)
-    layers = [(np.asarray(head[f"layers.{n}.kernel"]), np.asarray(head[f"layers.{n}.bias"])) for n in range(task.depth)]
-    if saved.pooler == "cls":
-        assert saved.pooler_head is not None
-        layers.insert(0, (np.asarray(saved.pooler_head["dense.kernel"]), np.asarray(saved.pooler_head["dense.bias"])))
+    layers = [(head[f"layers.{n}.kernel"], head[f"layers.{n}.bias"]) for n in range(task.depth)]
+    if saved.pooler_head and saved.pooler == "cls":
+        layers.insert(0, (saved.pooler_head["dense.kernel"], saved.pooler_head["dense.bias"]))
     if task.chosen_loss == "binary_cross_entropy":  # transformers expects two logits: the first class's is always 0
-        layers[1] = tuple(np.concatenate([np.zeros_like(part), part], axis=-1) for part in layers[1])  # type: ignore[assignment]
+        kernel, bias = (np.concatenate([np.zeros_like(part), part], axis=-1) for part in layers[1])
+        layers[1] = kernel, bias
     encoder = hf.to_hf(saved.transformer, "transformer", sizes)
     tensors = {family.prefix + name: value for name, value in encoder.items()}
     assert family.sequence_classifier is not None
     names = family.sequence_classifier.dense, family.sequence_classifier.classifier
     for name, (kernel, bias) in zip(names, layers, strict=True):
-        tensors |= {f"{name}.weight": np.ascontiguousarray(kernel.T), f"{name}.bias": bias}
+        tensors |= {f"{name}.weight": np.asarray(kernel).T, f"{name}.bias": np.asarray(bias)}
     write_tensors(folder / "model.safetensors", tensors)
     labels = task.labels or ("value",)
     config = read_json(folder / "config.json")

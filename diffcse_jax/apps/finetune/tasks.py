@@ -1,6 +1,5 @@
 """The rows of labelled tasks: tables with named columns, split into training and dev rows."""
 
-import collections
 import contextlib
 import dataclasses
 import math
@@ -82,7 +81,6 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
         return _read(task, path, f"{key}.{option}", on_bad_line)
 
     rows, found = read("file")
-    is_named = bool(task.labels)
     if task.kind == "classification":
         task = dataclasses.replace(task, labels=task.labels or _classes(found))
         _check_classes(key, task, rows.file)
@@ -97,10 +95,9 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
         if not len(rows):
             raise DataError(f"{rows.file}: {key} has no {split} rows. Give a dev_file, or change dev_share")
     if task.labels and not (counts := np.bincount(train.labels, minlength=len(task.labels))).all():
-        reason = f", which {key}.labels names" if is_named else ", because its few rows are all dev rows"
         raise DataError(
-            f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}{reason}. Add "
-            f"rows of that class, give {key} a dev_file or another dev_share, or remove the class"
+            f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}. Add rows of "
+            f"that class, give {key} a dev_file or another dev_share, or remove the class"
         )
     test = read("test_file")[0] if task.test_file else None
     log_line(
@@ -129,17 +126,11 @@ def _check_options(key: str, task: Task) -> None:
         raise ConfigError(f"{key}.loss={task.loss!r} needs kind={kind!r}")
     if task.is_pair and not task.features:
         raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
-    if not task.dev_file and not task.dev_share:
-        raise ConfigError(f"{key} has no dev rows. Name a dev_file, or give a dev_share above 0")
 
 
 def _check_classes(key: str, task: Task, file: Path) -> None:
-    if twice := next((label for label, n in collections.Counter(task.labels).items() if n > 1), None):
-        raise ConfigError(f"{key}.labels names the class {twice!r} twice. Remove one of them")
-    if len(task.labels) < 2:
-        raise DataError(
-            f"{file}: {key} has only the class {task.labels[0]!r}. A classification needs at least two classes"
-        )
+    if len({*task.labels}) < max(2, len(task.labels)):
+        raise DataError(f"{file}: {key} has the classes {task.labels}. Give two or more different classes")
     if task.loss == "binary_cross_entropy" and len(task.labels) != 2:
         raise ConfigError(f"{key}.loss='binary_cross_entropy' needs two classes, not {len(task.labels)}")
 
