@@ -20,7 +20,7 @@ from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run, read_json_obje
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.run_folder.folder import BaseModel, is_local
-from diffcse_jax.run_folder.records import SELECTION, origin
+from diffcse_jax.run_folder.records import origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -41,12 +41,6 @@ _HUB_DATA = {  # hub ids of the data that `diffcse evaluate` reads from SentEval
 _UNKNOWN = "unknown"  # in metadata, for data without a hub id
 _METRICS = {"spearman": "spearman", "accuracy": "acc"}  # kinds of results and their keys in results.json
 _RESULT_FILES = ("results.json", "evaluation.json")  # in a run's folder
-_RETRIEVAL = {
-    "halves_retrieval": "halves of sentences",
-    "mixed_retrieval": "titles, sentences, windows and keywords, and the passages",
-    "lead_retrieval": "titles or first sentences, and the rest,",
-    "neighbours_retrieval": "sentences and the next sentences",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +84,12 @@ def model_card(
     language = about.language or languages(saved, base)
     license = {"license": about.license} if about.license else dict(base.license)
     title = about.hub_id or name
+
+    def shown(scores: Mapping[str, Mapping[str, float]]) -> str:
+        rows = [Row(label, format_scores(each)) for label, each in scores.items() if each]
+        columns = dict.fromkeys(column for row in rows for column in row.cells)
+        return table([*columns], rows, "markdown") if rows else ""
+
     metadata = ModelCardData(
         base_model=base.hub_id or None,
         datasets=[_DATASETS[text]] if text in _DATASETS else None,
@@ -105,8 +105,7 @@ def model_card(
     )
     ours = f"this model ({saved.pooler})"
     start = f"{base.name} before training ({baseline.pooler})" if baseline else base.name
-    dev = [Row(start, format_scores(baseline.dev))] if baseline else []
-    tests = zip((start, ours), reversed(results), strict=True)
+    tests = {label: scores_by_column(each) for label, each in ((start, results[1]), (ours, results[0])) if each}
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -121,9 +120,9 @@ def model_card(
         cut=truncate_dim,
         is_cut=is_cut,
         origin=origin(saved.interpolation, saved.step),
-        dev_table=_markdown([*dev, Row(ours, format_scores(saved.dev))]) if saved.dev else "",
+        dev_table=shown({start: baseline.dev if baseline else {}, ours: saved.dev}) if saved.dev else "",
         verdict=saved.verdict.replace(config.model.name_or_path, base.name).rstrip("."),
-        test_table=_markdown([Row(label, format_scores(scores_by_column(each))) for label, each in tests if each]),
+        test_table=shown(tests),
         not_official=results[0].get("not_official", {}),
         max_length=saved.max_length or sizes.max_length,
         other_poolers=OTHER_POOLERS,
@@ -149,11 +148,6 @@ def languages(saved: SavedEncoder, base: BaseModel) -> Sequence[str]:
         return base.language
     text = training_text(saved.config)
     return saved.config.data.language or ([_LANGUAGES[text]] if text in _LANGUAGES else [])
-
-
-def _markdown(rows: Sequence[Row]) -> str:
-    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
-    return table(columns, rows, "markdown") if rows else ""
 
 
 def papers_of(config: Config) -> list[str]:
@@ -219,8 +213,7 @@ def recorded_results(
         source: The run's folder, or the checkpoint in it, that is exported.
         saved: The encoder.
         truncate_dim: The size that its embeddings are cut to.
-        files: The `results.json` files to look in. If empty, those in the run's folder that are newer than its
-            selection.
+        files: The `results.json` files to look in. If empty, those in the run's folder.
 
     Returns:
         Those of the model, empty if there are none, and those of the starting checkpoint, None if there are none.
@@ -229,9 +222,8 @@ def recorded_results(
         ConfigError: The given files have no results of this model.
     """
     run = find_run(source) or source
-    since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
-    newer = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
-    rows = [row for path in files or newer for row in _read_rows(path)]
+    found = [path for name in _RESULT_FILES if (path := run / name).is_file()]
+    rows = [row for path in files or found for row in _read_rows(path)]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     for model in rows:
         cut, place = model.get("truncate_dim"), expand_path(model["model"]).resolve()
@@ -265,20 +257,15 @@ def _read_rows(path: Path) -> list[Results]:
 def dev_results(saved: SavedEncoder) -> list[EvalResult]:
     """Return the dev scores as results of metadata."""
     config = saved.config
-    held_out = "held-out documents of" if config.data.held_out else "the training text"
-    pairs = f"pairs of {PurePath(config.eval.pairs_file).name}"
-    if config.eval.pairs_file == "docstrings":
-        pairs = "first sentences and rests of the docstrings of held-out functions"
-    names = {"sickr_spearman": "SICK-R, dev (trial)", "pairs_spearman": pairs, "pairs_retrieval": pairs}
-    names |= dict.fromkeys(("stsb_spearman", "guard_stsb_spearman"), "STS-B, dev")
-    for metric, what in _RETRIEVAL.items():
-        names[metric] = f"{what} of {held_out} {PurePath(config.data.train_file).name}"
     results: dict[tuple[str, str], EvalResult] = {}  # the drift check may be the dev metric as well
     for column, score in saved.dev.items():
         metric, _, k = column.partition("_recall@")
-        if name := names.get(metric):
-            kind = "spearman" if metric.endswith("spearman") else f"recall@{k}" if k else "mrr"
-            data = _HUB_DATA["STSBenchmark"] if metric.endswith("stsb_spearman") else _UNKNOWN
+        kind = "spearman" if metric.endswith("spearman") else f"recall@{k}" if k else "mrr"
+        file = config.eval.pairs_file if metric.startswith("pairs_") else config.data.train_file
+        data, name = _UNKNOWN, f"{metric.replace('_', ' ')}, {PurePath(file).name}"
+        if metric.endswith("stsb_spearman"):
+            data, name = _HUB_DATA["STSBenchmark"], "STS-B, dev"
+        if metric.endswith(("spearman", "retrieval")):
             results.setdefault((kind, name), _result(kind, score, data, name, "validation"))
     return list(results.values())
 

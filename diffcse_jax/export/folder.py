@@ -4,16 +4,16 @@ The folder is read back and compared with the encoder in memory before it gets i
 comparison if it is installed.
 """
 
+import contextlib
 import functools
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from diffcse_jax.data.tokenizer import load_tokenizer, unlimited_tokenizer
@@ -288,29 +288,10 @@ def _installed(module: str) -> bool:
 
 
 def check_upload(repository: str) -> None:
-    """Check that an upload to `USER/NAME` or `ORGANISATION/NAME` is possible, before any work is done."""
-    try:
+    """Check the name and the token before any work is done."""
+    with _hub_errors(repository):
         validate_repo_id(repository)
-    except HFValidationError as error:
-        raise ConfigError(f"--push_to_hub {repository}: {error}") from error
-    owner, _, name = repository.partition("/")
-    if not name:
-        raise ConfigError(f"--push_to_hub {repository}: the owner is missing. Give USER/{repository}")
-    if get_token() is None:
-        raise ConfigError(
-            "--push_to_hub needs an access token of the hub with write permission. Set the environment variable "
-            "HF_TOKEN, or run `hf auth login`"
-        )
-    try:
-        user = HfApi().whoami()
-    except Exception as error:
-        raise _explain(error, repository) from error
-    owners = [user["name"], *(organisation["name"] for organisation in user.get("orgs", []))]
-    if owner not in owners:
-        raise ConfigError(
-            f"--push_to_hub {repository}: the token belongs to {user['name']}, who may not write there. Use "
-            f"{' or '.join(f'{each}/{name}' for each in owners)}"
-        )
+        HfApi().whoami()
 
 
 def push(folder: Path, repository: str, *, private: bool = False) -> str:
@@ -321,27 +302,27 @@ def push(folder: Path, repository: str, *, private: bool = False) -> str:
         repository: `USER/NAME`.
         private: Make a new repository private. The visibility of an existing one does not change.
     """
-    api = HfApi()
-    try:
-        api.create_repo(repository, private=private or None, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository,
+    complete = f" The export in {folder} is complete. Run the same command again to retry the upload"
+    with _hub_errors(repository, complete):
+        created = HfApi().create_repo(repository, private=private or None, exist_ok=True)
+        commit = HfApi().upload_folder(
+            repo_id=created.repo_id,
             folder_path=folder,
             commit_message="Export of diffcse_jax",
             delete_patterns=_OF_EARLIER_EXPORTS,
         )
-    except Exception as error:  # the client passes on whatever its transport raises
-        raise CheckpointError(
-            f"{_explain(error, repository)}. The export in {folder} is complete. Run the same command again to retry "
-            "the upload"
-        ) from error
     return commit.commit_url
 
 
-def _explain(error: Exception, repository: str) -> CheckpointError:
-    reason = getattr(error, "server_message", None) or (str(error).splitlines() or [""])[0][:200]
-    return CheckpointError(
-        f"--push_to_hub {repository}: {HfApi().endpoint} cannot be reached or refuses this ({type(error).__name__}: "
-        f"{reason}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and that the token may write there: it is the "
-        "one in HF_TOKEN or from `hf auth login`"
-    )
+@contextlib.contextmanager
+def _hub_errors(repository: str, complete: str = "") -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the client passes on whatever its transport raises
+        reason = getattr(error, "server_message", None) or (str(error).splitlines() or [""])[0][:200]
+        raise CheckpointError(
+            f"--push_to_hub {repository}: {HfApi().endpoint} cannot be reached or refuses this "
+            f"({type(error).__name__}: {reason}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and that the "
+            "token may write there: it is "
+            f"the one in HF_TOKEN or from `hf auth login`.{complete}"
+        ) from error

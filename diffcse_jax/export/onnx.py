@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,10 @@ def write(folder: Path, truncate_dim: int | None = None) -> None:
     tokens = tokenizer(list(_TRACED), padding=True, return_tensors="pt")
     (folder / GRAPH).parent.mkdir()
     axes = {name: {0: "batch", 1: "length"} for name in [*names, "last_hidden_state"]}
-    with _quiet():
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # advice of the quantiser; warnings are those of the tracer
+    with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as cleaning:
+        cleaning.callback(logging.disable, disabled)
         # The older exporter: the newer one needs one more package, onnxscript.
         torch.onnx.export(
             _network(folder, names, truncate_dim),
@@ -92,22 +95,6 @@ def _network(folder: Path, names: Sequence[str], truncate_dim: int | None) -> An
             return last, torch.nn.functional.normalize(embeddings, dim=-1)
 
     return Network().eval()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the advice of the tracer and of the quantiser, which sets up logging to give it."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    before = root.manager.disable
-    root.addHandler(handler)
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-        root.removeHandler(handler)
 
 
 class OnnxEncoder:
