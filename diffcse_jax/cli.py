@@ -53,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after the name of the program; by default that of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
     parser, commands = build_parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command not in ("train", "finetune", "study"):  # these accept configuration keys

@@ -66,7 +66,7 @@ def kept(workdir: Path) -> set[int]:
     [
         ({1: 79.0, 2: 80.0, 3: 80.0, 4: 79.5, 5: 80.0}, 2),
         ({1: math.nan, 2: 80.0, 3: math.nan, 4: None}, 2),
-        ({1: None, 2: None, 3: None}, 3),
+        ({1: None, 2: None}, 2),
     ],
 )
 def test_of_equal_scores_the_earliest_checkpoint_is_the_best(scores, best, tmp_path):

@@ -31,9 +31,7 @@ for arguments in json.load(sys.stdin):
 """
 MISTAKES = [
     (("--config.optim.lerning_rate=3e-6",), "unknown key optim.lerning_rate; did you mean optim.learning_rate?"),
-    (("--config.optim.learning_rate=fast",), "optim.learning_rate: expected a number such as 3e-5, got 'fast'"),
     (("--train.steps=3",), "'--train.steps=3' is not an option. Write --config.train.steps=3."),
-    (("--config.train.steps=a",), "train.steps: expected a whole number such as 60, got 'a'"),
     (("--config.train.batch_size=1",), "train.batch_size: 1 is below 2"),
     (("extra",), "'extra' is not an option. Overrides are written --config.KEY=VALUE."),
     (("--workdri=x",), "'--workdri=x' is not an option. Did you mean --workdir?"),
@@ -91,7 +89,6 @@ def test_each_command_describes_itself_under_its_name(diffcse, command):
     assert code == 0
     assert f"usage: diffcse {command} " in printed.out
     assert "None" not in printed.out
-    assert diffcse("help", command)[1].out == printed.out
 
 
 def test_the_command_lists_the_others(diffcse):

@@ -4,12 +4,8 @@ import errno
 import gzip
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -186,7 +182,7 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     assert "no column 'none' (--columns). It has: doi, title, abstract" in message
 
 
-@pytest.mark.parametrize("name", ["", "/*.jsonl", "/b.jsonl", "/list.JSON.GZ"])
+@pytest.mark.parametrize("name", ["/*.jsonl", "/list.JSON.GZ"])
 def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -198,8 +194,8 @@ def test_ids_of_objects_may_be_numbers(name, tmp_path, capsys):
     cli.main(["encode", "--input", f"{shards}{name}", "--columns", "text", "--id_column", "id", "--model", "hash"])
     printed = capsys.readouterr()
     rows = [json.loads(line) for line in printed.out.splitlines()]
-    place = "file" if name in ("", "/*.jsonl") else "line"  # of several files, or of one
-    expected = {"/b.jsonl": [(1, "x8", "two")], "/list.JSON.GZ": [(1, "7", "one"), (2, "x8", "two")]}
+    place = "file" if name == "/*.jsonl" else "line"  # of several files, or of one
+    expected = {"/list.JSON.GZ": [(1, "7", "one"), (2, "x8", "two")]}
     both = [("a.jsonl, line 1", "7", "one"), ("b.jsonl, line 1", "x8", "two")]
     assert [(row[place], row["id"], row["sentence"]) for row in rows] == expected.get(name, both)
     assert "1 value not a string" in printed.err
@@ -230,6 +226,8 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(tmp_path, text,
     message = error_of(capsys, "search", "--input", vectors, "--model", "missing", "x")
     assert "vectors.parquet holds embeddings of hash (avg, 8 dimensions), and missing cannot be loaded" in message
     assert "Name the encoder with --model" in error_of(capsys, "search", "--input", text, "x")
+    assert "--top_k: expected at least 1" in error_of(capsys, "search", "--input", text, *model, "--top_k", "-1", "x")
+    assert "QUERY: the text is empty" in error_of(capsys, "search", "--input", text, *model, " ")
 
 
 def test_words_are_searched_alone_and_with_embeddings(tmp_path, text, capsys):
@@ -267,29 +265,6 @@ def test_hits_are_read_at_the_width_of_the_terminal(tmp_path, monkeypatch, capsy
     assert "\x1b" not in "".join(lines)
     cli.main(["search", "--input", str(file), "--model", "hash", "what", "--threshold", "2"])
     assert "nothing with a score of 2 or more" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--top_k", "-1", "x"], "--top_k: expected at least 1, got -1"),
-        ([" "], "QUERY: the text is empty"),
-    ],
-)
-def test_queries_that_cannot_be_searched_are_refused(arguments, message, text, capsys):
-    assert message in error_of(capsys, "search", "--input", text, "--model", "hash", *arguments)
-
-
-def test_a_folder_of_documents_is_searched_and_embedded(tmp_path, capsys):
-    folder = tmp_path / "notes"
-    folder.mkdir()
-    (folder / "cats.md").write_text("# Cats\n\nThe cat sleeps all day on the warm roof.\n")
-    (folder / "dogs.html").write_text("<h1>Dogs</h1><p>A dog runs through the park every morning.</p>")
-    cli.main(["search", "--input", str(folder), "--model", "hash", "--json", "x"])
-    assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}
-    cli.main(["embed", "--input", str(folder), "--model", "hash", "--output", str(tmp_path / "vectors")])
-    cli.main(["search", "--input", str(tmp_path / "vectors"), "--json", "x"])
-    assert {hit["file"] for hit in objects(capsys)[0]["hits"]} == {"cats.md", "dogs.html"}
 
 
 # embed
@@ -332,32 +307,13 @@ def test_files_and_lines_without_text_are_skipped(tmp_path, shards, capsys):
         file.write(b"one\n\n\xff\xfe\nfour\n")
     for _ in range(2):
         cli.main(arguments(tmp_path, dtype="float16"))
-        rows = read(tmp_path / "out")
-        sizes = {name: len(found) for name, found in rows.items()}
+        sizes = {name: len(found) for name, found in read(tmp_path / "out").items()}
         assert sizes == {"shard-1.txt": 25, "shard-2.txt": 1, "shard-3.txt": 12, "shard-4.txt.gz": 2}
-    assert [(row["line"], row["sentence"]) for row in rows["shard-4.txt.gz"]] == [(1, "one"), (4, "four")]
-    schema = pq.read_schema(next((tmp_path / "out").glob("*.parquet")))
-    assert str(schema.field("embedding").type) == "fixed_size_list<element: halffloat>[8]"
+    assert pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).field("embedding").type.value_type == "halffloat"
     err = capsys.readouterr().err
     assert "shard-4.txt.gz: skipped 2 lines: 1 empty, 1 not UTF-8" in err
     # The second time it is complete and not read again.
     assert err.count("shard-00.txt: no usable line (skipped 3 lines: 2 empty, 1 not UTF-8)") == 1
-    assert "process 0 of 1: 40 sentences of 6 files embedded" in err
-
-
-def test_named_columns_and_ids_are_kept(tmp_path, capsys):
-    (tmp_path / "shards").mkdir()
-    lines = [{"key": 7, "title": "one", "body": "two", "n": 1}, {"key": "b", "title": "three", "body": "four", "n": 2}]
-    (tmp_path / "shards/shard-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    message = error_of(capsys, *arguments(tmp_path))
-    assert "name one or more of its 4 columns in --columns: key, title, body, n" in message
-    cli.main([*arguments(tmp_path), "--columns", "title", "body", "--id_column", "key"])
-    rows = pyarrow.dataset.dataset(tmp_path / "out").to_table().drop_columns("embedding").to_pylist()
-    assert [tuple(row.values()) for row in rows] == [
-        (1, "7", "title", "one"), (1, "7", "body", "two"), (2, "b", "title", "three"), (2, "b", "body", "four")
-    ]  # fmt: skip
-    message = error_of(capsys, *arguments(tmp_path), "--columns", "title")
-    assert "columns: ['title', 'body'] then, ['title'] now; id_column: 'key' then, '' now" in message
 
 
 def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypatch, capsys):
@@ -377,16 +333,14 @@ def test_other_settings_and_other_weights_are_refused(tmp_path, shards, monkeypa
     assert "holds embeddings of hash, but the encoder is hash: their weights differ" in message
 
 
-@pytest.mark.parametrize("command", ["encode", "embed"])
-def test_texts_that_are_cut_are_counted_once(command, tmp_path, minilm_dir, monkeypatch):
+def test_texts_that_are_cut_are_counted_once(tmp_path, minilm_dir, monkeypatch):
     monkeypatch.undo()  # the encoder
-    monkeypatch.setattr(app, "TEXTS_AT_ONCE", 2)
     model = write_tiny_model(tmp_path / "model", minilm_dir)
     (tmp_path / "text.txt").write_text(f"a\n{'dog ' * 50}\nb\n{'dog ' * 50}\n{'cat ' * 50}\n")
     options = ["--model", str(model), "--pooler", "avg", "--input", f"{tmp_path}/text.txt"]
     message = f"truncated 3 of 5 texts to {MAX_LENGTH} tokens, the most that the model reads"
     with pytest.warns(UserWarning, match=message) as caught:
-        cli.main([command, *options, "--output", f"{tmp_path}/out{'.npy' if command == 'encode' else ''}"])
+        cli.main(["embed", *options, "--output", f"{tmp_path}/out", "--rows_per_file", "2"])
     assert len(caught) == 1
 
 
@@ -495,29 +449,3 @@ def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, mo
     Path(out, "shard-3.txt.000001.parquet").unlink()
     with pytest.raises(DataError, match=r"shard-3\.txt\.000001\.parquet is missing"):
         find_store(out)
-
-
-@pytest.mark.slow
-def test_a_killed_process_is_made_good_by_a_restart(tmp_path, minilm_dir):
-    """Two processes, one killed in the middle; then one process finishes the work of both."""
-    shards = write_shards(tmp_path, 3000, 3000)
-    model = str(write_tiny_model(tmp_path / "model", minilm_dir))
-    command = [sys.executable, "-m", "diffcse_jax.cli", *arguments(tmp_path, model, pooler="avg", rows_per_file="20")]
-    environment = os.environ | {"XLA_FLAGS": "", "JAX_NUM_PROCESSES": "2"}
-    first, second = (
-        subprocess.Popen(command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.DEVNULL)
-        for index in range(2)
-    )
-    while len(list((tmp_path / "out").glob("shard-1.txt.*.parquet"))) < 5:
-        assert second.poll() is None
-        time.sleep(0.01)
-    second.send_signal(signal.SIGKILL)
-    second.wait()
-    assert first.wait(timeout=120) == 0
-    assert find_store(str(tmp_path / "out")).unfinished == ("shard-1.txt",)
-    subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, check=True, stderr=subprocess.DEVNULL)
-    rows = read(tmp_path / "out")
-    assert {name: [row["sentence"] for row in found] for name, found in rows.items()} == shards
-    expected = SentenceEncoder.from_pretrained(model, pooler="avg").encode(shards["shard-1.txt"][:50])
-    found = np.array([row["embedding"] for row in rows["shard-1.txt"][:50]], np.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 import runpy
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,9 +19,8 @@ from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import find_run
-from diffcse_jax.models import hf, parameters, pooling_modules
+from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MlpProjector
-from diffcse_jax.models.pooling import POOLERS
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
@@ -50,7 +48,7 @@ def minilm():
     return SentenceEncoder.from_pretrained("minilm")
 
 
-@pytest.mark.parametrize("pooler", ["cls_before_pooler", "avg", "avg_top2", "avg_first_last"])
+@pytest.mark.parametrize("pooler", ["avg", "avg_first_last"])
 def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
     token_ids = np.load(reference_dir / "inputs.npz")["pair.input_ids"].reshape(-1, 32)
     reference = np.load(reference_dir / "outputs.npz")
@@ -64,10 +62,11 @@ def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
 @pytest.mark.parametrize(
     ("family", "pooler"),  # transformers' DistilBERT has no pooler
     [
-        *(("bert", pooler) for pooler in POOLERS),
-        ("distilbert", "avg_first_last"),
+        ("bert", "cls_before_pooler"),
+        ("bert", "avg_first_last"),
+        ("distilbert", "avg"),
         ("roberta", "cls"),
-        ("mpnet", "avg"),
+        ("mpnet", "avg_top2"),
     ],
 )
 def test_matches_transformers(family, pooler, tmp_path, tiny_dir, minilm_dir):
@@ -76,17 +75,6 @@ def test_matches_transformers(family, pooler, tmp_path, tiny_dir, minilm_dir):
         folder = write_tiny_model(tmp_path, minilm_dir, family, pooler=family != "distilbert")
     ours = SentenceEncoder.from_pretrained(folder, pooler=pooler).encode(SENTENCES)
     np.testing.assert_allclose(ours, TorchEncoder(str(folder), pooler).encode(SENTENCES), atol=1e-5)
-
-
-def test_torch_takes_the_head_that_is_recorded(tmp_path, minilm_dir):
-    """Dense + tanh beside the transformer, which has another pooler, as sentence-transformers trains it."""
-    folder = Path(write_tiny_model(tmp_path, minilm_dir))
-    head = {"dense.kernel": np.random.default_rng(0).normal(size=(HIDDEN, HIDDEN)), "dense.bias": np.ones(HIDDEN)}
-    head = {name: array.astype(np.float32) for name, array in head.items()}
-    pooling_modules.write(folder, "cls", num_blocks=2, hidden_size=HIDDEN, head=head)
-    ours = SentenceEncoder.from_pretrained(folder)
-    assert ours.pooler == "cls"
-    np.testing.assert_allclose(TorchEncoder(str(folder)).encode(SENTENCES), ours.encode(SENTENCES), atol=1e-5)
 
 
 def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
@@ -122,18 +110,14 @@ def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_si
 
 
 def test_invalid_options_are_refused(tiny, tiny_dir):
-    for size in (0, -1):
-        with pytest.raises(ConfigError, match=f"batch_size={size}: expected a whole number of at least 1"):
-            tiny.encode(["a dog"], batch_size=size)
-    for length in (0, 2, -3):
-        with pytest.raises(ConfigError, match=f"max_length={length}: expected .*3 tokens"):
-            tiny.encode(["a dog"], max_length=length)
-    for dtype in ("int8", "float16", "float64", "nonsense"):
+    with pytest.raises(ConfigError, match="batch_size=0: expected a whole number of at least 1"):
+        tiny.encode(["a dog"], batch_size=0)
+    with pytest.raises(ConfigError, match=r"max_length=2: expected .*3 tokens"):
+        tiny.encode(["a dog"], max_length=2)
+    for dtype in ("float16", "nonsense"):
         with pytest.raises(ConfigError, match=f"dtype='{dtype}': use 'float32' or 'bfloat16'"):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", dtype=dtype)
-    with pytest.raises(
-        ConfigError, match=r"SentenceEncoder\('minilm'\) takes a loaded model. Use SentenceEncoder.from_pre"
-    ):
+    with pytest.raises(ConfigError, match=r"SentenceEncoder\('minilm'\) takes a loaded model"):
         SentenceEncoder("minilm")
     with pytest.raises(ConfigError, match="build_index"):
         SentenceEncoder.from_pretrained(tiny_dir, pooler="avg").search("a dog")
@@ -208,22 +192,8 @@ def test_long_sentences_are_not_cut_before_the_last_position(tiny):
     np.testing.assert_allclose(cut[0], tiny.encode(fits), atol=1e-6)
 
 
-def test_max_length_counts_special_tokens(tiny):
-    np.testing.assert_allclose(tiny.encode("dog cat bird", max_length=4), tiny.encode("dog cat"), atol=1e-6)
-
-
 def with_weights(encoder: SentenceEncoder, transformer: dict) -> SentenceEncoder:
     return SentenceEncoder(encoder.config, transformer, encoder.tokenizer, pooler=encoder.pooler)
-
-
-def test_other_weights_share_the_compiled_function(tiny, caplog):
-    before = tiny.encode(SENTENCES)
-    other = with_weights(tiny, random_params(Transformer, tiny.config, seed=1))
-    with jax.log_compiles():
-        after = other.encode(SENTENCES)
-    assert not any("Compiling jit(forward)" in message for message in caplog.messages)
-    assert not np.allclose(before, after)
-    np.testing.assert_array_equal(tiny.encode(SENTENCES), before)
 
 
 def test_few_shapes_are_compiled(tiny_dir, caplog):
@@ -271,20 +241,13 @@ def test_another_pooler_than_recorded_warns():
 
 def test_folders_that_lack_a_part_are_refused(tmp_path, minilm_dir):
     folder = write_tiny_model(tmp_path, minilm_dir, pooler=False)
-
-    def refused(message: str, pooler: str | None = "avg") -> None:
+    for pooler, message in ((None, "Choose one of: cls, cls_before_pooler, avg"), ("cls", "Use 'cls_before_pooler'")):
         with pytest.raises(CheckpointError, match=message):
             SentenceEncoder.from_pretrained(folder, pooler=pooler)
-
-    refused("Choose one of: cls, cls_before_pooler, avg, avg_top2, avg_first_last", pooler=None)
-    refused("Use 'cls_before_pooler'", pooler="cls")
-    document = json.loads((folder / "tokenizer.json").read_text())
-    del document["model"]["vocab"]["[UNK]"]
-    (folder / "tokenizer.json").write_text(json.dumps(document))
-    refused(r"cannot read an unknown word: .*\[UNK\]")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (folder / name).unlink()
-    refused("does not contain a tokenizer")
+    with pytest.raises(CheckpointError, match="does not contain a tokenizer"):
+        SentenceEncoder.from_pretrained(folder, pooler="avg")
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints/7"])
@@ -305,9 +268,7 @@ def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, mon
     assert asked == [tmp_path / inside]
 
 
-@pytest.mark.parametrize(
-    "config", [None, "{", "[]", '{"model_type": "bert"}', '{"model": "bert"}', '{"model": {"type": "WordPiece"}}']
-)
+@pytest.mark.parametrize("config", [None, "{", "[]", '{"model_type": "bert"}', '{"model": {"type": "WordPiece"}}'])
 def test_only_folders_with_a_runs_configuration_are_runs(config, tmp_path):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
@@ -344,13 +305,10 @@ def test_fingerprint_does_not_depend_on_names_in_the_code(tiny):
         kind.__qualname__, kind.__module__ = name, module
 
 
-@pytest.mark.parametrize("make", [iter, lambda texts: (text for text in texts), lambda texts: map(str, texts), tuple])
-def test_iterators_are_read_once(tiny, make):
-    expected = tiny.encode(SENTENCES)
-    np.testing.assert_array_equal(tiny.encode(make(SENTENCES)), expected)
-    assert tiny.similarity(make(SENTENCES), make(["no"])).shape == (5, 1)
-    tiny.build_index(make(SENTENCES))
-    assert [hits[0][0] for hits in tiny.search(make(SENTENCES), top_k=1)] == SENTENCES
+def test_iterators_are_read_once(tiny):
+    np.testing.assert_array_equal(tiny.encode(iter(SENTENCES)), tiny.encode(SENTENCES))
+    tiny.build_index(iter(SENTENCES))
+    assert [hits[0][0] for hits in tiny.search(iter(SENTENCES), top_k=1)] == SENTENCES
 
 
 def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
@@ -362,20 +320,12 @@ def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
         assert other.fingerprint() == tiny.fingerprint()
 
 
-def test_repr_names_the_model(tiny, tiny_dir):
-    assert repr(tiny) == f"SentenceEncoder('{tiny_dir}', pooler='avg', dimension=16, dtype='float32')"
-
-
 @pytest.mark.parametrize(
     ("sentences", "message"),
     [
-        (None, "expected a string or an iterable of strings, got NoneType"),
-        (b"bytes", "got bytes"),
+        (b"bytes", "expected a string or an iterable of strings, got bytes"),
         ({"a": "b"}, "got dict"),
-        (7, "got int"),
-        ([None], r"sentence 0 is None \(NoneType\), not a string"),
-        (["a", b"b"], "sentence 1 is b'b'"),
-        ([1.5], "sentence 0 is 1.5"),
+        (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
         ([("a", "b")], "an embedding of its own: give one flat list"),
     ],
 )

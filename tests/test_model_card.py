@@ -72,23 +72,12 @@ def test_the_hub_reads_the_metadata():
     ]  # fmt: skip
 
 
-def test_unknown_facts_are_left_out():
-    config = config_of("adapt", data__train_file="notes.txt")
-    saved = dataclasses.replace(saved_with(config), dev={}, baseline=None)
-    data = ModelCard(card_of(saved, BaseModel("mine"))).data.to_dict()
-    assert set(data) == {"library_name", "pipeline_tag", "tags"}
-    about = About(license="mit", language=("de", "fr"))
-    asked = ModelCard(card_of(saved, BaseModel("mine", "bert-base-uncased"), about)).data
-    assert (asked.base_model, asked.license, asked.language) == ("bert-base-uncased", "mit", ["de", "fr"])
-
-
 @pytest.mark.parametrize(
     ("keys", "interpolation", "language"),
     [
         ({}, 1.0, None),  # notes.txt may be German, although the starting checkpoint is English
         ({"data__language": ("de",)}, 1.0, "de"),
         ({"data__language": ("de",)}, 0.0, "en"),
-        ({"data__train_file": "docstrings"}, 1.0, "en"),
     ],
 )
 def test_the_language_is_known_or_left_out(keys, interpolation, language):
@@ -168,15 +157,6 @@ def test_a_card_has_no_local_paths(tmp_path):
     assert (kept["eval.data_dir"], kept["distillation.teachers"]) == ("", ("teacher",))
 
 
-def test_relative_paths_lose_their_folders_and_hub_ids_stay(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    config = config_of("adapt", data__train_file="texts/a.txt", model__name_or_path="runs/mine")
-    values = flat(card.portable(config))
-    assert (values["data.train_file"], values["model.name_or_path"]) == ("a.txt", "mine")
-    assert flat(card.portable(config_of("adapt", model__name_or_path="org/name")))["model.name_or_path"] == "org/name"
-
-
 def test_only_results_of_this_model_are_used(tmp_path):
     run, saved = tmp_path / "run", saved_with(config_of("diffcse_base"))
     run.mkdir()
@@ -190,10 +170,7 @@ def test_only_results_of_this_model_are_used(tmp_path):
     assert recorded(ours, start) == (ours, start)
     assert recorded(ours, start | {"pooler": "cls"}) == (ours, None)
     assert recorded({"asked": ["sts"], "scores": {}}) == ({}, None)  # of a study
-    for other in (
-        {"model": str(tmp_path)}, {"pooler": "avg"}, {"mode": "dev"}, {"similarity": "dot"}, {"post": "whitening:x"},
-        {"truncate_dim": 8}, {"aggregation": "mean"},
-    ):  # fmt: skip
+    for other in ({"model": str(tmp_path)}, {"pooler": "avg"}, {"mode": "dev"}, {"truncate_dim": 8}):
         assert recorded(ours | other) == ({}, None), other
     assert recorded(start) == ({}, None)
     assert recorded(ours, named=True) == (ours, None)
@@ -208,8 +185,6 @@ def test_a_card_cites_the_methods_used():
     assert papers_of(config_of("simcse_base")) == ["simcse"]
     assert papers_of(config_of("diffcse_base")) == ["simcse", "diffcse"]
     assert papers_of(config_of("diffcse_simcsepp_base")) == ["simcse", "simcsepp", "diffcse"]
-    assert papers_of(config_of("rankcse_base")) == ["rankcse", "simcse"]
-    assert "coco_lm" in papers_of(config_of("diffcse_base", difference__objective="corrective_lm"))
     assert papers_of(config_of("adapt", matryoshka__sizes=(8,), data__pairs="crops", eval__interpolate=4))[-3:] == [
         "matryoshka", "contriever", "wise_ft",
     ]  # fmt: skip

@@ -38,14 +38,7 @@ _HEADERS = {
 
 
 class Corpus:
-    """A text with the models that search it. One thread searches at a time.
-
-    Args:
-        name: Name of the text.
-        sentences: The texts to search.
-        models: Encoders by name; each has an index of `sentences` before the first search.
-        top_k: Number of hits of a search.
-    """
+    """A text with the models that search it: encoders with an index of its sentences. One thread searches at a time."""
 
     def __init__(self, name: str, sentences: Sequence[str], models: Mapping[str, Any], top_k: int = 10):
         self.name, self.size = name, len(sentences)
@@ -73,17 +66,7 @@ def serve(
     weight: float | None = None,
     passages: bool = True,
 ) -> None:
-    """Encode a text and serve its search page until Ctrl-C.
-
-    Args:
-        model: The model to search with.
-        text: What `--input` names.
-        against: A second model, or an empty string.
-        columns: The columns of a table to read.
-        top_k: Number of hits of a search.
-        host: Address or name to listen on.
-        port: Port to listen on; 0 takes any free one.
-        mode, language, weight, passages: As for `SentenceEncoder.build_index`.
+    """Encode a text and serve its search page until Ctrl-C. Arguments are the options of `diffcse demo`.
 
     Raises:
         UserError: The text, a model or the address cannot be used.
@@ -113,11 +96,7 @@ def serve(
 
 
 def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> list[Record]:
-    """Read the distinct texts of what `--input` names, in their order, with their places.
-
-    Raises:
-        DataError: The text cannot be read or is empty.
-    """
+    """Read the distinct texts of what `--input` names, in their order, with their places."""
     distinct: dict[str, Record] = {}
     for record in read_all([text], columns=columns, titled=titled):
         distinct.setdefault(title_of(record) + record[TEXT], record)
@@ -125,11 +104,7 @@ def read_texts(text: str, columns: Sequence[str] = (), titled: bool = True) -> l
 
 
 def open_server(corpus: Corpus, host: str, port: int) -> ThreadingHTTPServer:
-    """Open a listening server; `serve_forever` answers requests.
-
-    Raises:
-        ConfigError: The server cannot listen there.
-    """
+    """Open a listening server; `serve_forever` answers requests."""
     handler = type("Handler", (_Handler,), {"corpus": corpus, "host": host})
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

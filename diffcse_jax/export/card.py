@@ -66,15 +66,8 @@ def model_card(
 ) -> str:
     """Return the content of README.md: metadata as YAML, then Markdown.
 
-    Args:
-        saved: The exported encoder.
-        base: The starting checkpoint.
-        about: What the user adds.
-        name: Name of the model if it has no id on the hub.
-        truncate_dim: The size that embeddings are cut to.
-        results: Test results of the model and of the starting checkpoint, as from `recorded_results`.
-        checks: Sentences on how readers of the folder agree with the trained model.
-        onnx: Whether it has ONNX files.
+    `name` is for a model without an id on the hub, `results` are those of `recorded_results`, and `checks` are
+    sentences on how readers of the folder agree with the trained model.
     """
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
     is_cut = truncate_dim not in (None, saved.embedding_size)
@@ -207,16 +200,9 @@ def _without_folder(key: str, value: Any) -> Any:
 def recorded_results(
     source: Path, saved: SavedEncoder, truncate_dim: int | None, files: Sequence[Path]
 ) -> tuple[Results, Results | None]:
-    """Return the results that `diffcse evaluate` has written for the exported model and its starting checkpoint.
+    """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
 
-    Args:
-        source: The run's folder, or the checkpoint in it, that is exported.
-        saved: The encoder.
-        truncate_dim: The size that its embeddings are cut to.
-        files: The `results.json` files to look in. If empty, those in the run's folder.
-
-    Returns:
-        Those of the model, empty if there are none, and those of the starting checkpoint, None if there are none.
+    They are read from files of `diffcse evaluate`, by default those in the folder of the run.
 
     Raises:
         ConfigError: The given files have no results of this model.

@@ -131,11 +131,7 @@ def export(
 def export_and_upload(
     source: Path, output: Path | None, truncate_dim: int | None, *, with_onnx: bool, about: About, private: bool
 ) -> None:
-    """Do what `diffcse export` does: export, then upload the folder if `about` has a hub id.
-
-    Raises:
-        UserError: As `export`, `check_upload` and `push`.
-    """
+    """Do what `diffcse export` does: export, then upload the folder if `about` has a hub id."""
     if about.hub_id:
         check_upload(about.hub_id)
     output = output or (find_run(source) or source) / "export"
@@ -295,13 +291,7 @@ def check_upload(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, *, private: bool = False) -> str:
-    """Upload an export, and return the address of the commit. Create the repository if it does not exist.
-
-    Args:
-        folder: An export.
-        repository: `USER/NAME`.
-        private: Make a new repository private. The visibility of an existing one does not change.
-    """
+    """Upload an export, and return the address of the commit. Create the repository if it does not exist."""
     complete = f" The export in {folder} is complete. Run the same command again to retry the upload"
     with _hub_errors(repository, complete):
         created = HfApi().create_repo(repository, private=private or None, exist_ok=True)

@@ -44,11 +44,7 @@ _SAFE = "The checkpoints are complete."
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
-    """Fine-tune, export and predict: the work of `diffcse finetune`.
-
-    Returns:
-        The verdict: how the selected model compares with the start of the last stage.
-    """
+    """Fine-tune, export and predict: the work of `diffcse finetune`. Return the verdict of the last stage."""
 
     def finish() -> None:
         export_with_curves(config, workdir)
@@ -69,11 +65,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
 
 def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
-    """Train the encoder and the heads, in one stage or two. A run that was stopped resumes.
-
-    Returns:
-        The verdict, and the tasks with their rows.
-    """
+    """Train the encoder and the heads, in one stage or two, and resume if stopped. Return the verdict and the tasks."""
     tuning = Tuning(config)
     open_run(workdir, tuning.config, tuning.checkpoint, tuning.tokenizer, None)
     heads: Params = {}
@@ -86,8 +78,7 @@ def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
 class Tuning:
     """The encoder to start from and the rows of the tasks, which both stages share.
 
-    Args:
-        config: The run. The attribute `config` also has the pooler and the classes of the tasks.
+    The attribute `config` also has the pooler and the classes of the tasks.
     """
 
     def __init__(self, config: Config):
@@ -182,10 +173,9 @@ class Tuning:
         )
 
     def frozen_vectors(self, folder: Path) -> tuple[dict[str, SentenceVectors], CachedEncoder]:
-        """Compute the embeddings of the training sentences with the frozen encoder, and keep them in a folder.
+        """Compute the embeddings of training sentences, by task, with the frozen encoder; return that encoder, too.
 
-        Returns:
-            The embeddings by task, of sentences cut to `data.max_length`, and the frozen encoder for dev sentences.
+        They are kept in a folder, of sentences cut to `data.max_length`.
         """
         frozen = self.start_encoder()
         return {data.name: self._stored(folder, data, frozen) for data in self.tasks}, CachedEncoder(frozen)
@@ -210,13 +200,7 @@ class Tuning:
         return SentenceVectors(path)
 
     def mixture(self, config: Config, stored: dict[str, SentenceVectors]) -> Mixture:
-        """Return the batches of a stage.
-
-        Args:
-            config: The configuration of the stage.
-            stored: Embeddings of the frozen encoder by task, which then replace tokens. Empty: the networks encode the
-                sentences.
-        """
+        """Return the batches of a stage: tokens, or embeddings of the frozen encoder by task if they are given."""
         options, train = config.finetune, config.train
         rows = [len(data.train) for data in self.tasks]
         steps = train.steps or train.epochs * (sum(rows) // train.batch_size)

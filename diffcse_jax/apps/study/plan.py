@@ -230,15 +230,9 @@ def make_plan(
     finetune_overrides: Sequence[str] = (),
     earlier: Path | None = None,
 ) -> Plan:
-    """Build the configuration of every run.
+    """Build the configuration of every run. `earlier` is the folder of a study that has trained the variants already.
 
-    Args:
-        name: The name of the study, for messages.
-        study: The study.
-        overrides: Arguments `--config.KEY=VALUE`, which every variant gets last.
-        workdir: The folder of the study.
-        finetune_overrides: Arguments `--finetune.KEY=VALUE`, which every fine-tuning gets last.
-        earlier: The folder of an earlier study that has trained the variants, if there is one.
+    Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
     """
     values, tuning_values = read_overrides(overrides), read_overrides(finetune_overrides, "finetune")
     if tuning_values and not study.finetunings:

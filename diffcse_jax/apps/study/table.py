@@ -44,13 +44,14 @@ def write(plan: Plan, workdir: Path) -> Summary:
 def summarize(plan: Plan) -> Summary:
     """Return the scores of all runs that are done, and the states of the others: the content of `study.json`."""
     about: dict[str, dict[str, Any]] = {name: {} for name in ("start", "origins", "open", "missing", "not_official")}
-    overrides: dict[str, dict[str, Any]] = {"overrides": {}, "finetune_overrides": {}}
+    about |= {"overrides": {}, "finetune_overrides": {}}
     scores: dict[str, dict[str, dict[str, float]]] = {row: {} for row in plan.rows}
     titles: dict[tuple[str, str], str] = {}  # the columns of dev metrics by metric and text
     for run in itertools.chain(*plan.rows.values()):
         results = run.results()
-        recorded = {} if results is None else read_record(run.folder)["overrides"]
-        overrides["finetune_overrides" if run.start else "overrides"] |= {**run.overrides, **recorded}
+        recorded = run.overrides if results is None else read_record(run.folder)["overrides"]
+        shown = {key: value for key, value in recorded.items() if key not in machine_keys()}
+        about["finetune_overrides" if run.start else "overrides"] |= shown
         if results is None:
             about["open"][run.label] = run.state()
             continue
@@ -82,9 +83,8 @@ def summarize(plan: Plan) -> Summary:
                     "difference": {column: each for column, each in compared.items() if each},
                 }
             )
-    shown = {kind: {k: v for k, v in each.items() if k not in machine_keys()} for kind, each in overrides.items()}
     names = {"study": plan.name, "source": plan.study.source, "finetunings": list(plan.study.finetunings)}
-    return {**names, "rows": rows, "dev_columns": [*titles.values()], **shown, **about}
+    return {**names, "rows": rows, "dev_columns": [*titles.values()], **about}
 
 
 def _columns(run: Run, results: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
@@ -118,10 +118,8 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     return {"mean": statistics.mean(each), "n": len(each), "p": p}
 
 
-def format_difference(found: Mapping[str, Any]) -> str:
-    """Return a difference and its p-value, if it has one, as text."""
-    p = found["p"]
-    significance = "" if p is None else f" (p {p:.3f})" if p >= 0.001 else " (p < 0.001)"
+def _format_difference(found: Mapping[str, Any]) -> str:
+    significance = "" if found["p"] is None else f" (p {found['p']:.3f})" if found["p"] >= 0.001 else " (p < 0.001)"
     return f"{found['mean']:+.2f}{significance}"
 
 
@@ -140,7 +138,7 @@ def show(summary: Summary, style: str) -> str:
             parts.append(remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided"))
             lines = []
             for row in compared:
-                cells = {column: format_difference(found) for column, found in row["difference"].items()}
+                cells = {column: _format_difference(found) for column, found in row["difference"].items()}
                 pairs = max(found["n"] for found in row["difference"].values())
                 lines.append(Row(row["row"], {"pairs": str(pairs)} | cells))
             parts.append(table(["pairs", *shown], lines, style))
@@ -196,14 +194,11 @@ def _notes(summary: Summary) -> list[str]:
 
 def draw_pictures(summary: Summary, folder: Path) -> list[str]:
     """Draw the scores of encoders and fine-tunings, and alignment and uniformity if scored. Return the files' names."""
-    groups = zip(("study.png", "finetuning.png"), _groups(summary), strict=False)
-    figures = {name: _draw_scores(summary, [row for row in rows if row["n"]]) for name, rows in groups}
-    points = {
-        row["row"]: [(seed["uniformity"], seed["alignment"]) for seed in row["scores"].values() if "alignment" in seed]
-        for row in summary["rows"]
-    }
-    if points := {row: pairs for row, pairs in points.items() if pairs}:
-        figures["alignment_uniformity.png"] = _draw_geometry(points)
+    figures = {}
+    for name, rows in zip(("study.png", "finetuning.png"), _groups(summary), strict=False):
+        figures[name] = _draw_scores(summary, [row for row in rows if row["n"]])
+    if geometry := [row for row in summary["rows"] if "alignment" in row["mean"]]:
+        figures["alignment_uniformity.png"] = _draw_geometry(geometry)
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=120)
     return list(figures)
@@ -229,25 +224,23 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
             scores = [seed[column] for seed in row["scores"].values() if column in seed]
             if scores:
                 (points,) = axes.plot(scores, [height] * len(scores), "o", alpha=0.6)
-                axes.plot([statistics.mean(scores)] * 2, [height - 0.3, height + 0.3], color=points.get_color())
+                axes.plot(statistics.mean(scores), height, "|", markersize=16, color=points.get_color())
             if column in row["published"]:
                 axes.plot(row["published"][column], height, "D", color="black", fillstyle="none")
         axes.set(title=SHORT_NAMES.get(column, column))
         axes.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(rows)), [row["row"] for row in rows])
-    panels[0].set_ylim(max(len(rows), 1) - 0.5, -0.5)  # the first row on top
+    panels[0].invert_yaxis()  # the first row on top
     return figure
 
 
-def _draw_geometry(rows: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
-    """Draw alignment over uniformity: a small point per seed, a large one at the mean."""
+def _draw_geometry(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Draw mean alignment over mean uniformity."""
     figure = _new_figure(7.5, max(4.0, 0.8 + 0.21 * len(rows)))
     axes = figure.subplots()
-    for number, (row, points) in enumerate(rows.items()):
+    for number, row in enumerate(rows):
         color, marker = f"C{number % 10}", "osD^v<>P*X"[number // 10 % 10]
-        axes.plot(*map(statistics.mean, zip(*points, strict=True)), marker, color=color, markersize=9, label=row)
-        if len(points) > 1:
-            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=4, alpha=0.5)
+        axes.plot(row["mean"]["uniformity"], row["mean"]["alignment"], marker, color=color, label=row["row"])
     axes.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)", title="STS-B")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
