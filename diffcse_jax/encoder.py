@@ -72,12 +72,6 @@ class SentenceEncoder(Searcher):
         name: The name of the model, for records and errors.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "SentenceEncoder":
-        if cls is SentenceEncoder and args and isinstance(args[0], str | Path):
-            call = f"({str(args[0])!r})"
-            raise ConfigError(f"SentenceEncoder{call} takes a loaded model. Use SentenceEncoder.from_pretrained{call}")
-        return super().__new__(cls)
-
     def __init__(
         self,
         config: TransformerConfig,
@@ -329,12 +323,8 @@ class SentenceEncoder(Searcher):
             and field.repr  # otherwise it changes how embeddings are computed, not what they are
             and "dropout" not in field.name
         }
-        settings = {
-            "transformer": sizes,
-            "pooler": self.pooler,
-            "precision": self.dtype.name,
-            "dimension": self.dimension,
-        }
+        settings = {"transformer": sizes, "pooler": self.pooler}
+        settings |= {"precision": self.dtype.name, "dimension": self.dimension}
         settings |= {"head": self.sentence_head.layers} if self.sentence_head.layers else {}
         settings |= {} if self.prompts.pooled else {"include_prompt": False}
         settings |= {} if self.max_length == self.config.max_length else {"max_length": self.max_length}
@@ -378,8 +368,8 @@ class SentenceEncoder(Searcher):
                 yield rows, np.asarray(computed)[: len(rows), : self.dimension]
 
     def _tokenize(self, sentences: list[str], max_length: int | None) -> Tokenised:
-        least, most = self._backend.num_special_tokens_to_add(is_pair=False) + 1, self.config.max_length
-        most = self.max_length if max_length is None else most
+        least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
+        most = self.max_length if max_length is None else self.config.max_length
         if max_length is not None and max_length < least:
             raise ConfigError(
                 f"max_length={max_length}: expected at least {least} tokens, or None for the model's length"
@@ -392,10 +382,7 @@ class SentenceEncoder(Searcher):
                 bad = [text for text in sentences if text.encode(errors="ignore").decode() != text]
                 if not bad:
                     raise
-                raise DataError(
-                    f"{bad[0]!r:.60} contains a lone surrogate: the text was not valid UTF-8. Correct the text, or "
-                    'read it with errors="replace"'
-                ) from error
+                raise DataError(f"{bad[0]!r:.60} contains a lone surrogate: the text was not valid UTF-8") from error
 
     def _batch(
         self, token_ids: list[list[int]], rows: int, length: int

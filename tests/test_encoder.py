@@ -117,8 +117,6 @@ def test_invalid_options_are_refused(tiny, tiny_dir):
     for dtype in ("float16", "nonsense"):
         with pytest.raises(ConfigError, match=f"dtype='{dtype}': use 'float32' or 'bfloat16'"):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", dtype=dtype)
-    with pytest.raises(ConfigError, match=r"SentenceEncoder\('minilm'\) takes a loaded model"):
-        SentenceEncoder("minilm")
     with pytest.raises(ConfigError, match="build_index"):
         SentenceEncoder.from_pretrained(tiny_dir, pooler="avg").search("a dog")
 

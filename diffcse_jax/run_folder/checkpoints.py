@@ -6,7 +6,6 @@ when it is read. Training resumes from the newest intact checkpoint.
 """
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
@@ -98,11 +97,7 @@ class Checkpoints:
     ) -> None:
         """Start to save and return as soon as the arrays are copied. Skip a step that is saved already.
 
-        Args:
-            state: The state after the step.
-            data_state: The position in the data.
-            measured: The dev evaluation; empty if there was none.
-            eligible: Whether this may be the best checkpoint.
+        `measured` is empty if there was no dev evaluation, and `eligible` says whether this may be the best checkpoint.
         """
         step = int(state.step)
         if step in self._manager.all_steps():
@@ -136,13 +131,9 @@ class Checkpoints:
             )
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Read the newest intact checkpoint. Report damaged newer ones and move them to `WORKDIR/damaged`.
+        """Return the newest intact checkpoint and its position in the data. Move newer, damaged ones to `damaged/`.
 
-        Args:
-            like: A state with the shapes, types and shardings that the arrays get.
-
-        Returns:
-            The saved state and the position in the data.
+        The arrays get the shapes, types and shardings of the state `like`.
 
         Raises:
             CheckpointError: All checkpoints are damaged, or the damaged ones cannot be moved.
@@ -251,8 +242,7 @@ class Checkpoints:
             raise disk_error(self._folder, reason, safe=safe) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class _Best:
+class _Best(NamedTuple):
     """The Orbax policy that keeps the best checkpoint and those that may be the best."""
 
     scores: Mapping[int, float | None]  # also of the steps that are saved later

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,11 +61,7 @@ def held(workdir: Path) -> Iterator[None]:
     """Keep every other run out of the folder during the block. The folder is created if it is missing.
 
     The first process locks `WORKDIR/lock`. The system frees the lock when that process ends, however it ends. On a file
-    system without locks, no run is kept out.
-
-    Raises:
-        InUseError: Another run uses the folder. Raised on every process, like all errors of this module.
-        DiskError: The folder cannot be written.
+    system without locks, no run is kept out. If another run uses the folder, every process raises an `InUseError`.
     """
     with contextlib.ExitStack() as stack:
 
@@ -89,16 +86,8 @@ def open_run(
 ) -> None:
     """Write what identifies a new run, or check that the run in the folder is the same.
 
-    A run without a checkpoint has nothing to resume, so a different run may replace it.
-
-    Args:
-        workdir: The folder, on a file system that all processes share.
-        config: The resolved configuration.
-        encoder: The starting checkpoint.
-        tokenizer: Its tokenizer.
-        generator: The frozen masked LM of `generator.name_or_path`, if the run names one.
-        others: Digests of the other files that training reads, by the key that names them.
-        prompts: The prompts of the trained model.
+    A run without a checkpoint has nothing to resume, so a different run may replace it. `generator` is the masked LM of
+    `generator.name_or_path`, and `others` are digests of other files that training reads, by the key of the file.
     """
 
     @disk_errors(workdir, safe="Complete files there are unchanged.", instead="give another --workdir")
@@ -106,9 +95,10 @@ def open_run(
         digests = {"model.name_or_path": json_digest([encoder.digest(), dict(encoder.hf_config)]), **others}
         if generator is not None:
             digests["generator.name_or_path"] = generator.digest()
+        write_encoder = partial(_write_encoder, workdir, config, encoder, tokenizer, prompts)
         if _has_checkpoint(workdir):
             _check_same(workdir, config, digests)
-            _repair_encoder(workdir, config, encoder, tokenizer, prompts)
+            _repair_encoder(workdir, write_encoder)
             return
         if (workdir / CONFIG).is_file():
             try:
@@ -117,7 +107,7 @@ def open_run(
                 (workdir / CONFIG).unlink()  # first: without it the folder is not a run's
                 for name in _BEFORE_CHECKPOINTS:
                     shutil.rmtree(workdir / name, ignore_errors=True)
-        _write_encoder(workdir, config, encoder, tokenizer, prompts)
+        write_encoder()
         files = (path for path in (workdir / _ENCODER).iterdir() if path.is_file())
         recorded = file_digests(workdir, files) | {CONFIG: json_digest(config.to_dict())}
         write_json(workdir / START, {**digests, _FILES: recorded})
@@ -217,13 +207,7 @@ def is_hub_id(name: Any) -> bool:
 
 
 def describe_base_model(name_or_path: str, folder: Path, hf_config: Mapping[str, Any]) -> BaseModel:
-    """Return what is known about a checkpoint.
-
-    Args:
-        name_or_path: The checkpoint as the configuration names it.
-        folder: The folder with its files.
-        hf_config: The content of its `config.json`.
-    """
+    """Return what is known about a checkpoint, given its name in the configuration, its folder and its config.json."""
     card: Mapping[str, Any] = {}
     with contextlib.suppress(Exception):  # there is no card, or its YAML is invalid
         card = metadata_load(folder / "README.md") or {}
@@ -306,16 +290,14 @@ def _write_encoder(
         write_json(folder / _HEAD, record | {"layers": [layer._asdict() for layer in head.layers]})
 
 
-def _repair_encoder(
-    workdir: Path, config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast, prompts: Prompts
-) -> None:
+def _repair_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
     """Rewrite `encoder/` from the starting checkpoint if it is damaged."""
     recorded = _recorded_files(workdir, _ENCODER)
     if damaged := first_changed(workdir, recorded):
-        _write_encoder(workdir, config, encoder, tokenizer, prompts)
+        write_encoder()
         if first_changed(workdir, recorded):
             raise ConfigError(
-                f"the tokenizer of model.name_or_path={config.model.name_or_path!r} has changed since the run in "
-                f"{workdir} began. Restore the earlier files, or give another --workdir to begin a new run"
+                f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or give "
+                "another --workdir to begin a new run"
             )
         print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)

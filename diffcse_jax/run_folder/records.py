@@ -124,13 +124,7 @@ def read_baseline(workdir: Path) -> Record | None:
 
 
 def write_selection(workdir: Path, selection: Selection, weights: Params) -> None:
-    """Write the selected model.
-
-    Args:
-        workdir: The run's folder.
-        selection: The selection.
-        weights: Its weights under the names of a checkpoint. They are written only if no checkpoint has them.
-    """
+    """Write the selected model, and its weights, under the names of a checkpoint, if no checkpoint has them."""
     clear_selection(workdir)
     with disk_errors(workdir / SELECTION, safe=_SAFE):
         files = {}
@@ -187,11 +181,8 @@ def read_checked(path: Path, remedy: str) -> dict[str, Any]:
 class MetricsWriter:
     """Appends rows to a run's `metrics.jsonl`.
 
-    Args:
-        workdir: The run's folder.
-        resumed_at: The step of the checkpoint that training resumes from, or 0. Later rows are removed: a run that was
-            killed after its last checkpoint left them. If lines are unreadable, a copy of the file is kept in
-            `WORKDIR/damaged`.
+    Rows after the step `resumed_at` are removed: a run that was killed after its last checkpoint left them. If lines are
+    unreadable, a copy of the file is kept in `WORKDIR/damaged`.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
