@@ -323,7 +323,7 @@ class SentenceEncoder(Searcher):
             and field.repr  # otherwise it changes how embeddings are computed, not what they are
             and "dropout" not in field.name
         }
-        settings = {"transformer": sizes, "pooler": self.pooler}
+        settings: dict[str, Any] = {"transformer": sizes, "pooler": self.pooler}
         settings |= {"precision": self.dtype.name, "dimension": self.dimension}
         settings |= {"head": self.sentence_head.layers} if self.sentence_head.layers else {}
         settings |= {} if self.prompts.pooled else {"include_prompt": False}
@@ -371,9 +371,7 @@ class SentenceEncoder(Searcher):
         least = self._backend.num_special_tokens_to_add(is_pair=False) + 1
         most = self.max_length if max_length is None else self.config.max_length
         if max_length is not None and max_length < least:
-            raise ConfigError(
-                f"max_length={max_length}: expected at least {least} tokens, or None for the model's length"
-            )
+            raise ConfigError(f"max_length={max_length}: expected at least {least} tokens, or None")
         with self._tokenizing:
             self._backend.enable_truncation(min(max_length or most, most))
             try:

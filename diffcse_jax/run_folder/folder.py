@@ -297,7 +297,7 @@ def _repair_encoder(workdir: Path, write_encoder: Callable[[], None]) -> None:
         write_encoder()
         if first_changed(workdir, recorded):
             raise ConfigError(
-                f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or give "
-                "another --workdir to begin a new run"
+                f"the tokenizer of model.name_or_path has changed since the run in {workdir} began. Restore it, or "
+                "give another --workdir to begin a new run"
             )
         print(f"warning: {workdir / damaged} was damaged. It has been rewritten", file=sys.stderr)

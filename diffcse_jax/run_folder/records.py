@@ -181,8 +181,8 @@ def read_checked(path: Path, remedy: str) -> dict[str, Any]:
 class MetricsWriter:
     """Appends rows to a run's `metrics.jsonl`.
 
-    Rows after the step `resumed_at` are removed: a run that was killed after its last checkpoint left them. If lines are
-    unreadable, a copy of the file is kept in `WORKDIR/damaged`.
+    Rows after the step `resumed_at` are removed: a run that was killed after its last checkpoint left them. If lines
+    are unreadable, a copy of the file is kept in `WORKDIR/damaged`.
     """
 
     def __init__(self, workdir: Path, *, resumed_at: int):
