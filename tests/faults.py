@@ -6,7 +6,7 @@ right, end so. Signals come at a file operation or at a moment of computing. A d
 operation on. Files get a flipped bit or a cut-off end. A library that is loaded before libc (faulty_files.c) does it.
 
 Commands run in a process that is forked from this one, which has imported everything and never computes. It runs one
-command after the other, so that programs are compiled once, until a fault kills it.
+command after the other until a fault kills it. Compiled programs are kept on disk.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,34 +139,9 @@ UNTRAINED = ("evaluate", "embed", "load", "stored")
 
 
 def prepare() -> None:
-    """Leave out what a trial does not need, and do once what costs much."""
+    """Leave out what a trial does not need."""
     sys.modules["diffcse_jax.export.folder"]._installed = lambda module: False  # PyTorch's readers
     sys.modules["diffcse_jax.api"].draw_curves = lambda workdir: workdir
-    generator, training = (sys.modules[f"diffcse_jax.training.{name}"] for name in ("generator", "train"))
-    generator.make_head_training = once(generator.make_head_training)
-    training.make_train_step = once(training.make_train_step, Compiled)
-
-
-def once(function: Callable[..., Any], wrap: Callable[[Any], Any] = lambda value: value) -> Callable[..., Any]:
-    """A function whose later calls get the first value."""
-    values: list[Any] = []
-    return lambda *arguments, **options: (values or values.append(wrap(function(*arguments, **options))) or values)[0]
-
-
-class Compiled:
-    """A jitted train step whose programs are kept for all runs of a process, by the shapes of their arguments."""
-
-    def __init__(self, step: Any):
-        self._step, self._programs = step, {}
-
-    def lower(self, *arguments: Any) -> "Compiled":
-        self._key = str(arguments)
-        if self._key not in self._programs:
-            self._programs[self._key] = self._step.lower(*arguments).compile()
-        return self
-
-    def compile(self) -> Any:
-        return self._programs[self._key]
 
 
 # Processes.
@@ -345,7 +320,6 @@ class Trial(NamedTuple):
     command: str
     faults: tuple[Fault, ...] = ()
     damaged: tuple[str, ...] = ()
-    cold: bool = False  # the command has compiled nothing
 
 
 class Observed(NamedTuple):
@@ -385,10 +359,9 @@ def process_faults(kind: str, observed: Mapping[tuple[str, str], Observed], chan
             continue  # only training listens to SIGTERM; to others it is what SIGKILL is
         for number, name, path in operations:
             needs_room = re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name)
-            # Programs are compiled, and kept on disk, in the trials of `bare` alone.
-            if (kind != "disk full" or needs_room) and path.startswith("compiled") == (state == "bare"):
+            if kind != "disk full" or needs_room:
                 places[state, command, kind_of_file(path)].append(Fault(*what, number))
-        if kind in SIGNALS and state != "bare" and operations:
+        if kind in SIGNALS and operations:
             moments = [chance.random() * seconds for _ in range(20)]
             places[state, command, "computing"] = [Fault(*what, seconds=moment) for moment in moments]
     by_command = collections.defaultdict(list)
@@ -397,7 +370,7 @@ def process_faults(kind: str, observed: Mapping[tuple[str, str], Observed], chan
     while True:
         for state, command in sorted(by_command, key=lambda _: chance.random()):
             fault = chance.choice(places[chance.choice(by_command[state, command])])
-            yield Trial(kind, state, command, (fault,), cold=state == "bare")
+            yield Trial(kind, state, command, (fault,))
 
 
 def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[Trial]:
@@ -417,7 +390,7 @@ def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[
             readers = [("finished", "stored"), *readers * (is_trained and "vectors" not in path)]
         elif path.startswith("workdir") and not re.search(r"checkpoints|selection|report", path):
             readers = [("begun", "train"), *readers, ("finished", "export")]
-        yield Trial(kind, *chance.choice(readers), damaged=(path,), cold=path.startswith("compiled"))
+        yield Trial(kind, *chance.choice(readers), damaged=(path,))
 
 
 @dataclasses.dataclass
@@ -458,11 +431,6 @@ class Judge:
             observe("finished", *UNTRAINED)
             world.keep("finished")
             return found
-        world.keep("bare")
-        observe("bare", "train")
-        for path in world.trial.iterdir():
-            if path.name != "compiled":
-                shutil.rmtree(path)
         world.keep("fresh")
         observe("fresh", "train")
         observe("finished", "export", "evaluate", "embed", "load", "stored")
@@ -485,8 +453,6 @@ class Judge:
         """Carry out one trial, from its state to the end that it must have."""
         verdict, world = Verdict(trial, where=", ".join(map(kind_of_file, trial.damaged))), self._world
         self._begin(trial)
-        if trial.cold:
-            self.worker.renew()
         printed = ""
         for fault in trial.faults:
             ended = self.worker.run(trial.command, fault)
@@ -570,7 +536,7 @@ class Judge:
         alive = f".{self.worker.process.pid if self.worker.process else 0}."
         partial = re.compile(r"tmp$|\.tmp[.-]|\.old$|(^|/)\.[^/]+\.[0-9a-f]{32}$")
         paths = (str(path.relative_to(self._world.trial)) for path in self._world.trial.rglob("*"))
-        left = [path for path in paths if not path.startswith("compiled") and partial.search(path)]
+        left = [path for path in paths if partial.search(path)]
         if left := [path for path in left if alive not in path]:
             verdict.problems["left over"] = ", ".join(left[:5])
 
@@ -595,7 +561,7 @@ def main() -> int:
     options.workdir.mkdir(parents=True, exist_ok=True)
     load_library(options.workdir)
     world = World(options.workdir.resolve())
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.trial / "compiled")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.base / "compiled")
     for name in (
         "api",
         "cli",
