@@ -11,7 +11,6 @@ from test_senteval import DEV, BagOfWords, write
 from benchmarks import torch_senteval
 from diffcse_jax.evaluation import classifier
 from diffcse_jax.evaluation.classifier import ADAM, REGULARIZATIONS, RMSPROP, Fit, Recipe
-from diffcse_jax.evaluation.sts import correlations
 from diffcse_jax.evaluation.tasks import TASKS
 
 OPTIMIZERS = {"adam": ADAM, "rmsprop": RMSPROP}
@@ -40,7 +39,7 @@ def overlapping_fits(rows):
     return [*fits, Fit(order[:-40], order[-40:]), classifier.hold_out(order[7:])]
 
 
-@pytest.mark.parametrize(("dimension", "classes"), [(48, 2), (100, 3), (384, 2), (768, 6), (1024, 2), (1536, 2)])
+@pytest.mark.parametrize(("dimension", "classes"), [(100, 3), (768, 6), (1536, 2)])
 def test_initial_weights_are_those_of_torch(dimension, classes):
     torch.manual_seed(1111)
     layer = torch.nn.Linear(dimension, classes)
@@ -51,7 +50,7 @@ def test_initial_weights_are_those_of_torch(dimension, classes):
 
 @pytest.mark.parametrize(
     ("optimizer", "batch_size", "tenacity", "passes", "classes"),
-    [("adam", 64, 5, 4, 6), ("rmsprop", 128, 3, 2, 2), ("rmsprop", 7, 0, 1, 6)],
+    [("adam", 64, 5, 4, 2), ("rmsprop", 7, 0, 1, 6)],
 )
 def test_every_fit_is_that_of_torch(optimizer, batch_size, tenacity, passes, classes):
     dimension = 20
@@ -152,31 +151,20 @@ def test_scores_become_distributions_over_their_neighbours():
     np.testing.assert_allclose((classifier.level_weights(scores) @ LEVELS)[10:], scores[10:], atol=1e-6)
 
 
-@pytest.mark.parametrize("stops_by", COEFFICIENTS)
-def test_the_regression_is_sentevals(stops_by):
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(200, 12)).astype(np.float32)
-    y = np.clip(2.5 + x[:, :3].sum(axis=1) + generator.normal(size=200), 0, 5)
-    model, score = fitted_by_torch(x[:150], y[:150], x[150:], y[150:], COEFFICIENTS[stops_by])
-    weights = classifier.train_regression(x[:150], y[:150], x[150:], y[150:], stops_by)
-    expected = np.c_[model[0].weight.detach().numpy(), model[0].bias.detach().numpy()]
-    np.testing.assert_allclose(weights, expected, atol=2e-4)
-    assert correlations(classifier.predict_score(weights, x[150:]), y[150:])[stops_by] == pytest.approx(score, abs=0.01)
-
-
-@pytest.mark.parametrize("task", ["STSBenchmark", "SICKRelatedness"])
 @pytest.mark.parametrize(("suffix", "blocks"), [("finetune", 3), ("senteval", 2)])
-def test_each_copy_of_senteval_stops_by_its_own_coefficient(task, suffix, blocks, monkeypatch):
+def test_each_copy_of_senteval_stops_by_its_own_coefficient(suffix, blocks, monkeypatch):
     """SimCSE's tasks take the block that is best by Spearman, the original's the one that is best by Pearson."""
     dev_scores = iter([(70, 60), (80, 70), (75, 80), *[(60, 60)] * 4])  # Pearson, Spearman
     monkeypatch.setattr(classifier, "correlations", lambda *_: dict(zip(COEFFICIENTS, next(dev_scores), strict=True)))
     monkeypatch.setattr(classifier, "_regression_block", lambda weights, opt_state, *_: (weights + 1, opt_state))
     rows = np.ones((4, 3), np.float32)
-    weights = classifier.train_regression(rows, np.ones(4), rows, np.ones(4), TASKS[f"{task}-{suffix}"].stops_by)
+    stops_by = TASKS[f"SICKRelatedness-{suffix}"].stops_by
+    weights = classifier.train_regression(rows, np.ones(4), rows, np.ones(4), stops_by)
     np.testing.assert_allclose(weights - classifier.initial_weights(5, 3), blocks, atol=1e-6)
 
 
-def test_a_regression_task_is_trained_and_scored_on_its_splits(tmp_path):
+@pytest.mark.parametrize(("suffix", "stops_by"), [("senteval", "pearson"), ("finetune", "spearman")])
+def test_a_regression_task_is_sentevals(suffix, stops_by, tmp_path):
     generator = np.random.default_rng(1)
     features, golds = {}, {}
     for split, rows in (("train", 40), ("dev", 20), ("test", 30)):
@@ -186,19 +174,18 @@ def test_a_regression_task_is_trained_and_scored_on_its_splits(tmp_path):
             common = int(generator.integers(0, 5))
             pairs.append((" ".join(words), " ".join(words[:common] + ["99"] * (4 - common)), 1.0 + common))
         write(tmp_path, f"STS/STSBenchmark/sts-{split}.csv", [f"-\t-\t-\t-\t{gold}\t{a}\t{b}" for a, b, gold in pairs])
-        first, second, golds[split] = zip(*sorted(pairs, key=lambda pair: pair[2]), strict=True)  # all have four words
+        first, second, gold = zip(*sorted(pairs, key=lambda pair: pair[2]), strict=True)  # all have four words
         u, v = BagOfWords().encode(first), BagOfWords().encode(second)
-        features[split] = np.c_[np.abs(u - v), u * v]
-    golds = {split: np.array(gold) for split, gold in golds.items()}
-    model, dev_pearson = fitted_by_torch(
-        features["train"], golds["train"], features["dev"], golds["dev"], COEFFICIENTS["pearson"]
-    )
+        features[split], golds[split] = np.c_[np.abs(u - v), u * v], np.array(gold)
+    coefficient = COEFFICIENTS[stops_by]
+    model, dev_score = fitted_by_torch(features["train"], golds["train"], features["dev"], golds["dev"], coefficient)
     with torch.no_grad():
         predicted = model(torch.from_numpy(features["test"])).numpy() @ LEVELS
-    task = TASKS["STSBenchmark-senteval"]
+    task = TASKS[f"STSBenchmark-{suffix}"]
     scores = task.run(BagOfWords(), tmp_path)
     assert scores["n"] == 30
-    assert scores["pearson"] == pytest.approx(100 * np.corrcoef(predicted, golds["test"])[0, 1], abs=0.05)
-    assert scores["dev"]["pearson"] == pytest.approx(dev_pearson, abs=0.05)
-    (tmp_path / "STS/STSBenchmark/sts-test.csv").unlink()
-    assert task.run(BagOfWords(), tmp_path, DEV)["pearson"] == scores["dev"]["pearson"]
+    assert scores[stops_by] == pytest.approx(100 * coefficient(predicted, golds["test"])[0], abs=0.05)
+    assert scores["dev"][stops_by] == pytest.approx(dev_score, abs=0.05)
+    if suffix == "senteval":
+        (tmp_path / "STS/STSBenchmark/sts-test.csv").unlink()
+        assert task.run(BagOfWords(), tmp_path, DEV)["pearson"] == scores["dev"]["pearson"]

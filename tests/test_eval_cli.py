@@ -158,10 +158,6 @@ def test_geometry_and_retrieval_are_printed_and_drawn(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--tasks", "STS17", "--pooler", "avg"],
-            "unknown task 'STS17'. Did you mean STS16? Known tasks: sts, transfer",
-        ),
         (["--data_dir", "/nowhere", "--pooler", "avg"], "error: no evaluation data: there is no folder /nowhere"),
         (["--tasks", "STSBenchmark"], "does not record its pooler. Choose one of: cls"),
         (["--model", "/nowhere"], "error: model folder not found: /nowhere"),

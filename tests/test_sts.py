@@ -1,21 +1,15 @@
 import os
 
-import jax
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from diffcse_jax import SentenceEncoder
-from diffcse_jax import encoder as encoder_module
-from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Settings, sts
-from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.evaluation.sts import SICKR, STSB, YEARS
-from diffcse_jax.models import hf
 from diffcse_jax.models.prompts import NO_PROMPTS
 
 STS12, STS13, *_ = YEARS
@@ -201,29 +195,3 @@ def test_minilm_has_its_published_scores(pooler, task, mode, expected, data_dir)
     )
     found = {"spearman": scores["spearman"], "dev": scores.get("dev", scores)["spearman"]}
     assert {name: round(found[name], 2) for name in expected} == expected
-
-
-@pytest.mark.slow
-def test_scores_do_not_depend_on_batches_devices_or_buckets(data_dir, monkeypatch):
-    dev = STSB.load(data_dir / "senteval", "dev")
-    pairs = sts.ScoredPairs(dev.first[::15], dev.second[::15], dev.gold[::15])
-    checkpoint = hf.read("minilm")
-    tokenizer = load_tokenizer(checkpoint.folder)
-    scores = []
-    for devices, batch_size, shortest_bucket in ((1, 64, 16), (3, 50, 64)):
-        monkeypatch.setattr(encoder_module, "SHORTEST_BUCKET", shortest_bucket)
-        mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
-        params = jax.device_put(checkpoint.transformer, NamedSharding(mesh, PartitionSpec()))
-        encoder = SentenceEncoder(checkpoint.config, params, tokenizer, pooler="avg")
-        scores.append(sts.score_pairs(encoder, {"dev": pairs}, batch_size=batch_size)["dev"])
-    for coefficient in ("spearman", "pearson"):
-        assert len({round(score[coefficient], 2) for score in scores}) == 1
-
-
-@pytest.mark.slow
-def test_minilm_on_sick_agrees_with_torch(data_dir):
-    encoders = SentenceEncoder.from_pretrained("minilm"), TorchEncoder("minilm")
-    ours, theirs = (SICKR.run(encoder, data_dir / "senteval", Settings(mode="dev")) for encoder in encoders)
-    assert ours["n"] == 500
-    assert ours["spearman"] == pytest.approx(theirs["spearman"], abs=0.005)
-    assert ours["spearman"] > 70

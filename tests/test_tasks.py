@@ -20,17 +20,9 @@ def test_groups_expand_once():
         expand_groups(["STS14"], "dev")
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("STS17", "STS16"),
-        ("pairs:file", ""),
-    ],
-)
-def test_unknown_tasks_are_refused_with_the_nearest_one(name, near):
-    hint = f"Did you mean {near}.+ " if near else ""
-    with pytest.raises(ConfigError, match=rf"unknown task '{name}'\. {hint}Known tasks: sts, .* duplicates:FILE"):
-        expand_groups([name], "test")
+def test_unknown_tasks_are_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"unknown task 'STS17'\. Did you mean STS16\? Known .* duplicates:FILE"):
+        expand_groups(["STS17"], "test")
 
 
 def test_every_task_has_its_official_sizes():
@@ -107,7 +99,7 @@ def test_the_folder_comes_from_the_argument_or_the_environment(tmp_path, monkeyp
     assert senteval_folder(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("inner", ["senteval", "SentEval/data/downstream", "senteval/downstream"])
+@pytest.mark.parametrize("inner", ["senteval", "SentEval/data/downstream"])
 def test_a_folder_may_contain_the_data(tmp_path, monkeypatch, inner):
     (tmp_path / inner / "SICK").mkdir(parents=True)
     assert senteval_folder(str(tmp_path)) == tmp_path / inner
@@ -117,7 +109,7 @@ def test_a_folder_may_contain_the_data(tmp_path, monkeypatch, inner):
     assert senteval_folder(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "SentEval/data/downstream/"])
+@pytest.mark.parametrize("prefix", ["./", "SentEval/data/downstream/"])
 def test_without_a_folder_the_hubs_archive_is_extracted_once(prefix, hub, tmp_path):
     hub({f"{prefix}STS/STSBenchmark/sts-dev.csv": ROW, f"{prefix}MR/rt-polarity.pos": b"good\n"})
     folder = senteval_folder("")
