@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_NOT_THE_USERS = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
-
 
 class UserError(Exception):
     """An error that the user can fix. The message names the file, line, key or value, and the fix."""
@@ -65,9 +63,9 @@ def reported_to_user() -> Iterator[None]:
     def plain(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
         if not issubclass(category, UserWarning):
             return usual(message, category, *place, **line)
-        text = "" if str(message) in printed else f"warning: {message}\n"
+        is_new = str(message) not in printed
         printed.add(str(message))
-        return text
+        return f"warning: {message}\n" if is_new else ""
 
     warnings.formatwarning = plain
     try:
@@ -96,13 +94,13 @@ def no_interruption_lost() -> Iterator[None]:
     timers: list[threading.Timer] = []
 
     def hook(unraisable: "sys.UnraisableHookArgs", /) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background processes
-            number = signal.SIGTERM if is_ignored else signal.SIGINT
-            timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
-            timers[-1].start()
-        else:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             usual(unraisable)
+            return
+        is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background processes
+        number = signal.SIGTERM if is_ignored else signal.SIGINT
+        timers.append(threading.Timer(0.1, signal.pthread_kill, (main.ident, number)))
+        timers[-1].start()
 
     sys.unraisablehook = hook
     try:
@@ -159,7 +157,7 @@ def require_extra(module: str, extra: str) -> Any:
 def warn_user(message: str) -> None:
     """Warn at the line of the caller outside this package, whatever the depth of the call."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
-        frame = frame.f_back
-        level += 1
+    passed = ("diffcse_jax", "contextlib", "jaxtyping", "beartype")  # the last two only check types in tests
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed:
+        frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

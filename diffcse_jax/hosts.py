@@ -123,8 +123,18 @@ def join() -> None:
     if jax.distributed.is_initialized():
         return
     index, count = process_from_environment() or (None, None)
+
+    def end_alone() -> None:
+        address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
+        who = "this process" if index is None else f"process {index} of {count}"
+        _print_error(
+            f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
+            "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS."
+        )
+        os._exit(ConfigError.exit_code)
+
     # JAX's call cannot be interrupted, and its own timeout prints a stack trace.
-    timer = threading.Timer(INITIALIZATION_SECONDS, _end_alone, (index, count))
+    timer = threading.Timer(INITIALIZATION_SECONDS, end_alone)
     timer.daemon = True
     timer.start()
     try:
@@ -144,19 +154,11 @@ def join() -> None:
     finally:
         timer.cancel()
     if _distributed_state().num_processes > 1:
-        Watch().start()
+        _watch()
 
 
-def _end_alone(index: int | None, count: int | None) -> None:
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "the address that the cluster gives")
-    who = "this process" if index is None else f"process {index} of {count}"
-    print(
-        f"error: after {INITIALIZATION_SECONDS} s {who} has not reached the others at {address}. Check that all "
-        "processes are running, can reach that port of process 0, and have the same JAX_COORDINATOR_ADDRESS.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(ConfigError.exit_code)
+def _print_error(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _distributed_state() -> Any:
@@ -183,14 +185,15 @@ def require_alone() -> None:
 
 def process_from_environment() -> tuple[int, int] | None:
     """Return JAX_PROCESS_ID and JAX_NUM_PROCESSES, or None if neither is set."""
-    index, count = os.environ.get("JAX_PROCESS_ID"), os.environ.get("JAX_NUM_PROCESSES")
+    index, count = (os.environ.get(name) for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"))
     if index is None and count is None:
         return None
-    if index is None or count is None:
-        raise ConfigError("set both JAX_PROCESS_ID and JAX_NUM_PROCESSES; only one of them is set")
+    index, count = index or "", count or ""
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        found = f"JAX_PROCESS_ID={index} with JAX_NUM_PROCESSES={count}"
-        raise ConfigError(f"{found}: expected a number from 0, and a larger number of processes")
+        raise ConfigError(
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count}: expected a number from 0, and a larger number of "
+            "processes"
+        )
     return int(index), int(count)
 
 
@@ -233,65 +236,58 @@ def wait_for_all() -> None:
     decided_by_first(lambda: None)
 
 
-class Watch:
+def _watch() -> None:
     """Tell the other processes that this one is alive, and print a warning that names processes which hang."""
+    folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
+    state = _distributed_state()
+    own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
+    heard = {process: ("", time.monotonic()) for process in range(count)}  # the last sign of life, and when it came
+    answered = time.monotonic()  # when the first process last answered
+    named: set[int] = set()  # silent processes that a warning has named
+    stopped = threading.Event()
 
-    FOLDER = "diffcse_jax/alive"  # in the key-value store, which the first process serves
-
-    def __init__(self) -> None:
-        state = _distributed_state()
-        self._index, self._count, self._patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
-        self._heard = {other: ("", time.monotonic()) for other in range(self._count)}  # sign of life, and when it came
-        self._answered = time.monotonic()  # when the first process last answered
-        self._named = {self._index}  # processes that need no warning
-        self._stopped = threading.Event()
-        # Two threads, because the store does not answer while the first process hangs.
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
-
-    def start(self) -> None:
-        """Watch until the interpreter ends."""
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self._stop)  # runs before JAX closes the store, which registered earlier
-
-    def _stop(self) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(timeout=1)
-
-    def _speak(self) -> None:
+    def speak() -> None:
+        nonlocal answered
         for number in itertools.count():
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
-                client, sign = _distributed_state().client, f"{socket.gethostname()} {number}"
-                client.key_value_set(f"{self.FOLDER}/{self._index}", sign, allow_overwrite=True)
-                signs = dict(client.key_value_dir_get(self.FOLDER))
-                self._answered = time.monotonic()
+                client = _distributed_state().client
+                client.key_value_set(f"{folder}/{own}", f"{socket.gethostname()} {number}", allow_overwrite=True)
+                signs = dict(client.key_value_dir_get(folder))
+                answered = time.monotonic()
                 for key, sign in signs.items():
-                    other = int(key.rpartition("/")[2])
-                    if sign != self._heard[other][0]:
-                        self._heard[other] = (sign, self._answered)
-                        if other != self._index:
-                            self._named.discard(other)
-            if self._stopped.wait(self._patience / 5):
+                    process = int(key.rpartition("/")[2])
+                    if sign != heard[process][0]:
+                        heard[process] = (sign, answered)
+                        named.discard(process)
+            if stopped.wait(patience / 5):
                 return
 
-    def _listen(self) -> None:
-        while not self._stopped.wait(self._patience / 5):
+    def listen() -> None:
+        while not stopped.wait(patience / 5):
             now = time.monotonic()
-            silent = {other: now - when for other, (_, when) in self._heard.items()}
-            if now - self._answered > self._patience:  # without the first process, no other can be heard
-                silent = {0: now - self._answered}
-            for other, seconds in silent.items():
-                if seconds > self._patience and other not in self._named:
-                    self._named.add(other)
-                    host = self._heard[other][0].partition(" ")[0] or "unknown"
-                    print(  # from every process: the first one may be silent
-                        f"warning: process {other} of {self._count}, on host {host}, has been silent for {seconds:.0f} "
-                        f"s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other processes end. "
-                        "Everything saved is intact; run the same command again to resume.",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+            silent = {process: now - when for process, (_, when) in heard.items() if process != own}
+            if now - answered > patience:  # without the first process, no other can be heard
+                silent = {0: now - answered}
+            for process in [each for each, seconds in silent.items() if seconds > patience and each not in named]:
+                named.add(process)
+                host = heard[process][0].partition(" ")[0] or "unknown"
+                _print_error(  # from every process: the first one may be silent
+                    f"warning: process {process} of {count}, on host {host}, has been silent for "
+                    f"{silent[process]:.0f} s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other "
+                    "processes end. Everything saved is intact; run the same command again to resume."
+                )
+
+    # Two threads, because the store does not answer while the first process hangs.
+    threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]
+    for thread in threads:
+        thread.start()
+
+    def stop() -> None:
+        stopped.set()
+        for thread in threads:
+            thread.join(timeout=1)
+
+    atexit.register(stop)  # runs before JAX closes the store, which registered earlier
 
 
 # Stop signals

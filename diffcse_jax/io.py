@@ -10,7 +10,6 @@ import functools
 import glob
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -31,7 +30,6 @@ from safetensors.numpy import save_file
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
 
 IDLE_SECONDS = 24 * 3600  # partial folders idle for this long count as abandoned
-LONGEST_JSON = 1 << 24  # characters
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 CONFIG = "config.json"  # in a run's folder: its configuration
 CHECKPOINTS = "checkpoints"  # in a run's folder
@@ -40,7 +38,6 @@ HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 _HOST = socket.gethostname().replace(".", "-")
 with contextlib.suppress(OSError):  # on Linux the container: containers can share a host name and count their processes
     _HOST += f"-{os.stat('/proc/self/ns/pid').st_ino}"
-_PARTIAL = re.compile(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp")
 
 
 # Paths
@@ -82,9 +79,6 @@ def hub_file(name: str, advice: str) -> Path:
     with contextlib.suppress(OSError):
         return Path(download(local_files_only=True))
     print(f"downloading {name} from the hub", file=sys.stderr)
-    hub_log = logging.getLogger("huggingface_hub")
-    level = hub_log.level
-    hub_log.setLevel(logging.ERROR)  # it warns at each retry; the error below says enough
     try:
         return Path(download())
     except Exception as error:  # the hub client passes on whatever its transport raises
@@ -92,8 +86,6 @@ def hub_file(name: str, advice: str) -> Path:
             f"{name} could not be downloaded ({type(error).__name__}) from "
             f"https://huggingface.co/datasets/{HUB_REPOSITORY}: {advice}"
         ) from error
-    finally:
-        hub_log.setLevel(level)
 
 
 # Checksums
@@ -169,16 +161,12 @@ def system_error(error: Exception) -> OSError | None:
 
 def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> DiskError:
     """Return the `DiskError` for an operating system error; see `disk_errors` for the arguments."""
-    remedy = "fix the problem"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        remedy = "make room on that disk"
-    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        remedy = "make it writable"
-    alternative = f", or {instead}" if instead else ""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = ("make room on that disk" if is_full else "fix the problem") + (f", or {instead}" if instead else "")
     at = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
     return DiskError(
-        f"cannot write {path}: {error.strerror or error}{at}. {safe} Please {remedy}{alternative}; then run the same "
-        "command again to resume"
+        f"cannot write {path}: {error.strerror or error}{at}. {safe} Please {remedy}; then run the same command again "
+        "to resume"
     )
 
 
@@ -244,19 +232,11 @@ def sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON document.
-
-    Raises:
-        CheckpointError: The file is missing, unreadable or not valid JSON.
-    """
+    """Read a JSON document; raise `CheckpointError` if the file is missing, unreadable or not valid JSON."""
     if problem := why_unreadable(path):
         raise CheckpointError(problem)
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_JSON + 1)
-        if len(text) > LONGEST_JSON:
-            raise ValueError(f"longer than {LONGEST_JSON:,} characters")
-        return json.loads(text)
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     except (ValueError, RecursionError) as error:  # includes JSONDecodeError and UnicodeDecodeError
@@ -276,13 +256,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def find_run(path: Path) -> Path | None:
     """Return the run folder if `path` is one, or is `checkpoints/STEP` in one; otherwise None."""
-    folders = [path]
-    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
-        folders.append(path.parent.parent)
-    for folder in folders:
+    is_checkpoint = path.parent.name == CHECKPOINTS and path.name.isdecimal()
+    for folder in (path, path.parent.parent)[: 1 + is_checkpoint]:
         with contextlib.suppress(CheckpointError):
-            config = read_json(folder / CONFIG)  # folders of Hugging Face models have a file of this name as well
-            model = config.get("model") if isinstance(config, dict) else None
+            model = read_json_object(folder / CONFIG).get("model")  # Hugging Face's files of this name have no such key
             if isinstance(model, dict) and "name_or_path" in model:
                 return folder
     return None
@@ -300,10 +277,10 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         path: The file. It is created with its folder, and it stays after the lock is freed.
         wait: Wait until the lock is free instead of raising `InUseError`, which names the folder and the process.
     """
-    file = None
-    try:
+    safe, instead = "Complete files there are unchanged.", "give another folder"
+    with contextlib.ExitStack() as stack, disk_errors(path.parent, safe=safe, instead=instead):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = stack.enter_context(path.open("a+", encoding="utf-8"))
         try:
             is_locked = filelock.lock_descriptor(file.fileno(), blocking=wait)
         except OSError as error:
@@ -311,19 +288,13 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
                 raise
             is_locked = True
         if not is_locked:
-            with file:
-                file.seek(0)
-                raise InUseError(f"{path.parent} is in use by {file.read().strip() or 'another process'}")
+            file.seek(0)
+            raise InUseError(f"{path.parent} is in use by {file.read().strip() or 'another process'}")
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()} since {now}\n")
         file.flush()
-    except OSError as error:
-        with contextlib.suppress(OSError):  # closing tries once more to write
-            if file:
-                file.close()
-        safe, instead = "Complete files there are unchanged.", "give another folder"
-        raise disk_error(path.parent, error, safe=safe, instead=instead) from error
+        stack.pop_all()  # keep the file open
     return file
 
 
@@ -331,51 +302,24 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
 
 
 @contextlib.contextmanager
-def partial_dir(path: Path) -> Iterator[Path]:
-    """Create a temporary folder next to `path` and remove it when the block ends.
+def replace_dir(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that gets the name `path` if the block succeeds. It replaces an earlier folder.
 
-    Its name contains the host and process that write to it. Temporary folders of dead processes are removed first.
+    The old folder gives up its name once the new one is on disk, and gets it back if the new one cannot take it. A
+    process killed between the two renames leaves the old folder as `NAME.*.old` until the next replacement. The name of
+    the temporary folder contains the host and process that write to it. Those of dead processes are removed first.
     """
+    path = path.resolve()  # a symbolic link stays a link
     for other in path.parent.glob("*.tmp"):
         if _is_abandoned(other):
             shutil.rmtree(other, ignore_errors=True)
-    folder = path.with_name(f"{path.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def atomic_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that gets the name `path` if the block succeeds.
-
-    If another process has written the same folder in the meantime, its folder stays.
-    """
-    with partial_dir(path) as new:
-        yield new
-        try:
-            _sync_content(new)
-            new.rename(path)
-            sync(path.parent)
-        except OSError:
-            if not path.exists():
-                raise
-
-
-@contextlib.contextmanager
-def replace_dir(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces the folder `path` if the block succeeds.
-
-    The old folder gives up its name once the new one is on disk, and gets it back if the new one cannot take it. A
-    process killed between the two renames leaves the old folder as `NAME.*.old` until the next replacement.
-    """
-    path = path.resolve()  # a symbolic link stays a link
     old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
-    with partial_dir(path) as new:
+    new = path.with_name(f"{path.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    new.mkdir(parents=True)
+    try:
         yield new
-        _sync_content(new)
+        for each in (*new.rglob("*"), new):
+            sync(each)
         try:
             if path.exists():
                 path.rename(old)
@@ -390,27 +334,21 @@ def replace_dir(path: Path) -> Iterator[Path]:
             raise
         for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.old"):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync_content(folder: Path) -> None:
-    for each in (*folder.rglob("*"), folder):
-        sync(each)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
     """Return whether the process of a temporary folder has ended. If unknown, return whether it has long been idle."""
-    owner = _PARTIAL.fullmatch(folder.name)
-    if not owner or not folder.is_dir():
-        return False
-    if owner["host"] == _HOST:
+    owner = re.fullmatch(r".+\.(?P<host>[^.]+)\.(?P<process>\d+)\.[0-9a-f]{8}\.tmp", folder.name)
+    if owner and owner["host"] == _HOST:
         try:
             os.kill(int(owner["process"]), 0)
         except ProcessLookupError:
             return True
         except OSError:  # the process of another user
             pass
-    try:
+    with contextlib.suppress(OSError):  # its owner has just removed it
         newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    except OSError:  # its owner has just removed it
-        return False
-    return time.time() - newest > IDLE_SECONDS
+        return bool(owner) and time.time() - newest > IDLE_SECONDS
+    return False

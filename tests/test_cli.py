@@ -37,8 +37,7 @@ MISTAKES = [
     (("--workdri=x",), "'--workdri=x' is not an option. Did you mean --workdir?"),
     (
         ("--config", "diffcse_minilm", "--config.generator.head_steps=0"),
-        "difference.weight > 0 needs a generator. Name a masked LM in generator.name_or_path, train a masked-LM head "
-        "with generator.head_steps > 0, or set the weight to 0.",
+        "difference.weight > 0 needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0",
     ),
 ]
 

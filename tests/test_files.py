@@ -43,7 +43,7 @@ def test_process_ids_of_another_container_say_nothing(folder):
     here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._HOST, name))
     for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
         folder.with_name(left).mkdir()
-    with files.partial_dir(folder) as new:
+    with files.replace_dir(folder) as new:
         assert f".{files._HOST}.{os.getpid()}." in new.name
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
 

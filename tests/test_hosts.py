@@ -216,9 +216,9 @@ def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
     [
         (None, None, None),
         ("2", "3", (2, 3)),
-        ("2", "2", "JAX_PROCESS_ID=2 with JAX_NUM_PROCESSES=2: expected a number from 0, and a larger number"),
-        ("0", "two", "JAX_PROCESS_ID=0 with JAX_NUM_PROCESSES=two: expected a number"),
-        ("0", None, "set both JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
+        ("2", "2", "JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES=2: expected a number from 0, and a larger number"),
+        ("0", "two", "JAX_PROCESS_ID=0 and JAX_NUM_PROCESSES=two: expected a number"),
+        ("0", None, "JAX_PROCESS_ID=0 and JAX_NUM_PROCESSES=: expected a number"),
     ],
 )
 def test_the_environment_numbers_the_processes(index, count, expected, monkeypatch):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from diffcse_jax.config.groups import (
     DEV_METRICS,
+    OF_DOCUMENTS,
     OWN_POOLER,
     SECOND_TEXTS,
     DataConfig,
@@ -329,20 +330,13 @@ def _contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with values that cannot work together."""
     model, data, train, matryoshka = config.model, config.data, config.train, config.matryoshka
     if not model.projector_train_only and (model.projector != "mlp" or model.pooler not in ("cls", OWN_POOLER)):
-        yield (
-            "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'. Only a dense + tanh "
-            "head on position 0 can be exported, as Hugging Face's pooler."
-        )
+        yield "model.projector_train_only=False needs model.projector='mlp' and model.pooler='cls'"
     if config.trains_generator_head and config.generator.head_steps == 0:
-        yield (
-            f"{' and '.join(config.settings_that_need('generator'))} needs a generator. Name a masked LM in "
-            "generator.name_or_path, train a masked-LM head with generator.head_steps > 0, or set the weight to 0."
-        )
+        needing = " and ".join(config.settings_that_need("generator"))
+        yield f"{needing} needs a generator. Name one in generator.name_or_path, or set generator.head_steps > 0"
     if matryoshka.sizes and model.projector != "none" and not config.keeps_projector:
-        yield (
-            f"matryoshka.sizes shortens the embeddings that encoding gives, but model.projector={model.projector!r} is "
-            "dropped when encoding. Use model.projector='none', or 'mlp' with model.projector_train_only=False."
-        )
+        dropped = f"model.projector={model.projector!r} is dropped when encoding"
+        yield f"matryoshka.sizes shortens what encoding gives, but {dropped}. Use model.projector='none'"
     if matryoshka.sizes and len(matryoshka.weights) not in (0, len(matryoshka.sizes)):
         yield f"matryoshka.weights={matryoshka.weights} needs a value for each of matryoshka.sizes={matryoshka.sizes}"
     if matryoshka.sizes and not any(loss.compares_embeddings for loss in config.losses.values()):
@@ -350,36 +344,28 @@ def _contradictions(config: Config) -> Iterator[str]:
     if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         yield (
             f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} sentences, far below "
-            f"train.chunk_size={train.chunk_size}. Choose two numbers with a common divisor, or train.chunk_size=0."
+            f"train.chunk_size={train.chunk_size}. Choose two numbers with a common divisor, or train.chunk_size=0"
         )
     if not config.losses:
         names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]
         yield f"nothing to train: the losses {', '.join([*names, *config.installed])} all have weight 0"
     yield from _dev_contradictions(config)
 
-    needing = config.settings_that_need("next_sentence")
+    setting, needing_next = f"data.pairs={data.pairs!r}", config.settings_that_need("next_sentence")
     if second := SECOND_TEXTS.get(data.pairs):
-        if needing:
-            yield (
-                f"data.pairs={data.pairs!r} makes {second} the positive, but {needing[0]} needs single sentences and "
-                "the sentences after them. Choose one of the two."
-            )
+        if needing_next:
+            yield f"{setting} makes {second} the positive, but {needing_next[0]} needs single sentences. Choose one"
         if data.augmentation != "none":
-            yield (
-                f"data.augmentation={data.augmentation!r} changes the second view of single sentences, but with "
-                f"data.pairs={data.pairs!r} the second view is {second}. Choose one of the two."
-            )
-        needing = [f"data.pairs={data.pairs!r}"]
-    if needing and not data.reads_documents:
+            changed = f"data.augmentation={data.augmentation!r} changes the second view of single sentences"
+            yield f"{changed}, but with {setting} it is {second}. Choose one"
+    if (second or needing_next) and not data.reads_documents:
         yield (
-            f"{needing[0]} needs documents. For a txt file with a sentence per line and blank lines between documents, "
-            "set data.documents='blank_lines'. Otherwise set data.documents='auto' and choose data.pairs."
+            f"{setting if second else needing_next[0]} needs documents. For a txt file with a sentence per line and "
+            "blank lines between documents, set data.documents='blank_lines'. Otherwise set data.documents='auto' and "
+            "choose data.pairs"
         )
     if data.held_out and not data.reads_documents:
-        yield (
-            f"data.held_out={data.held_out} is a share of the documents, but data.pairs={data.pairs!r} with "
-            f"data.documents={data.documents!r} reads no documents. Use data.pairs='dropout' and data.documents='auto'."
-        )
+        yield f"data.held_out={data.held_out} needs documents. Use data.pairs='dropout' and data.documents='auto'"
     if data.augmentation == "synonyms" and not data.synonyms_file:
         yield "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its synonyms, tab-separated"
 
@@ -392,12 +378,11 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
             own = REPORTED_METRICS if key == "beside" else OWN_METRICS
             if metric not in DEV_METRICS and not (file and kind in [each.partition(":")[0] for each in own]):
                 yield f"eval.{key}: {metric!r} is not one of {', '.join((*DEV_METRICS, *own))}"
-            setting = f"eval.{key}={metric!r}"
-            if metric in ("pairs_spearman", "pairs_retrieval") and not options.pairs_file:
-                yield f"{setting} needs eval.pairs_file, a tab-separated file of pairs"
-            if metric == "stsb_spearman" and "STSBenchmark" not in options.tasks:
-                yield f"{setting} needs STSBenchmark in eval.tasks"
-            if metric == "average_spearman" and not options.tasks:
-                yield f"{setting} needs eval.tasks"
-            if metric in ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval") and not config.data.held_out:
-                yield f"{setting} needs held-out documents. Set data.held_out, such as 0.05."
+            for names, missing, needed in (
+                (("pairs_spearman", "pairs_retrieval"), not options.pairs_file, "eval.pairs_file, a file of pairs"),
+                (("stsb_spearman",), "STSBenchmark" not in options.tasks, "STSBenchmark in eval.tasks"),
+                (("average_spearman",), not options.tasks, "eval.tasks"),
+                (OF_DOCUMENTS, not config.data.held_out, "held-out documents. Set data.held_out, such as 0.05"),
+            ):
+                if metric in names and missing:
+                    yield f"eval.{key}={metric!r} needs {needed}"

@@ -11,7 +11,8 @@ from diffcse_jax.models.transformer import DROPOUT_MASKS
 from diffcse_jax.options import option
 
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
-HELD_OUT_METRICS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval", "halves_retrieval")  # without labels
+OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")  # metrics that need held-out documents
+HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
 DEV_METRICS = ("stsb_spearman", "average_spearman", "pairs_spearman", "pairs_retrieval", *HELD_OUT_METRICS)
 SECOND_TEXTS = {  # what the second view is, by data.pairs
     "lead": "the rest of the document",

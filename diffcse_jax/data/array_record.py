@@ -48,18 +48,14 @@ def prepare(corpus: Corpus, output: str | Path, shards: int | None = None) -> Pa
 
     builder = SentenceCorpus(data_dir=str(output), file_format="array_record")
     config = tfds.download.DownloadConfig(num_shards=shards, try_download_gcs=False)
-    try:
-        builder.download_and_prepare(download_config=config)
-    except AssertionError as error:
-        raise DataError(f"{corpus.name} cannot fill {shards} shards: {error}") from error
+    builder.download_and_prepare(download_config=config)
     return Path(builder.data_path)
 
 
 def open_prepared(folder: Path, wanted: Sequence[str]) -> tuple[RowFile, list[Path]]:
-    """Open the `train` split of the one data set in `folder` or up to three levels below it.
+    """Open the `train` split of the one data set in `folder` or up to three levels below it; also return its shards.
 
-    Returns:
-        The rows and the shards. Without wanted columns, those named after their roles, if there are any.
+    The columns of the rows are all texts that are wanted, or those named after their roles, if there are any.
     """
     tfds = require_extra("tensorflow_datasets", "tfds")
     found = _found_in(folder)
@@ -67,17 +63,10 @@ def open_prepared(folder: Path, wanted: Sequence[str]) -> tuple[RowFile, list[Pa
         raise DataError(f"{folder}: {len(found)} data sets (dataset_info.json). Name the folder of one data set")
     try:
         builder = tfds.builder_from_directory(found[0])
-        splits, features = builder.info.splits, builder.info.features
-        if SPLIT not in splits:
-            raise DataError(f"{found[0]}: no split {SPLIT!r}. It has: {', '.join(splits)}")
-        shards = [Path(file) for file in splits[SPLIT].filepaths]
-        if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise DataError(f"{found[0]}: {len(missing)} of {len(shards)} shards are missing, first {missing[0]}")
-        source = builder.as_data_source(SPLIT)
-    except DataError:
-        raise
+        source, features = builder.as_data_source(SPLIT), builder.info.features
+        shards = [Path(file) for file in builder.info.splits[SPLIT].filepaths]
     except Exception as error:  # the library raises many types
-        raise DataError(f"{found[0]}: cannot read the data set as ArrayRecord: {error}") from error
+        raise DataError(f"{found[0]}: cannot read the split {SPLIT!r} as ArrayRecord: {error}") from error
     texts = {name for name, feature in features.items() if isinstance(feature, tfds.features.Text)}
     if not texts:
         raise DataError(f"{found[0]}: no column of text. It has: {', '.join(sorted(features))}")

@@ -117,11 +117,8 @@ def read_synonyms(
 ) -> Synonyms:
     """Read a table of synonyms. Each line has a word and its replacements, separated by tabs.
 
-    Args:
-        path: The file. Empty lines are skipped.
-        backend: The tokenizer without padding and truncation.
-        begins: Whether each token begins a word.
-        unknown: The token of text that is not in the vocabulary.
+    `backend` has no padding and truncation, `begins` says whether each token begins a word, and `unknown` is the token
+    of text that is not in the vocabulary.
     """
     table: dict[Word, list[Word]] = {}
     if problem := why_unreadable(path):

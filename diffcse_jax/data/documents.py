@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from diffcse_jax.data import markup
 from diffcse_jax.data.readers import Fault, Place, RowFile, extension, lines, opened
 from diffcse_jax.data.sentences import sentences_of
+from diffcse_jax.errors import UserError
 from diffcse_jax.io import sha256
 
 FORMATS = (".txt", *markup.READERS)  # a file of a folder is a document
@@ -83,10 +84,7 @@ def has_blank_lines(path: Path) -> bool:
 def of_files(
     name: str, root: Path, prose: Sequence[Path], tables: Sequence[RowFile], columns: Sequence[str], note: str
 ) -> Documents:
-    """Return the documents of a folder: each file of prose (see `FORMATS`), and each row of a table.
-
-    Columns are those of title and text, or of the text alone. Empty: `title` and `text`.
-    """
+    """Return each file of prose (see `FORMATS`) and each row of a table, whose columns are title and text or text."""
 
     def read() -> Iterator[Placed]:
         for path in prose:
@@ -125,6 +123,8 @@ def _of_prose(place: str, path: Path) -> Placed:
         return place, (Section(place, "", text.split("\n")),) if text.strip() else Fault.EMPTY
     try:
         found = list(markup.READERS[extension(path)](content))
-    except markup.UnreadableError:
+    except UserError:  # a library is missing
+        raise
+    except (Exception, SystemExit):  # for damaged and encrypted files, libraries raise many types
         return place, Fault.UNREADABLE
     return place, tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY

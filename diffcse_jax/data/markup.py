@@ -30,10 +30,6 @@ NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "he
 ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
 
 
-class UnreadableError(Exception):
-    """A damaged or encrypted file."""
-
-
 class Heading(NamedTuple):
     """A heading and its level; level 1 is the title of the document."""
 
@@ -42,12 +38,7 @@ class Heading(NamedTuple):
 
 
 def titled_sections(blocks: Iterable[Heading | str], title: str = "") -> Sections:
-    """Group paragraphs into sections, and name each by the path of its headings.
-
-    Args:
-        blocks: Headings and paragraphs in their order.
-        title: The title of the document, if no heading is.
-    """
+    """Group paragraphs into sections, and name each by the path of its headings, or of the document's title."""
     path = [Heading(1, title)] if title else []
     paragraphs: list[str] = []
     for block in [*blocks, Heading(0, "")]:
@@ -106,10 +97,7 @@ def _words(token: Any) -> str:
 def html_sections(content: bytes) -> Sections:
     """Read the text of an html page, without navigation, forms, tables and code."""
     bs4 = require_extra("bs4", EXTRA)
-    try:
-        page = bs4.BeautifulSoup(content, "html.parser")
-    except (ValueError, AssertionError, RecursionError) as error:  # the parser's own
-        raise UnreadableError from error
+    page = bs4.BeautifulSoup(content, "html.parser")
     title = " ".join(page.title.get_text().split()) if page.title and not page.h1 else ""
     for element in page.find_all(NOT_TEXT_IN_HTML):
         element.decompose()
@@ -133,10 +121,7 @@ def rst_sections(content: bytes) -> Sections:
         "file_insertion_enabled": False, "raw_enabled": False, "_disable_config": True, "report_level": 5,
         "halt_level": 5, "warning_stream": io.StringIO(), "doctitle_xform": False,
     }  # fmt: skip
-    try:
-        document = core.publish_doctree(text, settings_overrides=settings)
-    except (Exception, SystemExit) as error:  # docutils and its plug-ins raise many types
-        raise UnreadableError from error
+    document = core.publish_doctree(text, settings_overrides=settings)
 
     def blocks() -> Iterator[Heading | str]:
         for node in document.findall(lambda node: isinstance(node, nodes.title | nodes.paragraph)):
@@ -145,9 +130,7 @@ def rst_sections(content: bytes) -> Sections:
                 parents.append(parent)
             if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
                 yield Heading(sum(isinstance(parent, nodes.section) for parent in parents), text)
-            elif isinstance(node, nodes.paragraph) and {nodes.table, nodes.system_message}.isdisjoint(
-                map(type, parents)
-            ):
+            elif isinstance(node, nodes.paragraph) and not {nodes.table, nodes.system_message} & {*map(type, parents)}:
                 yield text
 
     return titled_sections(blocks())
@@ -156,10 +139,7 @@ def rst_sections(content: bytes) -> Sections:
 def pdf_sections(content: bytes) -> Sections:
     """Read the text of a pdf as one section without a title; a paragraph may continue on the next page."""
     pypdf = require_extra("pypdf", EXTRA)
-    try:
-        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
-    except Exception as error:  # damaged files raise many types
-        raise UnreadableError from error
+    pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
     lines = [line.strip() for page in pages for line in page.split("\n")]
     return iter([("", lines)] if any(lines) else [])
 

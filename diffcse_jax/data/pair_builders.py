@@ -96,14 +96,11 @@ class Holdout:
 
     A text that many documents contain, such as a licence, is left out of both sides. Training also leaves out the other
     texts of held-out documents. The source is read once if the share is positive.
-
-    Raises:
-        DataError: The source contains only one document.
     """
 
     def __init__(self, documents: Documents, share: float):
         self._documents, self._share = documents, share
-        held: list[int] = []
+        self._held = set[int]()
         found: list[np.ndarray] = []
         seen: set[int] = set()
         with Progress(f"reading {documents.name}", "documents", quiet=not share) as progress:
@@ -115,7 +112,7 @@ class Holdout:
                 seen.add(whole)
                 texts = {digest(text) for section in document for text in texts_of(section)}
                 found.append(np.fromiter(texts, np.uint64, len(texts)))
-                held += texts if self.has(document) else ()
+                self._held |= texts if self.has(document) else set()
         if share and len(seen) == 1:
             raise DataError(
                 f"{documents.name} is a single document, and data.held_out={share} keeps whole documents for "
@@ -123,7 +120,6 @@ class Holdout:
             )
         digests, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *found]), return_counts=True)
         self._boilerplate = {*digests[counts >= max(BOILERPLATE[0], BOILERPLATE[1] * len(seen))].tolist()}
-        self._held = np.unique(np.array(held, np.uint64))
 
     def has(self, document: Document) -> bool:
         """Return whether a document is held out."""
@@ -132,10 +128,7 @@ class Holdout:
     def reason(self, text: str) -> str:
         """Return why training leaves out a text, or an empty string."""
         number = digest(text)
-        if number in self._boilerplate:
-            return REPEATED
-        place = int(np.searchsorted(self._held, np.uint64(number)))
-        return SHARED if self._held[place : place + 1].tolist() == [number] else ""
+        return REPEATED if number in self._boilerplate else SHARED if number in self._held else ""
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents that are held out, without boilerplate."""
@@ -208,21 +201,14 @@ def _passages(document: Document, drops: Drops, counted: Counts, data: DataConfi
 
 
 def _passages_in_order(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
-    """Yield the passages of each section. A text that is left out ends a document."""
+    """Yield the passages of each section; for search, below a line with its title. A dropped text ends a document."""
     for section in document:
+        title = f"{' '.join(section.title.split())}\n" if section.title and data.pairs == "titled" else ""
         for dropped, sentences in itertools.groupby(section.sentences(), drops):
             if not dropped:
                 passages = passages_of(list(sentences), CHARACTERS_PER_TOKEN * data.max_length)
-                yield from ((section.place, (text,)) for text in passages)
+                yield from ((section.place, (title + text,)) for text in passages)
                 yield section.place, Fault.EMPTY
-
-
-def _titled_passages(document: Document, drops: Drops, counted: Counts, data: DataConfig) -> Iterator[Record]:
-    """Yield the passages of each section below a line with its title, if it has one."""
-    for section in document:
-        title = f"{' '.join(section.title.split())}\n" if section.title else ""
-        for place, row in _passages_in_order([section], drops, counted, data):
-            yield place, row if isinstance(row, Fault) else (title + " ".join(row[0].split("\n")),)
 
 
 def passages_of(sentences: Sequence[str], characters: int) -> list[str]:
@@ -259,5 +245,5 @@ _FORMS: dict[str, tuple[tuple[str, ...], Rows]] = {  # by `data.pairs`; others a
     "lead": (("lead", "rest"), _leads),
     "passages": (("passage",), _passages_in_order),
     "crops": (("passage",), _passages),
-    "titled": (("titled passage",), _titled_passages),  # for search, not for training
+    "titled": (("titled passage",), _passages_in_order),  # for search, not for training
 }

@@ -24,7 +24,7 @@ def examples_of(
     prompts: Sequence[Sequence[int]] = ((), ()),
     begins_word: Bool[np.ndarray, " vocabulary"] | None = None,
 ) -> Examples:
-    """Return the examples that `data.pairs` makes of a text.
+    """Return the examples that `data.pairs` makes of a text, or raise an error if the text cannot give them.
 
     Args:
         store: The text.
@@ -32,10 +32,6 @@ def examples_of(
         next_sentence: Add the next sentence as a further column.
         prompts: The tokens of each column's prompt. Crops get theirs here; in other pairs it is a part of the text.
         begins_word: Whether each token begins a word, for cloze pairs.
-
-    Raises:
-        ConfigError: The text has too many columns, or lacks documents.
-        DataError: No document has a next sentence, or no passage is long enough.
     """
     if data.pairs == "crops":
         return Crops(store, data.max_length, prompts[0])
@@ -55,7 +51,7 @@ def examples_of(
 
 
 class _Drawn(Examples):
-    """Examples made of some rows of a store. The row number is example + number of examples * choice."""
+    """Examples made of some rows of a store. The row number is that of the kept row + their number * choice."""
 
     def __init__(self, store: TokenStore, kept: Int[np.ndarray, " examples"]):
         self.token_ids, self.offsets, self.max_length = store.token_ids, store.offsets, store.max_length
@@ -65,20 +61,14 @@ class _Drawn(Examples):
         return len(self._kept)
 
     def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
-        return self._kept[rows % len(self)]
+        return self._kept[rows % len(self._kept)]
 
 
 class Neighbours(_Drawn):
-    """Pairs of a sentence (or passage) and one that follows it in its document.
+    """Pairs of a sentence (or passage) and one of the `within` that follow it in its document.
 
-    The last sentence of a document is not an example. Choice 0 is the next sentence.
-
-    Args:
-        store: Single sentences in the order of their documents.
-        within: The following sentence is one of the next `within` sentences.
-
-    Attributes:
-        left_out: The number of sentences that no sentence follows.
+    The last sentence of a document is not an example. Choice 0 is the next sentence. `left_out` is the number of
+    sentences that no sentence follows.
     """
 
     def __init__(self, store: TokenStore, within: int = 1):
@@ -88,8 +78,7 @@ class Neighbours(_Drawn):
         super().__init__(store, np.flatnonzero(following))
         self._choices = np.minimum(following[self._kept], within)
         (unit,) = store.columns
-        self.columns = (unit, f"next {unit}")
-        self.left_out = len(ends)
+        self.columns, self.left_out = (unit, f"next {unit}"), len(ends)
         if not len(self):
             raise DataError(
                 f"data.train_file: no document of {len(ends):,} has two {unit}s. Separate documents by blank "
@@ -110,12 +99,7 @@ class Crops(_Drawn):
     """Pairs of random spans of a passage.
 
     A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
-    [CLS] and [SEP], after the prompt if there is one.
-
-    Args:
-        store: Single passages.
-        max_length: The largest number of tokens of a span with its prompt.
-        prompt_ids: The tokens of the prompt.
+    [CLS] and [SEP], after the prompt if there is one. With them it has at most `max_length` tokens.
     """
 
     def __init__(self, store: TokenStore, max_length: int, prompt_ids: Sequence[int] = ()):
@@ -171,9 +155,6 @@ class Cloze(_Drawn):
         share: The share of the passages that an epoch uses.
         begins_word: Whether each token begins a word.
         prompt_tokens: The number of tokens of the prompt of each column.
-
-    Attributes:
-        passages: The number of passages.
     """
 
     def __init__(
@@ -186,16 +167,13 @@ class Cloze(_Drawn):
         super().__init__(store, np.arange(len(store)))
         self.columns, self._store, self._begins_word = store.columns, store, begins_word
         self._first = 1 + np.array(prompt_tokens)  # the first token of each text
-        blocks = (np.arange(start, min(start + BLOCK, len(store))) for start in range(0, len(store), BLOCK))
+        blocks = (self._kept[start : start + BLOCK] for start in range(0, len(store), BLOCK))
         self._is_passage = np.concatenate([self._has_equal_texts(rows) for rows in blocks])
         self.passages = int(self._is_passage.sum())
         self._used = round(share * self.passages)
 
     def __len__(self) -> int:
         return len(self._kept) - self.passages + self._used
-
-    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
-        return rows % len(self._kept)
 
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
         passages = generator.permutation(np.flatnonzero(self._is_passage))[: self._used]
@@ -243,11 +221,9 @@ class Cloze(_Drawn):
         """Return whether both texts have the same tokens, but for their prompts, the first token and cut ends."""
         token_ids, lengths = self._store.gather(rows, self.max_length, 0)
         sizes = lengths - 1 - self._first
-        column = np.arange(1, self.max_length)
-        first, second = (
-            np.take(token_ids[:, i], np.minimum(column + self._first[i], self.max_length - 1), axis=1) for i in (0, 1)
-        )
-        same = (first == second) | (column >= sizes.min(axis=1)[:, None])
+        column = np.arange(self.max_length - self._first.max())
+        first, second = (token_ids[:, i, start : start + len(column)] for i, start in enumerate(self._first))
+        same = (first == second) | (column == 0) | (column >= sizes.min(axis=1)[:, None])
         whole = (sizes[:, 0] == sizes[:, 1]) | (lengths.max(axis=1) == self.max_length)
         return whole & same.all(axis=1) & (sizes.min(axis=1) > 1)
 

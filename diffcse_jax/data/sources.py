@@ -97,9 +97,8 @@ def open_text(
     names = OptionNames(option, columns_option, "")
     source = find_source(str(name), names)
     if not columns and _reads_as_documents(source):
-        data = DataConfig(
-            str(name), pairs="titled" if titled else "passages", max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line
-        )
+        pairs = "titled" if titled else "passages"
+        data = DataConfig(str(name), pairs=pairs, max_length=PASSAGE_TOKENS, on_bad_line=on_bad_line)
         return corpus_of(_documents(source, data, names), data)
     return _rows(source, columns, on_bad_line, names, id_column)
 
@@ -170,17 +169,14 @@ def _counts(kinds: Iterable[str]) -> str:
 
 def _why_no_documents(source: Source, data: DataConfig) -> str:
     """Return why the source does not contain documents in the form of `data.documents`, or an empty string."""
-    blank_lines = data.documents == "blank_lines"
+    kinds = {*map(extension, source.files)}
     if source.name == "wiki1m":
         return "its sentences are in no order"
-    if source.form == "docstrings":
-        return "docstrings are not lines of sentences" if blank_lines else ""
+    if data.documents == "blank_lines" and (source.form, kinds) != ("file", {".txt"}):
+        return "only a single txt file can have blank lines between documents"
     if source.form == "records":
         return "ArrayRecord data sets contain rows, not documents"
-    kinds = {*map(extension, source.files)}
-    if blank_lines and (source.form, kinds) != ("file", {".txt"}):
-        return "only a single txt file can have blank lines between documents"
-    rows_only = data.pairs == "dropout" and not data.held_out and kinds <= {".csv", ".tsv"}
+    rows_only = data.pairs == "dropout" and not data.held_out and source.files and kinds <= {".csv", ".tsv"}
     return "csv and tsv files contain rows" if rows_only else ""
 
 
@@ -199,18 +195,13 @@ def _reads_as_documents(source: Source) -> bool:
 
 
 def _documents(source: Source, data: DataConfig, names: OptionNames = readers.TRAINING_OPTIONS) -> Documents:
-    columns = data.columns
-    if why_none := _why_no_documents(source, data):
-        wanted = "data.documents='blank_lines'" if data.documents == "blank_lines" else f"data.pairs={data.pairs!r}"
-        raise DataError(
-            f"{source.name}: {why_none}. {'data.held_out' if data.held_out else wanted} needs documents: "
-            f"{KNOWN_DOCUMENTS}"
-        )
-    tables = source.of_kinds(readers.TABLES)
-    if columns and not tables:
-        raise DataError(f"{source.name}: documents of this kind do not have columns. Leave {names.columns} empty")
-    if len(columns) > 2:
-        raise DataError(f"{source.name}: {names.columns} names {len(columns)} columns. Name those of title and text")
+    columns, tables = data.columns, source.of_kinds(readers.TABLES)
+    if reason := _why_no_documents(source, data):
+        wish = f"data.documents={data.documents!r}, data.pairs={data.pairs!r} and data.held_out={data.held_out}"
+        raise DataError(f"{source.name}: {reason}. {wish} need documents: {KNOWN_DOCUMENTS}")
+    if len(columns) > (2 if tables else 0):
+        expected = f"Name those of title and text in {names.columns}" if tables else f"Leave {names.columns} empty"
+        raise DataError(f"{source.name}: {len(columns)} columns are named. {expected}")
     if source.form == "docstrings":
         return docstring_documents()
     if source.form == "file" and extension(source.files[0]) == ".txt":
@@ -328,18 +319,13 @@ def _choose_columns(
 
 def as_texts(given: Any) -> Iterable[Text]:
     """Return the texts of a list or another iterable, or the rows of a table (pandas, polars, pyarrow, datasets)."""
-    kind = type(given).__name__
-    if isinstance(given, Mapping):  # a DatasetDict, or columns
-        keys = ", ".join(map(str, [*given][:5]))
-        raise DataError(
-            f"cannot train on a {kind} with the keys {keys}. Choose one split or column, or give a list of dicts"
-        )
     if rows := getattr(given, "to_dicts", None) or getattr(given, "to_pylist", None):  # polars; pyarrow
         return rows()
     if hasattr(given, "columns") and hasattr(given, "to_dict"):  # pandas
         return given.to_dict("records")
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise DataError(f"cannot train on a {kind}. {EXPECTED}")
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):  # a mapping has columns, or splits
+        keys = f" with the keys {', '.join(map(str, [*given][:5]))}" if isinstance(given, Mapping) else ""
+        raise DataError(f"cannot train on a {type(given).__name__}{keys}. {EXPECTED}")
     return given
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import Task
-from diffcse_jax.io import atomic_dir, cache_folder, expand_path, hub_file
+from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir
 
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
@@ -56,7 +56,7 @@ def extract(archive: Path, folder: Path) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_dir(folder) as new, tarfile.open(archive) as tar:
+        with replace_dir(folder) as new, tarfile.open(archive) as tar:
             tar.extractall(str(new), filter="data")
     except (OSError, tarfile.TarError, RecursionError) as error:
         raise DataError(f"cannot extract {archive} to {folder}: {error}") from error
