@@ -135,7 +135,6 @@ def stored(world: World) -> int:
 
 
 COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed, load, stored)}
-UNTRAINED = ("evaluate", "embed", "load", "stored")
 
 
 def prepare() -> None:
@@ -378,7 +377,6 @@ def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[
     by_kind = collections.defaultdict(list)
     for path in files:
         by_kind[kind_of_file(path)].append(path)
-    is_trained = any(path.startswith("workdir/checkpoints") for path in files)
     for name in sorted(by_kind, key=lambda _: chance.random()):
         path = chance.choice(by_kind[name])
         readers = [("finished", "train")]
@@ -387,7 +385,7 @@ def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[
         elif path.startswith("embedded"):
             readers = [("finished", "stored" if path.endswith(".parquet") else "embed")]
         elif path.startswith("cache"):
-            readers = [("finished", "stored"), *readers * (is_trained and "vectors" not in path)]
+            readers = [("finished", "stored"), *readers * ("vectors" not in path)]
         elif path.startswith("workdir") and not re.search(r"checkpoints|selection|report", path):
             readers = [("begun", "train"), *readers, ("finished", "export")]
         yield Trial(kind, *chance.choice(readers), damaged=(path,))
@@ -407,8 +405,8 @@ class Verdict:
 class Judge:
     """Runs trials and compares their outcomes with those without faults."""
 
-    def __init__(self, world: World, seed: int, *, untrained: bool):
-        self._world, self._untrained, self.worker = world, untrained, Worker(world)
+    def __init__(self, world: World, seed: int):
+        self._world, self.worker = world, Worker(world)
         self._chance = random.Random(seed)
         self._expected: dict[str, dict[str, str]] = {}
 
@@ -423,14 +421,6 @@ class Judge:
                 found[state, command] = Observed(ended.operations, ended.seconds)
                 self._expected[command] = outcome(world, command)
 
-        if self._untrained:  # there is only the state with all that is made of it
-            from diffcse_jax.models import pooling_modules
-
-            shutil.copytree(world.inputs / "model", world.export)
-            pooling_modules.write(world.export, "avg", num_blocks=1, hidden_size=16, head=None)
-            observe("finished", *UNTRAINED)
-            world.keep("finished")
-            return found
         world.keep("fresh")
         observe("fresh", "train")
         observe("finished", "export", "evaluate", "embed", "load", "stored")
@@ -491,7 +481,7 @@ class Judge:
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
         if trial.faults and trial.command == "stored":
-            for path in world.trial.glob("cache" if self._untrained else "cache/*/vectors-*"):
+            for path in world.trial.glob("cache/*/vectors-*"):
                 shutil.rmtree(path)
 
     def _judge_fault(self, verdict: Verdict, fault: Fault, ended: Ended) -> None:
@@ -556,7 +546,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of their choice (default: 0)")
     parser.add_argument("--workdir", type=Path, required=True, help="a folder for the runs; it is emptied")
     parser.add_argument("--output", type=Path, help="a JSON file for the counts and all trials")
-    parser.add_argument("--untrained", action="store_true", help="only commands that train nothing: a short form")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
     load_library(options.workdir)
@@ -573,20 +562,16 @@ def main() -> int:
     for name in ("inputs", "trial", "kept"):
         shutil.rmtree(world.base / name, ignore_errors=True)
     make_inputs(world.inputs)
-    judge = Judge(world, options.seed, untrained=options.untrained)
+    judge = Judge(world, options.seed)
     observed = judge.observe()
     files = {
         state.name: sorted(str(path.relative_to(state)) for path in state.rglob("*") if path.is_file())
         for state in (world.base / "kept").iterdir()
     }
-    shares = SHARES
-    if options.untrained:
-        files["finished"] = [path for path in files["finished"] if path.startswith(("cache", "embedded"))]
-        shares = {kind: share for kind, share in SHARES.items() if kind not in ("SIGTERM", "two at once")}
     chance, chosen = random.Random(options.seed), []
-    for kind, share in shares.items():
+    for kind, share in SHARES.items():
         source = trials(kind, observed, files, chance)
-        chosen += [next(source) for _ in range(max(1, round(share * options.count / sum(shares.values()))))]
+        chosen += [next(source) for _ in range(max(1, round(share * options.count / sum(SHARES.values()))))]
     chance.shuffle(chosen)
     verdicts: list[Verdict] = []
     for number, trial in enumerate(chosen, 1):

@@ -39,7 +39,8 @@ _HUB_DATA = {  # hub ids of the data that `diffcse evaluate` reads from SentEval
     "SICKRelatedness": "mteb/sickr-sts",
 }
 _UNKNOWN = "unknown"  # in metadata, for data without a hub id
-_METRICS = {"spearman": "spearman", "accuracy": "acc"}  # kinds of results and their keys in results.json
+# Keys of results.json, and what the hub calls the task and the metric.
+_METRICS = (("spearman", "semantic-similarity", "spearman_cosine"), ("acc", "text-classification", "accuracy"))
 _RESULT_FILES = ("results.json", "evaluation.json")  # in a run's folder
 
 
@@ -72,8 +73,7 @@ def model_card(
     config, baseline, sizes = saved.config, saved.baseline, saved.transformer_config
     is_cut = truncate_dim not in (None, saved.embedding_size)
     text = training_text(config)
-    found = [] if is_cut else dev_results(saved)  # dev scores are those of whole embeddings
-    found += official_results(results[0])
+    found = official_results(results[0])
     language = about.language or languages(saved, base)
     license = {"license": about.license} if about.license else dict(base.license)
     title = about.hub_id or name
@@ -240,48 +240,15 @@ def _read_rows(path: Path) -> list[Results]:
     ]
 
 
-def dev_results(saved: SavedEncoder) -> list[EvalResult]:
-    """Return the dev scores as results of metadata."""
-    config = saved.config
-    results: dict[tuple[str, str], EvalResult] = {}  # the drift check may be the dev metric as well
-    for column, score in saved.dev.items():
-        metric, _, k = column.partition("_recall@")
-        kind = "spearman" if metric.endswith("spearman") else f"recall@{k}" if k else "mrr"
-        file = config.eval.pairs_file if metric.startswith("pairs_") else config.data.train_file
-        data, name = _UNKNOWN, f"{metric.replace('_', ' ')}, {PurePath(file).name}"
-        if metric.endswith("stsb_spearman"):
-            data, name = _HUB_DATA["STSBenchmark"], "STS-B, dev"
-        if metric.endswith(("spearman", "retrieval")):
-            results.setdefault((kind, name), _result(kind, score, data, name, "validation"))
-    return list(results.values())
-
-
 def official_results(results: Mapping[str, Any]) -> list[EvalResult]:
-    """Return test scores as results of metadata."""
+    """Return test scores as results of metadata, whose scale is 1, not 100."""
     not_official = results.get("not_official", {})
     found = []
     for task, scores in results.get("tasks", {}).items():
         data, name = _HUB_DATA.get(task, _UNKNOWN), f"SentEval {task}"
         if task in not_official:
             data, name = _UNKNOWN, f"{name}, not the official data: {not_official[task]}"
-        found += [_result(kind, scores[key], data, name, "test") for kind, key in _METRICS.items() if key in scores]
+        for key, kind, metric in _METRICS:
+            if key in scores:
+                found.append(EvalResult(kind, data, name, metric, round(scores[key] / 100, 6), dataset_split="test"))
     return found
-
-
-def _result(kind: str, score: float, data: str, name: str, split: str) -> EvalResult:
-    """Return one result. sentence-transformers' scale is 1, not 100."""
-    label = "MRR" if kind == "mrr" else kind.capitalize()
-    task, task_name, metric, metric_name = {
-        "spearman": ("semantic-similarity", "Semantic Similarity", "spearman_cosine", "Spearman Cosine"),
-        "accuracy": ("text-classification", "Classification of frozen embeddings", "accuracy", "Accuracy"),
-    }.get(kind, ("information-retrieval", "Information Retrieval", f"cosine_{kind}", f"Cosine {label}"))
-    return EvalResult(
-        task_type=task,
-        task_name=task_name,
-        dataset_type=data,
-        dataset_name=name,
-        dataset_split=split,
-        metric_type=metric,
-        metric_name=metric_name,
-        metric_value=round(score / 100, 6),
-    )

@@ -78,10 +78,8 @@ def export(
         of sample sentences and those of the encoder in memory; and the SHA-256 of the files.
 
     Raises:
-        CheckpointError: There is nothing to export, `output` is a folder that is not an export, it cannot be written,
-            or the embeddings differ. Nothing is left of a failed export.
-        ConfigError: `truncate_dim` is larger than the embedding size, packages for ONNX are missing, or a results file
-            has no results of this model.
+        UserError: There is nothing to export, an option is invalid, `output` is a folder that is not an export, it
+            cannot be written, or the embeddings differ. Nothing is left of a failed export.
     """
     output, about = output.resolve(), about or About()
     if with_onnx:

@@ -195,7 +195,4 @@ def readable(metric: str) -> str:
 def _run_folder(path: Path) -> Path:
     if found := find_run(path) or find_run(path.parent):  # the parent of an export is its run
         return found
-    files = (*path.glob("*/config.json"), *path.glob("*/*/config.json"))
-    runs = [str(folder) for folder in sorted({file.parent for file in files}) if find_run(folder)]
-    advice = f". It contains runs; name some of them: {' '.join(runs[:3])}" if runs else ""
-    raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run){advice}")
+    raise CheckpointError(f"{path} is not the folder of a run (it has no config.json of a run)")
