@@ -39,9 +39,7 @@ def test_problems_are_reported_before_anything_is_exported(api, tmp_path, capsys
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "--push_to_hub ada/model/x: https://hub.example cannot be reached or refuses this (HFV" in refused(
-        "ada/model/x"
-    )
+    assert "https://hub.example cannot be reached or refuses this (HFValidationError" in refused("ada/model/x")
     assert "is not the folder of a run" in refused("ada/x")
     api.whoami.side_effect = LocalTokenNotFoundError("Token is required")
     assert "(LocalTokenNotFoundError: Token is required). Check the network, HF_ENDPOINT" in refused("ada/x")
