@@ -127,7 +127,7 @@ DAMAGE = {
     "bits of parameters": lambda step: flip_bits(step, "params"),
     "bits of moments": lambda step: flip_bits(step, "opt_state"),
     "a cut-off description of moments": lambda step: truncate(step / "opt_state/array_metadatas/process_0"),
-    "a position in the data": lambda step: edit(step / "data/metadata", lambda data: data.update(next=1)),
+    "a position in the data": lambda step: edit(step / "record/metadata", lambda record: record["data"].update(next=1)),
     "a score": lambda step: edit(step / "record/metadata", lambda record: record["dev"].update(stsb=99.0)),
     "no record": lambda step: shutil.rmtree(step / "record"),
 }

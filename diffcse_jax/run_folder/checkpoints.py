@@ -1,11 +1,12 @@
 """A run's checkpoints, `WORKDIR/checkpoints/STEP`, written and read by Orbax.
 
-A checkpoint has four items, so that the parameters can be read alone: `params`, `opt_state`, `data` (the position in
-the data) and `record` (`Record` as JSON: dev scores, and digests of all items). Every item is compared with its digest
-when it is read. Training resumes from the newest intact checkpoint.
+A checkpoint has three items, so that the parameters can be read alone: `params`, `opt_state` and `record` (`Record` as
+JSON: dev scores, the position in the data, and digests). Every item is compared with its digest when it is read.
+Training resumes from the newest intact checkpoint.
 """
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -54,8 +55,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path, config: Config, *, dev_metric: str, dev_text: str, text: str):
-        self._pooler = config.encoding_pooler
-        self._dev_metric, self._dev_text, self._text = dev_metric, dev_text, text
+        self._record = Record(0, config.encoding_pooler, {}, dev_metric, text, dev_text=dev_text)
         self._workdir, self._folder = workdir, workdir / CHECKPOINTS
         self._scores: dict[int, float | None] = {}
         for step in saved_steps(self._folder):
@@ -102,21 +102,18 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        data = json.loads(json.dumps(data_state))
-        record = Record(
-            step,
-            self._pooler,
-            measured.scores,
-            self._dev_metric,
-            self._text,
+        record = dataclasses.replace(
+            self._record,
+            step=step,
+            dev=measured.scores,
             outcomes=measured.outcomes,
             eligible=eligible,
             bad_steps=int(state.bad_steps),
-            dev_text=self._dev_text,
+            data=json.loads(json.dumps(data_state)),
             metrics=self._metrics_digest(),
         )
-        digests: dict[str, Any] = {"data": json_digest(data), "record": json_digest(record.content())}
-        digests |= {item: array_digests(getattr(state, item)) for item in _ARRAYS}
+        digests: dict[str, Any] = {item: array_digests(getattr(state, item)) for item in _ARRAYS}
+        digests["record"] = json_digest(record.content())
         self._scores[step] = record.score
         with self._disk_errors():
             self._manager.wait_until_finished()
@@ -125,7 +122,6 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     **{item: ocp.args.StandardSave(getattr(state, item)) for item in _ARRAYS},
-                    data=ocp.args.JsonSave(data),
                     record=ocp.args.JsonSave(record.content() | {"digests": digests}),
                 ),
             )
@@ -144,7 +140,6 @@ class Checkpoints:
         checkpoint = self._folder / str(step)
         with _damage_named(checkpoint):
             record = read_record(checkpoint)
-            data = _read_json_item(checkpoint, "data")
             self._check_same_run(record)
             shapes = [
                 jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), getattr(like, item))
@@ -159,7 +154,7 @@ class Checkpoints:
             opt_state=restored.opt_state,
             bad_steps=jax.device_put(np.int32(record.bad_steps), like.bad_steps.sharding),
         )
-        return state, data
+        return state, dict(record.data)
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -173,9 +168,8 @@ class Checkpoints:
         for step in reversed(saved_steps(self._folder)):
             checkpoint = self._folder / str(step)
             try:
-                record, _ = read_arrays(checkpoint, _ARRAYS)
+                read_arrays(checkpoint, _ARRAYS)
                 with _damage_named(checkpoint):
-                    _require(record.digests["data"], json_digest(_read_json_item(checkpoint, "data")), "data")
                     for description in checkpoint.glob("*/array_metadatas/*"):  # read only to restore to devices
                         json.loads(description.read_bytes())
             except CheckpointError as error:
@@ -194,12 +188,12 @@ class Checkpoints:
 
     def _check_same_run(self, record: Record) -> None:
         """Refuse data that is not the checkpoint's, and warn if earlier rows of `metrics.jsonl` have changed."""
-        what = ""
-        if record.text != self._text:
+        what, run = "", self._record
+        if record.text != run.text:
             what = "the text of data.train_file or finetune.tasks, or its tokenizer,"
-        elif record.dev_metric != self._dev_metric:
-            what = f"the metric that chooses the best checkpoint (now {self._dev_metric}, was {record.dev_metric})"
-        elif record.dev_text != self._dev_text:
+        elif record.dev_metric != run.dev_metric:
+            what = f"the metric that chooses the best checkpoint (now {run.dev_metric}, was {record.dev_metric})"
+        elif record.dev_text != run.dev_text:
             what = f"the data that {record.dev_metric} is measured on (eval.pairs_file, eval.data_dir)"
         if what:
             raise ConfigError(
@@ -273,8 +267,9 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
 
 def read_record(checkpoint: Path) -> Record:
     """Read the record of a checkpoint."""
+    handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
     with _damage_named(checkpoint):
-        record = Record(**_read_json_item(checkpoint, "record"))
+        record = Record(**handler.restore(checkpoint.absolute() / "record"))
         _require(record.digests["record"], json_digest(record.content()), "record")
         return record
 
@@ -296,11 +291,6 @@ def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[st
             for name, digest in record.digests[item].items():
                 _require(digest, found.get(name, "missing"), f"{item}/{name}")
     return record, arrays
-
-
-def _read_json_item(checkpoint: Path, item: str) -> dict[str, Any]:
-    handler = ocp.JsonCheckpointHandler(multiprocessing_options=_this_process_alone())
-    return handler.restore(checkpoint.absolute() / item)
 
 
 def _require(expected: str, found: str, what: str) -> None:

@@ -77,6 +77,7 @@ class Record:
     eligible: bool = True  # whether it may be the best checkpoint
     bad_steps: int = 0  # number of steps that were skipped because of a NaN or infinite loss or gradient
     dev_text: str = ""  # identifies the text that `dev_metric` is measured on
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the position in the data
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # size and SHA-256 of the metrics before it
     digests: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the items of a checkpoint
 
