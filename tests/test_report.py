@@ -22,7 +22,7 @@ from diffcse_jax.run_folder.summary import read_runs
 from diffcse_jax.training import curves
 from diffcse_jax.training.curves import BASELINE, short
 
-HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> & \x00\ud800'
+HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
 PAIRS = Sample(
     "pairs of a file",
     [f"query {index} {HOSTILE}" for index in range(10)],
@@ -56,7 +56,7 @@ def begin_run(folder, config):
 
 def write_run(folder, *, finished=True, **groups):
     """A run of six steps, finished or in progress."""
-    values = {"train": {"steps": 6, "batch_size": 8}, "data": {"train_file": HOSTILE.replace("\ud800", "")}, **groups}
+    values = {"train": {"steps": 6, "batch_size": 8}, "data": {"train_file": HOSTILE}, **groups}
     begin_run(folder, Config.from_dict(values))
     writer = MetricsWriter(folder, resumed_at=0)
     writer.write(0, {"dev/stsb_spearman": 50.0, "start/stsb_spearman": 60.0})
@@ -133,7 +133,7 @@ def test_curves_have_whole_steps_and_a_panel_for_the_metric_that_chooses(losses,
 def test_text_never_becomes_markup(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "<b>bold")])
     shown = checked(page.render_report([run], compared("<i>start", '"mine')))  # refuses img and on... attributes
-    hostile = 'alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> & \N{REPLACEMENT CHARACTER}'
+    hostile = 'alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
     assert hostile in shown.text
     assert not {"i", "b", "script"} & {tag for tag, _ in shown.tags}
 

@@ -66,11 +66,7 @@ def serve(
     weight: float | None = None,
     passages: bool = True,
 ) -> None:
-    """Encode a text and serve its search page until Ctrl-C. Arguments are the options of `diffcse demo`.
-
-    Raises:
-        UserError: The text, a model or the address cannot be used.
-    """
+    """Encode a text and serve its search page until Ctrl-C. Arguments are the options of `diffcse demo`."""
     if against == model:
         raise ConfigError(f"--against {against} is the same as --model. Name another model, or leave --against out")
     keep_compiled()

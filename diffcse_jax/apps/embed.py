@@ -63,9 +63,6 @@ def encode(
     """Encode the texts of all inputs into one file, which gets its name when it is complete.
 
     Arguments are the options of `diffcse encode`; `load` loads the encoder, once the inputs are open.
-
-    Raises:
-        UserError: The output has an unknown suffix, or an input cannot be read.
     """
     path = expand_path(output)
     if output != "-" and path.suffix not in FORMATS:
@@ -141,9 +138,6 @@ def embed(
     resumes the work, for messages.
 
     Raises:
-        ConfigError: The folder was begun with another encoder or other settings, or the processes are not found.
-        DataError: An input cannot be read, or has changed since it was embedded.
-        InUseError: Another process embeds the same input.
         Interrupted: Ctrl-C or SIGTERM; complete files are kept.
     """
     index, count = hosts.process_from_environment() or (0, 1)
@@ -171,11 +165,7 @@ def embed(
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name.
-
-    Raises:
-        DataError: A pattern matches nothing, or two inputs have the same name, which names their Parquet files.
-    """
+    """Return the inputs that the patterns match, in the order of their names; a pattern may also be a file's name."""
     found = set()
     for pattern in patterns:
         expanded = os.path.expanduser(pattern)

@@ -46,11 +46,7 @@ def search(
     storage: str = "",
     passages: bool = True,
 ) -> None:
-    """Print the best texts for each query. Arguments are the options of `diffcse search`.
-
-    Raises:
-        UserError: Something cannot be read, or the embeddings have another encoder.
-    """
+    """Print the best texts for each query. Arguments are the options of `diffcse search`."""
     if not all(map(str.strip, queries)):
         raise DataError("QUERY: the text is empty. Give a query")
     if source == queries_file == STDIN and not queries:
