@@ -188,8 +188,8 @@ def table(columns: Sequence[str], rows: Iterable[Row], style: str = "text", labe
     return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
-def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
-    """Return tables with a row per model and a column per task, in a style of `table`, below published scores."""
+def compared(models: Sequence[Results], *, with_published: bool) -> list[tuple[list[str], list[Row]]]:
+    """Return columns and rows of tables with a row per model and a column per task, below published scores."""
     scores = [scores_by_column(results) for results in models]
     names, poolers = ([results[key] for results in models] for key in ("model", "pooler"))
     measured = []
@@ -209,8 +209,13 @@ def compare(models: Sequence[Results], *, with_published: bool, style: str) -> s
             for label, row in PUBLISHED
             if with_published and not row.keys().isdisjoint(columns)
         ]
-        tables.append(table([*first, *columns], published + measured, style))
-    return "\n\n".join(tables)
+        tables.append(([*first, *columns], published + measured))
+    return tables
+
+
+def compare(models: Sequence[Results], *, with_published: bool, style: str) -> str:
+    """Return the tables of `compared` in a style of `table`."""
+    return "\n\n".join(table(*each, style) for each in compared(models, with_published=with_published))
 
 
 def describe(results: Results) -> str:
@@ -251,5 +256,5 @@ def against(other: Mapping[str, Any]) -> str:
 
 
 def _model_label(results: Results) -> str:
-    size = results["truncate_dim"]
+    size = results.get("truncate_dim")
     return f"{results['model']}, {size} dimensions" if size else results["model"]

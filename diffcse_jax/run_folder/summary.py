@@ -184,7 +184,9 @@ def labels(workdirs: Sequence[Path]) -> list[str]:
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the results of models in a file of `diffcse evaluate`; an empty list for another file."""
     content = read_json_object(path)
-    return [each for each in content.get("models", [content]) if {"model", "tasks", "averages"} <= each.keys()]
+    return [
+        each for each in content.get("models", [content]) if {"model", "pooler", "tasks", "averages"} <= each.keys()
+    ]
 
 
 def readable(metric: str) -> str:

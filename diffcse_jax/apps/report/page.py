@@ -10,15 +10,7 @@ from diffcse_jax.apps import render
 from diffcse_jax.apps.report import embeddings
 from diffcse_jax.apps.report.embeddings import Comparison
 from diffcse_jax.config import Config, flat, machine_keys
-from diffcse_jax.evaluation.results import (
-    PUBLISHED,
-    SHORT_NAMES,
-    format_means,
-    format_scores,
-    scores_by_column,
-    sections,
-    seed_groups,
-)
+from diffcse_jax.evaluation.results import compared, format_scores, task_title
 from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
@@ -91,53 +83,36 @@ def render_report(
 
 
 def score_tables(runs: Sequence[Run], others: Sequence[dict[str, Any]]) -> list[tuple[list[str], list[list[str]]]]:
-    """Return a table of test scores per group of tasks: titles and rows, with published rows first.
-
-    Runs that differ only in their seed also get a row with their mean.
-    """
-    scored = [run for run in runs if run.results]
-    own = [scores_by_column(run.results[0]) for run in scored]
-    measured = [(str(each.get("model")), scores_by_column(each)) for each in others]
-    measured += [(run.label, scores) for run, scores in zip(scored, own, strict=True)]
-    rows = [(label, format_scores(scores)) for label, scores in measured]
-    for group in seed_groups([str(run.workdir) for run in scored]):
-        label = f"mean of the seeds of {', '.join(scored[index].label for index in group)}"
-        rows.append((label, format_means([own[index] for index in group])))
-    tables = []
-    for columns in sections([scores for _, scores in measured]):
-        published = [
-            (f"{label} (published)", format_scores(scores))
-            for label, scores in PUBLISHED
-            if not scores.keys().isdisjoint(columns)
-        ]
-        titles = ["model", *(SHORT_NAMES.get(column, column) for column in columns)]
-        cells = [[label, *(each.get(column, "\N{EN DASH}") for column in columns)] for label, each in published + rows]
-        tables.append((titles, cells))
-    return tables
+    """Return the titles and rows of tables of test scores, one for each group of tasks."""
+    models = [*others, *(run.results[0] | {"model": str(run.workdir)} for run in runs if run.results)]
+    return [
+        (
+            ["model", *map(task_title, columns)],
+            [[row.label, *(row.cells.get(column, "\N{EN DASH}") for column in columns)] for row in rows],
+        )
+        for columns, rows in compared(models, with_published=True)
+    ]
 
 
 def _settings(config: Config) -> dict[str, str]:
     return {key: str(value) for key, value in flat(config.to_dict()).items()}
 
 
-def _side_by_side(columns: Mapping[str, Mapping[str, str]], corner: str = "") -> list[list[str]]:
+def _side_by_side(columns: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     """Return a table with a column per mapping and a row per key: the titles, then the rows."""
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(column.get(name, "\N{EN DASH}") for column in columns.values())] for name in names]
-    return [[corner, *columns], *rows]
+    return [["", *columns], *rows]
 
 
 def _measures(comparison: Comparison) -> list[list[str]]:
     """Return a table with a row per model and a column per measure."""
-    columns: dict[str, dict[str, str]] = {}
-    for model in comparison.models:
-        for name, value in embeddings.measures(model, comparison.sample).items():
-            decimals = 3 if name in ("alignment", "uniformity") else 2
-            columns.setdefault(name, {})[model.label] = f"{value:.{decimals}f}"
-    return _side_by_side(columns, "model")
+    rows = {model.label: format_scores(embeddings.measures(model, comparison.sample)) for model in comparison.models}
+    titles = dict.fromkeys(name for row in rows.values() for name in row)
+    return [["model", *titles], *([label, *row.values()] for label, row in rows.items())]
 
 
 def _differences(runs: Sequence[Run]) -> list[list[str]]:
     """Return a table of the keys in which the runs' configurations differ."""
-    titles, *rows = _side_by_side({run.label: _settings(run.config) for run in runs}, "key")
+    titles, *rows = _side_by_side({run.label: _settings(run.config) for run in runs})
     return [titles, *(row for row in rows if row[0] not in machine_keys() and len(set(row[1:])) > 1)]
