@@ -4,9 +4,8 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
@@ -126,38 +125,24 @@ def _read_queries(name: str) -> Iterator[list[str]]:
 
 
 def _as_json(query: str, hits: Sequence[Hit]) -> str:
-    ranks = [{"ranks": hit.ranks} if hit.ranks else {} for hit in hits]
-    found = [{"score": round(hit.score, 6), **each, **hit.row} for hit, each in zip(hits, ranks, strict=True)]
+    found = [{"score": round(hit.score, 6), **({"ranks": hit.ranks} if hit.ranks else {}), **hit.row} for hit in hits]
     return json.dumps({"query": query, "hits": found}, ensure_ascii=False)
 
 
 def _as_text(query: str, hits: Sequence[Hit], threshold: float | None) -> str:
-    """Return a query and its hits as a table as wide as the terminal: score, place and text."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    lines = [*_wrapped(query, width), ""]
+    """Return a query and its hits as wide as the terminal: score, place (the id, or file and line) and text."""
+    lines = [*_wrapped(query), ""]
     if not hits:
         lines.append("  nothing" if threshold is None else f"  nothing with a score of {threshold:g} or more")
-    places = [_place(hit.row) for hit in hits]
-    column = min(max(map(len, places), default=0), width // 4)
-    indent = 2 + 6 + 2 + column + 2
-    for hit, place in zip(hits, places, strict=True):
-        first, *others = _wrapped(title_of(hit.row) + hit.row[TEXT], width - indent)
-        place = place if len(place) <= column else f"...{place[3 - column :]}"
-        lines.append(f"  {hit.score:6.3f}  {place:>{column}}  {first}")
-        lines += [" " * indent + line for line in others]
+    for hit in hits:
+        places = [hit.row[ID]] if ID in hit.row else [hit.row[name] for name in (FILE, LINE) if name in hit.row]
+        place = ":".join(map(str, places))
+        lines += _wrapped(f"  {hit.score:6.3f}  {place}  {title_of(hit.row)}{hit.row[TEXT]}", indent=" " * 10)
     return "\n".join([*lines, ""])
 
 
-def _place(row: Mapping[str, Any]) -> str:
-    """Return where a text comes from: its id, or its file and line."""
-    places = [row[ID]] if ID in row else [row[name] for name in (FILE, LINE) if name in row]
-    return _printable(":".join(map(str, places)))
-
-
-def _printable(text: str) -> str:
-    """Replace what would move a terminal's cursor or change its colours."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(_printable(text), max(width, 20), max_lines=LINES_PER_HIT, placeholder=" ...") or [""]
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Return some lines of a text, without what would move a terminal's cursor or change its colours."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
+    return textwrap.wrap(printable, width, subsequent_indent=indent, max_lines=LINES_PER_HIT, placeholder=" ...")
