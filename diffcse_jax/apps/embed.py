@@ -9,13 +9,12 @@ import contextlib
 import dataclasses
 import functools
 import glob
-import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -27,8 +26,8 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
-from diffcse_jax.search.passages import title_of
-from diffcse_jax.search.records import TEXT, Record, Records, in_chunks, read_all, read_records, table_of
+from diffcse_jax.search.passages import searched_texts
+from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, table_of
 from diffcse_jax.search.vector_store import (
     SETTINGS_FILE,
     EncoderRecord,
@@ -36,11 +35,9 @@ from diffcse_jax.search.vector_store import (
     read_settings,
     state_of,
     vector_table,
-    write_npy,
 )
 
 FORMATS = (".jsonl", ".npy", ".parquet")
-TEXTS_AT_ONCE = 2048  # encoded together, sorted by length; progress is reported after each
 ROWS_PER_FILE = 5_000  # a minute or two of work on a slow machine, which is what a crash can cost
 CHARACTERS_PER_FILE = 1 << 28  # because the texts of a Parquet file are held in memory until it is written
 PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
@@ -67,50 +64,34 @@ def encode(
     path = expand_path(output)
     if output != "-" and path.suffix not in FORMATS:
         raise ConfigError(f"--output {output}: the suffix chooses the format. Use one of: {', '.join(FORMATS)}")
-    records = read_all(inputs, columns=columns, id_column=id_column, every_line=path.suffix == ".npy")
+    records = [*read_all(inputs, columns=columns, id_column=id_column, every_line=path.suffix == ".npy")]
     encoder = load()
     prompt = encoder.prompts.choose(prompt_name=prompt_name)
-    with encoder.warning_once(), Progress("encoding", "sentences") as progress:
-
-        def encoded(chunk: list[Record]) -> tuple[list[Record], Float32[np.ndarray, "rows dimension"]]:
-            vectors = encoder.encode(searched(chunk), batch_size, normalize=normalize, prompt=prompt)
-            progress.update(len(chunk))
-            return chunk, vectors
-
-        chunks = map(encoded, in_chunks(records, TEXTS_AT_ONCE))
-        if output == "-":
-            _write_lines(sys.stdout, chunks)
-            return
-        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with disk_errors(path, safe="Nothing else was changed."), contextlib.ExitStack() as cleaning:
-            cleaning.callback(partial.unlink, missing_ok=True)
-            if path.suffix == ".jsonl":
-                with partial.open("w", encoding="utf-8") as file:
-                    _write_lines(file, chunks)
-            elif path.suffix == ".npy":
-                write_npy(partial, (vectors for _, vectors in chunks), encoder.dimension)
-            else:
-                settings = dataclasses.asdict(encoder.record(prompt)) | {"normalize": normalize}
-                tables = (vector_table(table_of(chunk), vectors, settings) for chunk, vectors in chunks)
-                first = next(tables)
-                with pq.ParquetWriter(partial, first.schema, **PARQUET) as writer:
-                    for table in itertools.chain([first], tables):
-                        writer.write_table(table)
-            partial.replace(path)
+    texts = searched_texts(table_of(records))
+    vectors = encoder.encode(texts, batch_size, normalize=normalize, show_progress=True, prompt=prompt)
+    if output == "-":
+        _write_lines(sys.stdout, records, vectors)
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path, safe="Nothing else was changed."), contextlib.ExitStack() as cleaning:
+        cleaning.callback(partial.unlink, missing_ok=True)
+        if path.suffix == ".parquet":
+            settings = dataclasses.asdict(encoder.record(prompt)) | {"normalize": normalize}
+            pq.write_table(vector_table(table_of(records), vectors, settings), partial, **PARQUET)
+        elif path.suffix == ".npy":
+            with partial.open("wb") as file:
+                np.save(file, vectors)
+        else:
+            with partial.open("w", encoding="utf-8") as lines:
+                _write_lines(lines, records, vectors)
+        partial.replace(path)
 
 
-def searched(records: Sequence[Record]) -> list[str]:
-    """Return the texts to encode, each after its title if it has one."""
-    return [title_of(record) + record[TEXT] for record in records]
-
-
-def _write_lines(file: Any, chunks: Iterable[tuple[list[Record], Float32[np.ndarray, "rows dimension"]]]) -> None:
+def _write_lines(file: TextIO, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
     """Write an object on each line, with the shortest numbers that are exact in float32."""
-    for records, vectors in chunks:
-        for record, vector in zip(records, vectors, strict=True):
-            text = json.dumps(dict(record), ensure_ascii=False)
-            file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
-        file.flush()
+    for record, vector in zip(records, vectors, strict=True):
+        text = json.dumps(dict(record), ensure_ascii=False)
+        file.write(f'{text[:-1]}, "embedding": [{", ".join(map(str, vector))}]}}\n')
 
 
 # A folder
@@ -301,12 +282,13 @@ class _Job:
         count = len(chunk)
         if self.settings["passages"]:
             chunk = self.encoder.split(chunk, self.prompt)
+        table = table_of(chunk)
         options = {"normalize": self.settings["normalize"], "prompt": self.prompt}
-        vectors = self.encoder.encode(searched(chunk), batch_size=self.batch_size, **options)
+        vectors = self.encoder.encode(searched_texts(table), batch_size=self.batch_size, **options)
         partial = state_of(self.output) / "inputs" / f"{name}.tmp"
         try:
-            table = vector_table(table_of(chunk), vectors.astype(self.settings["dtype"]), self.settings)
-            pq.write_table(table, partial, **PARQUET)
+            stored = vector_table(table, vectors.astype(self.settings["dtype"]), self.settings)
+            pq.write_table(stored, partial, **PARQUET)
             sync(partial)
             partial.replace(self.output / name)
         finally:
