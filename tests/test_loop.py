@@ -1,6 +1,5 @@
 """The checks before training, and the loop between steps. Whole runs are in test_resume.py."""
 
-import dataclasses
 import json
 from unittest import mock
 
@@ -18,11 +17,10 @@ from diffcse_jax.data.sampling import Neighbours
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.errors import ConfigError, DataError, UserError
+from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
-from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured, MetricsWriter, Record, read_metrics
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import networks
@@ -208,17 +206,6 @@ def test_files_are_checked_before_the_model_is_loaded(key, settings, tmp_path, m
     (tmp_path / "text.txt").write_text("A sentence of some words.\n" * 9)
     with pytest.raises(DataError, match=f"{key}.*nowhere"):
         train(config_of({"data": {"train_file": str(tmp_path / "text.txt")}}, settings), tmp_path / "run")
-
-
-def test_the_run_folder_is_checked_before_the_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(networks, "read", mock.Mock(side_effect=AssertionError("loaded the model first")))
-    (tmp_path / "text.txt").write_text("A sentence of some words.\n" * 9)
-    config = config_of({"data": {"train_file": str(tmp_path / "text.txt")}, "eval": {"metric": "halves_retrieval"}})
-    earlier = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=7))
-    open_run(tmp_path / "run", earlier, ENCODER, mock.Mock(spec=PreTrainedTokenizerFast), None)
-    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"train\.seed: was 7, now 42"):
-        train(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
