@@ -1,4 +1,4 @@
-"""Compares encoders on a sample of text: similarities, singular values and searches, before and after training."""
+"""Compares encoders on a sample of text: similarities and searches, before and after training."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import DataError, UserError
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
-from diffcse_jax.evaluation.geometry import best_hits, singular_values, uniformity
+from diffcse_jax.evaluation.geometry import best_hits, uniformity
 from diffcse_jax.evaluation.retrieval import encode_pairs, retrieval_scores
 from diffcse_jax.evaluation.senteval_data import is_local
 from diffcse_jax.io import expand_path
@@ -24,7 +24,6 @@ from diffcse_jax.training.curves import BASELINE, Chart, Line, colour_of
 
 MOST_PAIRS = 200
 RELATED_FRACTION = 0.2  # of rated pairs: the pairs rated highest belong together
-LEAST_SINGULAR_VALUE = 1e-6  # smaller ones are not drawn
 GRID = np.linspace(-1, 1, 201)  # of densities
 SEARCHES, HITS = 4, 3
 
@@ -51,7 +50,6 @@ class Model(NamedTuple):
     label: str
     colour: str
     embeddings: Mapping[str, np.ndarray]  # normalised, by text
-    raw: Float32[np.ndarray, "texts dim"]  # as the encoder returns them
 
     def of(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         return np.stack([self.embeddings[text] for text in texts])
@@ -128,21 +126,18 @@ def encode_sample(encoders: Mapping[str, tuple[str, Loader]], sample: Sample) ->
     models, problems = [], []
     for label, (colour, load) in encoders.items():
         try:
-            raw = _encode(load(), sample)
+            models.append(Model(label, colour, _encode(load(), sample)))
         except UserError as error:
             problems.append(f"{label}: {str(error).splitlines()[0]}")
-            continue
-        models.append(Model(label, colour, dict(zip(sample.texts, normalize(raw), strict=True)), raw))
     return Comparison(sample, models, problems)
 
 
-def _encode(encoder: Encoder, sample: Sample) -> Float32[np.ndarray, "texts dim"]:
+def _encode(encoder: Encoder, sample: Sample) -> dict[str, np.ndarray]:
     """Return the embeddings of the sample's texts, with the encoder's prompts of queries and documents."""
     if not sample.second:
-        return encoder.encode(sample.texts)
+        return dict(zip(sample.first, normalize(encoder.encode(sample.first)), strict=True))
     sides = encode_pairs(encoder, sample.first, sample.second, symmetric=sample.symmetric)
-    embeddings = dict(zip([*sample.first, *sample.second], np.concatenate(sides), strict=True))
-    return np.stack([embeddings[text] for text in sample.texts])
+    return dict(zip([*sample.first, *sample.second], normalize(np.concatenate(sides)), strict=True))
 
 
 def measures(model: Model, sample: Sample) -> dict[str, float]:
@@ -157,7 +152,7 @@ def measures(model: Model, sample: Sample) -> dict[str, float]:
 
 
 def embedding_charts(comparison: Comparison) -> list[Chart]:
-    """Return charts of similarities and of singular values."""
+    """Return charts of similarities."""
     models, sample = comparison.models, comparison.sample
     if not models:
         return []
@@ -172,15 +167,7 @@ def embedding_charts(comparison: Comparison) -> list[Chart]:
     else:
         lines = [Line(each.label, density(similarities(each, sample)["all pairs"]), each.colour) for each in models]
         charts = {"similarities of all pairs": lines}
-    found = [Chart(title, "cosine similarity", lines, "density", log=False) for title, lines in charts.items()]
-    spectra = []
-    for model in models:
-        values = enumerate(singular_values(model.raw).tolist(), 1)
-        points = [(float(index), value) for index, value in values if value >= LEAST_SINGULAR_VALUE]
-        spectra += [Line(model.label, points, model.colour)] if points else []
-    note = "A line that falls late uses many directions; one that falls early uses few."
-    title = "singular values of the embeddings"
-    return [*found, Chart(title, "index", spectra, "relative to the largest", note=note, log=True)]
+    return [Chart(title, "cosine similarity", lines, "density", log=False) for title, lines in charts.items()]
 
 
 def similarities(model: Model, sample: Sample) -> dict[str, Float[np.ndarray, " pairs"]]:

@@ -37,7 +37,7 @@ def write_report(
         models: Folders of runs, finished or in progress.
         output: The page; empty for RUN/report/index.html, or report.html for several runs.
         results: Files of `diffcse evaluate` with test scores of other models.
-        skip_models: Load no model, which leaves out similarities, singular values and searches.
+        skip_models: Load no model, which leaves out similarities and searches.
 
     Returns:
         The path of the page.
