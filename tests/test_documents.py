@@ -219,7 +219,7 @@ def pdf(text: str) -> bytes:
     ("text", "titles"),
     [
         ("### A\n\nx\n\n# B\n\nx\n\n## C\n\nx\n\n# D\n\nx", ["A", "A: B", "A: B: C", "A: D"]),  # the first is the title
-        ("# A\n\n## A\n\nx\n\n## \n\nx\n\n### B\n\nx", ["A", "A", "A: B"]),  # repeated and empty headings
+        ("# A\n\n## A\n\nx\n\n### B\n\nx", ["A", "A: B"]),  # a repeated heading
         ("---\ntitle: 'The page'\n---\nx\n\n## B\n\nx", ["The page", "The page: B"]),
         ('+++\ntitle = "The page"\n+++\n## B\n\nx\n\n## C\n\nx', ["The page: B", "The page: C"]),
         ("---\ntitle: Another\n---\nx\n\n# The page\n\nx", ["", "The page"]),

@@ -8,7 +8,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diffcse_jax.errors import require_extra
 
@@ -17,14 +17,16 @@ Sections = Iterator[tuple[str, list[str]]]
 
 FRONT_MATTER = re.compile(r"\A(---|\+\+\+)\n(.*?)\n(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 FRONT_TITLE = re.compile(r"^title[ \t]*[:=](.*)$", re.MULTILINE)
-CONTAINER = re.compile(r"^[ \t>]*:{3,}.*$", re.MULTILINE)  # ::: of site generators
-INCLUSION = re.compile(r"\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]")  # [!NOTE]
-TEMPLATE = re.compile(r"\{%[^%]*%\}|\{\{[<%][^{}]*[>%]\}\}")
-CHECKBOX = re.compile(r"\A\[[ xX]\]\s+")
-TAG = re.compile(r"<!--((?!<!--).)*?-->|<[^<>]*>", re.DOTALL)
-NOT_PROSE = re.compile(r"\s*<(pre|script|style|svg|table)\b", re.IGNORECASE)
+NOT_TEXT_IN_MARKDOWN = re.compile(
+    r"^[ \t>]*:{3,}.*$"  # ::: of site generators
+    r"|\[![A-Za-z][^\[\]\n]*(\[[^\[\]\n]*\]\([^()\n]*\))?\]"  # [!NOTE]
+    r"|(?<!`)(\{%[^%]*%\}|\{\{[<%][^{}]*[>%]\}\})"  # templates
+    r"|(?<=[-*+.)] )\[[ xX]\][ \t]+",  # boxes of a list
+    re.MULTILINE,
+)
 HEADINGS = ("", "h1", "h2", "h3", "h4", "h5", "h6")  # by level
-HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "body", "html"]
+HTML_BLOCKS = [*HEADINGS[1:], "p", "li", "dd", "dt", "div", "blockquote", "section", "article", "main", "body", "html",
+               "[document]"]  # fmt: skip
 NOT_TEXT_IN_HTML = ["script", "style", "template", "noscript", "svg", "nav", "header", "footer", "aside", "form", "pre",
                     "table", "title", "button"]  # fmt: skip
 ROLE = re.compile(r":(?!math:)[\w:+.-]+:`([^`<]*?)\s*(?:<[^`]*>)?`")  # Sphinx's :role:`name <target>`
@@ -56,59 +58,32 @@ def titled_sections(blocks: Iterable[Heading | str], title: str = "") -> Section
 def markdown_sections(content: bytes) -> Sections:
     """Read CommonMark with tables. A title in front matter (YAML or TOML) counts if no heading has level 1."""
     markdown_it = require_extra("markdown_it", EXTRA)
-    text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
-    front, title = FRONT_MATTER.match(text), ""
-    links: dict[str, Any] = {}  # the definitions of links in the document
-    parser = markdown_it.MarkdownIt("commonmark").enable("table").disable("inline")
-    inline = markdown_it.MarkdownIt("commonmark")
-    tokens = parser.parse(CONTAINER.sub("", text[front.end() :] if front else text), links)
-    first = next((token.tag for token in tokens if token.type == "heading_open"), "")
-    if front and first != "h1" and (match := FRONT_TITLE.search(front[2])):
-        title = match[1].strip()
+    text, title = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n"), ""
+    if front := FRONT_MATTER.match(text):
+        text, line = text[front.end() :], FRONT_TITLE.search(front[2])
+        title = line[1].strip() if line else ""
         title = title[1:-1] if title[:1] in ("'", '"') and title[:1] == title[-1:] else title
-
-    def blocks() -> Iterator[Heading | str]:
-        tag = ""
-        for token in tokens:
-            if token.nesting == 1:
-                tag = token.tag
-            elif token.type == "html_block" and not NOT_PROSE.match(token.content):
-                yield " ".join(TAG.sub(" ", token.content).split())
-            elif token.type == "inline":
-                (line,) = inline.parseInline(INCLUSION.sub("", token.content), links)
-                text = " ".join("".join(map(_words, line.children or ())).split())
-                if tag == "p":
-                    yield CHECKBOX.sub("", text)
-                elif tag in HEADINGS:
-                    yield Heading(HEADINGS.index(tag), text)
-
-    return titled_sections(blocks(), title)
-
-
-def _words(token: Any) -> str:
-    """Return the text of a part of a line; pictures and HTML do not have any."""
-    if token.type in ("softbreak", "hardbreak"):
-        return " "
-    if token.type == "code_inline":
-        return str(token.content)
-    return TEMPLATE.sub("", token.content) if token.type == "text" else ""
+    parser = markdown_it.MarkdownIt("commonmark").enable("table")
+    return _html_sections(parser.render(NOT_TEXT_IN_MARKDOWN.sub("", text)), title)
 
 
 def html_sections(content: bytes) -> Sections:
     """Read the text of an html page, without navigation, forms, tables and code."""
-    bs4 = require_extra("bs4", EXTRA)
-    page = bs4.BeautifulSoup(content, "html.parser")
-    title = " ".join(page.title.get_text().split()) if page.title and not page.h1 else ""
-    for element in page.find_all(NOT_TEXT_IN_HTML):
+    return _html_sections(content)
+
+
+def _html_sections(content: bytes | str, title: str = "") -> Sections:
+    page = require_extra("bs4", EXTRA).BeautifulSoup(content, "html.parser")
+    title = "" if page.h1 else " ".join(page.title.get_text().split()) if page.title else title
+    for element in [each for each in page.descendants if each.name in NOT_TEXT_IN_HTML]:
         element.decompose()
 
     def blocks() -> Iterator[Heading | str]:
-        parents = ((text.find_parent(HTML_BLOCKS), text) for text in page.strings)
+        parents = ((next(each for each in text.parents if each.name in HTML_BLOCKS), text) for text in page.strings)
         for _, group in itertools.groupby(parents, lambda pair: id(pair[0])):
             (parent, *_), texts = zip(*group, strict=True)
             if text := " ".join("".join(texts).split()):
-                is_heading = parent is not None and parent.name in HEADINGS
-                yield Heading(HEADINGS.index(parent.name), text) if is_heading else text
+                yield Heading(HEADINGS.index(parent.name), text) if parent.name in HEADINGS else text
 
     return titled_sections(blocks(), title)
 
