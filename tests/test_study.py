@@ -160,11 +160,11 @@ class Recorder:
     def __call__(self, run, environment):
         self.labels.append(run.label)
         self.environments.add(environment.get("worker"))
-        self._instead.get(run.row, finish)(run)
+        return self._instead.get(run.row, finish)(run) or ""
 
 
 def fail(run):
-    raise runs.RunFailed("ValueError: no (exit code 1)")
+    return "ValueError: no (exit code 1)"
 
 
 def work_through(made, work, stopped=lambda: False, environments=({},)) -> list[str]:
@@ -206,7 +206,12 @@ def test_a_run_of_another_process_is_skipped_or_done_later(tmp_path):
 def test_workers_share_the_runs_and_wait_for_a_slow_encoder(tmp_path):
     made = plan_of(tmp_path, **TUNED | {"start": ()})
     both = threading.Barrier(2, timeout=20)  # only two at a time can pass
-    work = Recorder(plain=lambda run: (both.wait(), finish(run)))
+
+    def wait(run):
+        both.wait()
+        finish(run)
+
+    work = Recorder(plain=wait)
     labels = work_through(made, work, environments=({"worker": "0"}, {"worker": "1"}))
     assert sorted(labels[:2]) == ["plain, seed 1", "plain, seed 2"]
     assert sorted(labels) == sorted(run.label for run in made.runs)
@@ -233,33 +238,24 @@ def test_a_command_is_logged_and_stopped(tmp_path):
     commands, ended = runs.Commands(), []
     program = "import time; print('error: no', flush=True); print(1 / 0 if {} else 2, flush=True); time.sleep(60)"
 
-    def call(fails: bool):
-        commands.call([sys.executable, "-c", program.format(fails)], tmp_path / "log", os.environ)
+    def call(fails: bool) -> str:
+        return commands.call([sys.executable, "-c", program.format(fails)], tmp_path / "log", os.environ)
 
-    with pytest.raises(runs.RunFailed, match=r"^ZeroDivisionError: division by zero \(exit code 1\)$"):
-        call(fails=True)
-
-    def is_stopped():
-        with pytest.raises(runs.Stopped):
-            call(fails=False)
-        ended.append(True)
-
-    thread = threading.Thread(target=is_stopped)
+    assert call(fails=True) == "ZeroDivisionError: division by zero (exit code 1)"
+    thread = threading.Thread(target=lambda: ended.append(call(fails=False)))
     thread.start()
     while "\n2\n" not in (tmp_path / "log").read_text():
         time.sleep(0.01)
     commands.stop(signal.SIGTERM)
     thread.join(timeout=20)
-    assert ended
-    with pytest.raises(runs.Stopped):
-        call(fails=False)
+    assert ended == ["error: no (killed by signal 15)"]
+    assert call(fails=False) == "stopped"
 
 
 @pytest.mark.parametrize(
     ("variables", "workers", "expected"),
     [
         ({"CUDA_VISIBLE_DEVICES": "2,5,7"}, 2, ["2,5", "7"]),
-        ({"CUDA_VISIBLE_DEVICES": "2", "JAX_PLATFORMS": "cpu"}, 2, ["2", "2"]),
         ({}, 3, ["0", "1", "2"]),
         ({}, 4, "--workers 4: each worker needs its own GPU, and there are 3"),
     ],
@@ -360,8 +356,7 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the starting checkpoint, unchanged"}
     write_checked(made.runs[1].folder / RESULTS, plan.read_results(made.runs[1].folder) | noted)
     summary = table.summarize(made)
-    start, plain, other = summary["rows"]
-    assert start["mean"].keys() == plain["mean"].keys() == {"STS-B dev", "STS12"}
+    *_, other = summary["rows"]
     assert other["mean"] == {"STS-B dev, text of with DCL": 80.0, "STS12": 60.0}
     assert other["difference"].keys() == {"STS12"}
     text = table.show(summary, "text")

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,7 +37,7 @@ from diffcse_jax.apps.study.plan import (
 from diffcse_jax.apps.study.table import SAFE, log_line
 from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import CheckpointError, ConfigError, DiskError, InUseError, counted, handled, reported_to_user
+from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, counted, handled, reported_to_user
 from diffcse_jax.evaluation import Settings, results, runner
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
@@ -50,15 +51,7 @@ from diffcse_jax.training.networks import with_own_pooler
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Environment = Mapping[str, str]  # variables for the processes of a worker
-Work = Callable[[Run, Environment], None]  # does a run
-
-
-class RunFailed(Exception):
-    """A run failed. The message is the reason."""
-
-
-class Stopped(Exception):
-    """The study was asked to stop."""
+Work = Callable[[Run, Environment], str]  # does a run; returns why it failed, or an empty string
 
 
 def run_study(
@@ -146,7 +139,7 @@ def work_through(
         if stopped():
             return False
         environment = idle.popleft()
-        why = _attempt(run, names[run.label], environment, work)
+        why = _attempt(run, names[run.label], partial(work, run, environment), stopped)
         idle.append(environment)
         if why:
             log_line(f"{names[run.label]}: skipped: {why}")
@@ -157,7 +150,7 @@ def work_through(
             waiting = [run for run, waits in zip(waiting, pool.map(attempt, waiting), strict=True) if waits]
 
 
-def _attempt(run: Run, name: str, environment: Environment, work: Work) -> str:
+def _attempt(run: Run, name: str, work: Callable[[], str], stopped: Callable[[], bool]) -> str:
     """Do one run, unless another process has done it meanwhile. Return why it has to wait, or an empty string."""
     if run.start and not run.start.is_trained:
         return f"{run.start.label} is not trained. If another study trained it, give --encoders"
@@ -173,16 +166,14 @@ def _attempt(run: Run, name: str, environment: Environment, work: Work) -> str:
         try:
             run.changes()  # raises an error if the record is damaged
             write_checked(run.folder / RUN, run.record)
-            work(run, environment)
-        except DiskError:
-            raise
-        except (RunFailed, CheckpointError) as error:
-            write_text(run.folder / FAILURE, f"{error}\n")
-            log_line(f"{name}: failed: {error}")
-        except Stopped:
-            log_line(f"{name}: stopped")
+            failure = work()
+        except CheckpointError as error:
+            failure = str(error)
+        if failure and not stopped():
+            write_text(run.folder / FAILURE, f"{failure}\n")
+            log_line(f"{name}: failed: {failure}")
         else:
-            log_line(f"{name}: done")
+            log_line(f"{name}: {'stopped' if failure else 'done'}")
     return ""
 
 
@@ -194,16 +185,15 @@ class Commands:
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.RLock()  # the main thread may hold it when a signal arrives
 
-    def call(self, command: Sequence[str], log: Path, environment: Environment, name: str = "") -> None:
+    def call(self, command: Sequence[str], log: Path, environment: Environment, name: str = "") -> str:
         """Run a command to its end. Append its lines to a log, and print them after `name`.
 
-        Raises:
-            RunFailed: The command failed. The message is its last error.
-            Stopped: The study was asked to stop.
+        Returns:
+            Why it failed: its last error, or else its last line. Empty if it did not fail.
         """
         with self._guard:
             if self.stopped:
-                raise Stopped
+                return "stopped"
             process = subprocess.Popen(
                 command,
                 env={**environment, "PYTHONUNBUFFERED": "1"},
@@ -225,11 +215,9 @@ class Commands:
                 last_error = last if re.match(r"error: |[\w.]*(Error|Exception|Exit|Interrupt)\b", last) else last_error
         with self._guard:
             self._running.discard(process)
-            if process.returncode and self.stopped:
-                raise Stopped
-        if code := process.returncode:
-            ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            raise RunFailed(f"{last_error or last} ({ended})")
+        code = process.returncode
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{last_error or last} ({ended})" if code else ""
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal: pass it on, so that training saves and stops."""
@@ -242,13 +230,16 @@ class Commands:
 def train_and_score(plan: Plan, commands: Commands) -> Work:
     """Return the work of a run: `diffcse train` or `diffcse finetune` in its folder, then its scores."""
 
-    def work(run: Run, environment: Environment) -> None:
+    def work(run: Run, environment: Environment) -> str:
         modules = [["diffcse_jax.apps.study.runs", str(run.folder), *run.tasks]]
         if run.start or not run.is_trained:  # a fine-tuning writes predictions after the export
             settings = [*plan.command_settings(run), "--workdir", str(run.folder)]
             modules.insert(0, ["diffcse_jax.cli", "finetune" if run.start else "train", *settings])
         for module in modules:
-            commands.call([sys.executable, "-m", *module], run.folder / LOG, environment, f"[{run.label}] ")
+            command = [sys.executable, "-m", *module]
+            if failure := commands.call(command, run.folder / LOG, environment, f"[{run.label}] "):
+                return failure
+        return ""
 
     return work
 
