@@ -161,7 +161,6 @@ def study(parser: argparse.ArgumentParser) -> Prepare:
     """
     _add_run_options(parser, "configs/studies", (SHIPPED / "studies").glob("*.py"))
     add = parser.add_argument
-    add("--encoders", metavar="DIR", help="use the trained encoders in the folder of an earlier study")
     add("--workers", type=int, default=1, metavar="N", help="number of runs at a time, which share the GPUs")
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)

@@ -102,7 +102,6 @@ class Run:
     config: Config  # with the seed
     base: Config  # what the row changes
     folder: Path
-    workdir: Path  # the folder of the training: `folder`, or that of an earlier study
     tasks: tuple[str, ...]  # empty for a fine-tuning, because its labelled tasks give its scores
     overrides: Settings  # from the command line
     pooler: str | None = None  # of the starting checkpoint
@@ -121,7 +120,6 @@ class Run:
             "seed": self.seed,
             "pooler": self.pooler,
             "start": self.start and self.start.label,
-            "workdir": str(self.workdir.absolute()),
             "config": self.config.to_dict(),
             "overrides": dict(self.overrides),
         }
@@ -129,7 +127,7 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Return whether the run's encoder is there. Training ends with the export."""
-        return self.seed is None or (self.workdir / "export").is_dir()
+        return self.seed is None or (self.folder / "export").is_dir()
 
     @property
     def has_failed(self) -> bool:
@@ -228,9 +226,8 @@ def make_plan(
     overrides: Sequence[str],
     workdir: Path,
     finetune_overrides: Sequence[str] = (),
-    earlier: Path | None = None,
 ) -> Plan:
-    """Build the configuration of every run. `earlier` is the folder of a study that has trained the variants already.
+    """Build the configuration of every run.
 
     Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the `--finetune.KEY=VALUE`.
     """
@@ -255,17 +252,16 @@ def make_plan(
     rows: dict[str, list[Run]] = {}
     for row, config in configs.items():
         for seed in [None] if row in starts else study.seeds_of.get(row, study.seeds):
-            path = Path(folder_name(row), "" if seed is None else f"seed-{seed}")
-            trained = (workdir if seed is None else earlier or workdir) / path
+            folder = workdir / folder_name(row) / ("" if seed is None else f"seed-{seed}")
             if seed is not None:
                 config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-            run = Run(row, seed, config, base, workdir / path, trained, tuple(study.tasks), values, starts.get(row))
+            run = Run(row, seed, config, base, folder, tuple(study.tasks), values, starts.get(row))
             rows.setdefault(row, []).append(run)
     for encoder, (tuning, config) in itertools.product([*itertools.chain(*rows.values())], tunings.items()):
         row = f"{encoder.row}, {tuning}"
         for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
             folder, begun = workdir / folder_name(row) / f"seed-{seed}", _starting_from(encoder, config, seed)
-            run = Run(row, seed, begun, tuning_base, folder, folder, (), tuning_values, start=encoder)
+            run = Run(row, seed, begun, tuning_base, folder, (), tuning_values, start=encoder)
             rows.setdefault(row, []).append(run)
     return Plan(name, study, rows)
 
@@ -318,7 +314,7 @@ def _config(base: Config, *settings: Settings) -> Config:
 
 def _starting_from(run: Run, config: Config, seed: int) -> Config:
     """Return the configuration of a fine-tuning that starts from a run's encoder."""
-    name, pooler = str(run.workdir.absolute()), config.model.pooler
+    name, pooler = str(run.folder.absolute()), config.model.pooler
     if run.seed is None:
         name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else str(run.pooler)
     model = dataclasses.replace(config.model, name_or_path=name, pooler=pooler)

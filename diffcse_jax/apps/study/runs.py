@@ -58,7 +58,6 @@ def run_study(
     config: str,
     workdir: str | None = None,
     *,
-    encoders: str | None = None,
     workers: int = 1,
     variants: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
@@ -81,13 +80,12 @@ def run_study(
     folder = expand_path(workdir or Path("runs") / "studies" / name)
     tunings = [argument for argument in overrides if argument.lstrip("-").startswith("finetune.")]
     trainings = [argument for argument in overrides if argument not in tunings]
-    plan = make_plan(name, study, trainings, folder, tunings, expand_path(encoders) if encoders else None)
+    plan = make_plan(name, study, trainings, folder, tunings)
     chosen = plan.selected(variants or [], seeds or [])
     commands = Commands()
     if not report:
         of_workers = environments(workers)
         check_same(plan.runs)
-        check_earlier(chosen)
         stops = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         with handled(stops, commands.stop):
             work_through(chosen, of_workers, train_and_score(plan, commands), lambda: commands.stopped)
@@ -109,16 +107,6 @@ def check_same(runs: Sequence[Run]) -> None:
                     f"{run.folder} holds {run.label} with another configuration. Give another --workdir, or the same "
                     "overrides:\n  " + "\n  ".join(changed)
                 )
-
-
-def check_earlier(runs: Sequence[Run]) -> None:
-    """Refuse an earlier study that has not trained what these runs need, or has with another configuration."""
-    for run in (run.start or run for run in runs):
-        if run.workdir != run.folder:
-            if not run.is_trained or not (run.workdir / RUN).is_file():
-                raise ConfigError(f"--encoders: no study has trained {run.label} in {run.workdir}")
-            read_record(run.workdir)
-            check_same([dataclasses.replace(run, folder=run.workdir)])
 
 
 def work_through(
@@ -153,7 +141,7 @@ def work_through(
 def _attempt(run: Run, name: str, work: Callable[[], str], stopped: Callable[[], bool]) -> str:
     """Do one run, unless another process has done it meanwhile. Return why it has to wait, or an empty string."""
     if run.start and not run.start.is_trained:
-        return f"{run.start.label} is not trained. If another study trained it, give --encoders"
+        return f"{run.start.label} is not trained"
     try:
         held = lock(run.folder / LOCK)
     except InUseError as error:
@@ -278,7 +266,7 @@ def score(folder: Path, tasks: list[str]) -> None:
     """
     record = read_record(folder)
     config, is_start = Config.from_dict(record["config"]), record["seed"] is None
-    model = config.model.name_or_path if is_start else record["workdir"]
+    model = config.model.name_or_path if is_start else str(folder)
     settings = Settings(tasks=",".join(tasks), data_dir=config.eval.data_dir)
     found: dict[str, Any] = {"asked": tasks}
     labelled: dict[str, float] = {}
@@ -289,7 +277,7 @@ def score(folder: Path, tasks: list[str]) -> None:
         scores = dev.measure(runner.load(model, settings)).scores
         found |= {"pooler": settings.pooler, "metric": dev.metric, "dev": scores[dev.metric], "dev_text": dev.text}
     else:
-        saved = read_encoder(Path(model))
+        saved = read_encoder(folder)
         found |= {"pooler": saved.pooler, "metric": saved.dev_metric, "dev": saved.dev[saved.dev_metric]}
         found |= {"dev_text": saved.dev_text}
         found |= {"origin": origin(saved.interpolation, saved.step)} if saved.interpolation != 1 else {}
