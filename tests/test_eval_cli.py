@@ -123,15 +123,6 @@ def test_scores_before_an_error_are_kept(run, senteval):
     assert results["tasks"]["STSBenchmark"]["n"] == 3
 
 
-def test_backends_agree(run):
-    scores = [run("--tasks", "STSBenchmark", "--pooler", "cls", "--backend", name)[1] for name in ("jax", "torch")]
-    assert scores[1]["backend"] == "torch"
-    for key in ("spearman", "pearson"):
-        assert scores[0]["tasks"]["STSBenchmark"][key] == pytest.approx(
-            scores[1]["tasks"]["STSBenchmark"][key], abs=0.02
-        )
-
-
 def test_missing_data_is_listed_and_never_averaged(run, senteval):
     code, results, printed = run("--pooler", "avg")
     assert code == 3
@@ -189,14 +180,3 @@ def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, mo
     code, _, printed = run(*tasks)
     assert code == 2
     assert "pip install 'diffcse_jax[torch]'" in printed.err
-
-
-def test_own_files_need_no_senteval(run, tmp_path):
-    pairs = tmp_path / "own/test.tsv"
-    pairs.parent.mkdir()
-    pairs.write_text("a dog runs\ta dog is running\na cat\tthe market fell\n")
-    tasks = f"pairs_retrieval:{pairs}"
-    code, results, printed = run("--tasks", tasks, "--pooler", "avg", "--data_dir", str(tmp_path / "none"))
-    assert code == 0
-    assert set(results["tasks"][tasks]) == {"mrr", "recall@1", "recall@5", "recall@10", "n"}
-    assert f"pairs_retrieval own/test  {results['tasks'][tasks]['mrr']:.2f}" in printed.out

@@ -96,11 +96,8 @@ def chosen(tmp_path, monkeypatch):
     ("steps", "options", "weight", "opening", "exported"),
     [
         ((1, 2), {}, 2.0, f"Better than tiny: mrr 65.00, was 60.00 (+5.00, {INTERVAL} over 20 queries).", "step 2"),
-        ((2, 3), {}, 2.0, "Better than tiny", "step 2"),
         ((1,), {}, 1.0, "warning: Not better than tiny", "step 1 anyway."),
         ((1,), {"keep_start": True}, 0.0, "warning: Not better than tiny", "tiny unchanged"),
-        ((2,), {"keep_start": True}, 2.0, "Better than tiny", "step 2"),
-        ((4,), {"interpolate": 2}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
         ((4,), {"interpolate": 4}, 2.0, "Better", "0.5 x step 4 + 0.5 x the starting checkpoint"),
         ((3,), {"interpolate": 3, "max_drop": 1.0}, 2.0, "Better", "0.666667 x step 3 + 0.333333 x the"),
         ((4,), {"max_drop": 1.0}, 4.0, "warning: Better than tiny", "step 4 anyway."),
@@ -127,7 +124,6 @@ def test_what_is_exported(steps, options, weight, opening, exported, chosen):
 @pytest.mark.parametrize(
     ("step", "options", "weight", "exported"),
     [
-        (2, {"keep_start": True}, 2.0, "step 2"),
         (4, {}, 4.0, "step 4"),
         (4, {"keep_start": True}, 0.0, "tiny unchanged (eval.keep_start=False would export step 4)"),
         (4, {"keep_start": True, "interpolate": 4}, 2.0, "0.5 x step 4 + 0.5 x the starting checkpoint"),

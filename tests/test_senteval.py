@@ -96,21 +96,6 @@ def test_nested_cross_validation_is_sentevals(trained, tmp_path):
     assert TASKS["MR"].run(BagOfWords(), tmp_path, DEV) == expected
 
 
-def test_cross_validation_with_six_classes_is_sentevals(trained, tmp_path):
-    generator = np.random.default_rng(1)
-    names = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
-    splits = {}
-    for split, file, rows in (("train", "train_5500", 205), ("test", "TREC_10", 70)):
-        labels = generator.permutation(np.arange(rows) % 6)
-        splits[split] = [((sentence(generator, label),), label) for label in labels]
-        write(tmp_path, f"TREC/{file}.label", [f"{names[label]}:fine {text}" for (text,), label in splits[split]])
-    train, test = vectors_and_labels(splits["train"]), vectors_and_labels(splits["test"])
-    devacc, acc, _ = torch_senteval.cross_validation(*train, *test, 3, trained("quick", 6, DIMENSION))
-    assert 30 < acc < 99.5
-    assert TASKS["TREC"].run(BagOfWords(), tmp_path) == {"acc": acc, "devacc": devacc, "ndev": 205, "ntest": 70}
-    assert TASKS["TREC"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ndev": 205}
-
-
 def test_pairs_and_f1_are_sentevals(trained, tmp_path):
     generator = np.random.default_rng(2)
     splits = {}
@@ -128,6 +113,7 @@ def test_pairs_and_f1_are_sentevals(trained, tmp_path):
     f1 = round(100 * float(f1_score(test[1], predicted)), 2)
     assert scores == {"acc": acc, "devacc": devacc, "f1": f1, "ndev": 180, "ntest": 70}
     assert f1 != acc
+    assert TASKS["MRPC"].run(BagOfWords(), tmp_path, DEV) == {"devacc": devacc, "ndev": 180}
 
 
 def test_fixed_splits_are_sentevals(trained, tmp_path):
@@ -250,8 +236,6 @@ def test_unreadable_files_are_named(task, content, message, tmp_path):
         ("MR", "train", [5331, 5331]),
         ("CR", "train", [1368, 2407]),
         ("TREC", "train", 5452),
-        ("TREC", "test", 500),
-        ("MRPC", "train", 4076),
         ("MRPC", "test", 1725),
         ("SICKEntailment", "dev", 500),
     ],

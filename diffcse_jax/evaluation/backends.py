@@ -29,13 +29,7 @@ OPTIMIZER = optax.adam(1e-3)
 
 
 def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
-    """Load a model on the backend `jax` or `torch`. PyTorch reads the export of a run.
-
-    Raises:
-        CheckpointError: The model cannot be read, its pooler is unknown, torch is not installed, or the run has no
-            export yet.
-        ConfigError: `truncate_dim` is larger than the embedding size.
-    """
+    """Load a model on the backend `jax` or `torch`. PyTorch reads the export of a run."""
     if backend == "jax":
         return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
     path = expand_path(model)

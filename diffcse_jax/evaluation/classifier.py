@@ -26,6 +26,11 @@ LAST_PASS = 200  # no block starts after this many passes
 FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
 
+Inputs = Float32[np.ndarray, "_ dim"]
+Gold = Float[np.ndarray, " _"]
+Weights = Float32[np.ndarray, "classes dim_and_bias"]
+Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
+
 
 class Optimizer(NamedTuple):
     """Adam as PyTorch computes it. RMSprop is the case without momentum and bias correction."""
@@ -83,11 +88,7 @@ def hold_out(rows: Int[np.ndarray, " rows"]) -> Fit:
 
 
 def train_classifiers(
-    features: Float32[np.ndarray, "rows dim"],
-    labels: Int[np.ndarray, " rows"],
-    classes: int,
-    fits: Sequence[Fit],
-    recipe: Recipe,
+    features: Inputs, labels: Int[np.ndarray, " _"], classes: int, fits: Sequence[Fit], recipe: Recipe
 ) -> Classifiers:
     """Train a classifier for each fit and each of `REGULARIZATIONS`. The fits refer to rows of `features`."""
     data = jnp.asarray(with_bias(features)), jnp.asarray(labels, jnp.int32)
@@ -115,14 +116,12 @@ def train_classifiers(
     return Classifiers(best / np.array([[len(fit.dev)] for fit in fits]), best_weights)
 
 
-def predict(
-    weights: Float32[np.ndarray, "classes dim_and_bias"], features: Float32[np.ndarray, "rows dim"]
-) -> Int[np.ndarray, " rows"]:
+def predict(weights: Weights, features: Inputs) -> Int[np.ndarray, " rows"]:
     """Return the most probable class of each row."""
     return (with_bias(features) @ weights.T).argmax(axis=1)
 
 
-def initial_weights(classes: int, dim: int) -> Float32[np.ndarray, "classes dim_and_bias"]:
+def initial_weights(classes: int, dim: int) -> Weights:
     """Return the weights of `torch.nn.Linear(dim, classes)` after `torch.manual_seed(1111)`, bit for bit."""
     bound = float(np.float32(dim**-0.5))
     words = np.random.RandomState(SEED).randint(2**32, size=classes * (dim + 1), dtype=np.uint32)
@@ -132,12 +131,12 @@ def initial_weights(classes: int, dim: int) -> Float32[np.ndarray, "classes dim_
     return np.column_stack([values[:-classes].reshape(classes, dim), values[-classes:]])
 
 
-def with_bias(features: Float32[np.ndarray, "rows dim"]) -> Float32[np.ndarray, "rows dim_and_bias"]:
+def with_bias(features: Inputs) -> Float32[np.ndarray, "_ dim_and_bias"]:
     """Append a column of ones, the input of the bias."""
     return np.pad(features, ((0, 0), (0, 1)), constant_values=1)
 
 
-def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Int32[np.ndarray, "fits batches batch_size"]]:
+def _blocks(fits: Sequence[Fit], recipe: Recipe) -> Iterator[Batches]:
     generators = {(fit.permuted, len(fit.train)): np.random.RandomState(SEED) for fit in fits}
     for (permuted, _), generator in generators.items():
         generator.permutation(permuted)
@@ -169,7 +168,7 @@ def _train_block(
     states: _State,
     features: Float32[Array, "rows dim_and_bias"],
     labels: Int32[Array, " rows"],
-    batches: Int32[Array | np.ndarray, "group batches batch_size"],
+    batches: Batches,
     dev_rows: Int32[Array | np.ndarray, "group dev"],
     optimizer: Optimizer,
 ) -> tuple[_State, Int32[Array, "group regularizations"]]:
@@ -223,13 +222,7 @@ REGRESSION_LAST_PASS = 1000
 _ADAM = optax.adam(ADAM.learning_rate)
 
 
-def train_regression(
-    features: Float32[np.ndarray, "train dim"],
-    gold: Float[np.ndarray, " train"],
-    dev_features: Float32[np.ndarray, "dev dim"],
-    dev_gold: Float[np.ndarray, " dev"],
-    stops_by: str,
-) -> Float32[np.ndarray, "levels dim_and_bias"]:
+def train_regression(features: Inputs, gold: Gold, dev_features: Inputs, dev_gold: Gold, stops_by: str) -> Weights:
     """Return the weights after the block of passes with the best dev correlation, `pearson` or `spearman`.
 
     Source: Tai, Socher and Manning 2015, section 4.2. Features are |u - v| and u * v of pairs, `gold` their scores.
@@ -252,9 +245,7 @@ def train_regression(
     return best_weights
 
 
-def predict_score(
-    weights: Float32[np.ndarray, "levels dim_and_bias"], features: Float32[np.ndarray, "rows dim"]
-) -> Float64[np.ndarray, " rows"]:
+def predict_score(weights: Weights, features: Inputs) -> Float64[np.ndarray, " rows"]:
     """Return the expected score of each row, summed in float64 as in SentEval."""
     return np.asarray(jax.nn.softmax(with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
 
@@ -270,7 +261,7 @@ def _regression_block(
     opt_state: optax.OptState,
     inputs: Float32[Array, "rows dim_and_bias"],
     targets: Float32[Array, "rows levels"],
-    batches: Int32[Array | np.ndarray, "batches batch_size"],
+    batches: Batches,
 ) -> tuple[Float32[Array, "levels dim_and_bias"], optax.OptState]:
     def loss(weights: Array, rows: Array) -> Array:
         predicted = jax.nn.softmax(jnp.dot(inputs[rows], weights.T, precision="highest"))

@@ -4,8 +4,9 @@ Definitions follow SimCSE (section 5) and DiffCSE (section 5 and appendix). Embe
 singular values.
 """
 
+import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,64 +28,72 @@ BINS = np.linspace(-1, 1, 41)
 EXAMPLES = 5  # pairs whose hits are listed
 
 
+@dataclasses.dataclass(frozen=True)
 class StsbProbe(Task):
     """A task on the pairs of one split of STS-B."""
+
+    score: Callable[[Encoder, Path, Settings], dict[str, Any]]
 
     def splits_of(self, mode: str) -> list[str]:
         return ["dev" if mode == "dev" else "test"]
 
-    def encode(self, encoder: Encoder, path: Path) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
-        """Return the pairs of a file and the embeddings of their first and second sentences."""
-        pairs = read_pairs(path, STSB.columns, scale=RATINGS)
-        first, second = encode_groups(encoder, [pairs.first, pairs.second])
-        return pairs, first, second
-
-
-class Geometry(StsbProbe):
-    """Alignment, uniformity, cosine similarities in five rating groups, and singular values."""
-
     def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
         (path,) = self.files(folder, settings.mode)
-        pairs, first, second = self.encode(encoder, path)
-        positive = pairs.gold > POSITIVE_RATING
-        if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
-            raise DataError(f"{path}: the geometry needs pairs rated above {POSITIVE_RATING:g} and different sentences")
-        distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
-        cosines = (normalize(first) * normalize(second)).sum(axis=1)
-        return {
-            "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
-            "uniformity": uniformity(distinct),
-            "n": len(pairs.gold),
-            "similarity_by_rating": similarity_by_rating(cosines, pairs.gold),
-            "singular_values": singular_values(distinct).tolist(),
-        }
+        return self.score(encoder, path, settings)
 
 
-class Retrieval(StsbProbe):
+def score_geometry(encoder: Encoder, path: Path, settings: Settings) -> dict[str, Any]:
+    """Return alignment, uniformity, cosine similarities in five rating groups, and singular values."""
+    pairs, first, second = _encoded(encoder, path)
+    positive = pairs.gold > POSITIVE_RATING
+    if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
+        raise DataError(f"{path}: the geometry needs pairs rated above {POSITIVE_RATING:g} and different sentences")
+    distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
+    cosines = (normalize(first) * normalize(second)).sum(axis=1)
+    return {
+        "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
+        "uniformity": uniformity(distinct),
+        "n": len(pairs.gold),
+        "similarity_by_rating": similarity_by_rating(cosines, pairs.gold),
+        "singular_values": singular_values(distinct).tolist(),
+    }
+
+
+def score_retrieval(encoder: Encoder, path: Path, settings: Settings) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
 
     Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
     """
+    pairs, first, second = _encoded(encoder, path)
+    rows = np.flatnonzero(pairs.gold == 5.0)
+    if not len(rows):
+        raise DataError(f"{path}: no pair is rated 5.0, so there is nothing to retrieve")
+    corpus = normalize(np.concatenate([first, second]))
+    scores = normalize(first[rows]) @ corpus.T
+    scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
+    ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
+    queries = [pairs.first[row] for row in rows[:EXAMPLES]]
+    if settings.queries:
+        queries = read_queries(settings.queries)
+        scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
+    hits = [
+        {"query": query, "hits": best_hits(row, pairs.first + pairs.second, settings.top_k)}
+        for query, row in zip(queries, scores, strict=False)
+    ]
+    return recalls(ranks) | {"n": len(rows), "examples": hits}
 
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
-        (path,) = self.files(folder, settings.mode)
-        pairs, first, second = self.encode(encoder, path)
-        rows = np.flatnonzero(pairs.gold == 5.0)
-        if not len(rows):
-            raise DataError(f"{path}: no pair is rated 5.0, so there is nothing to retrieve")
-        corpus = normalize(np.concatenate([first, second]))
-        scores = normalize(first[rows]) @ corpus.T
-        scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
-        ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
-        queries = [pairs.first[row] for row in rows[:EXAMPLES]]
-        if settings.queries:
-            queries = read_queries(settings.queries)
-            scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
-        hits = [
-            {"query": query, "hits": best_hits(row, pairs.first + pairs.second, settings.top_k)}
-            for query, row in zip(queries, scores, strict=False)
-        ]
-        return recalls(ranks) | {"n": len(rows), "examples": hits}
+
+PROBES = (
+    StsbProbe("geometry", STSB.splits, score_geometry),
+    StsbProbe("retrieval", STSB.splits, score_retrieval),
+)
+
+
+def _encoded(encoder: Encoder, path: Path) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
+    """Return the pairs of a file and the embeddings of their first and second sentences."""
+    pairs = read_pairs(path, STSB.columns, scale=RATINGS)
+    first, second = encode_groups(encoder, [pairs.first, pairs.second])
+    return pairs, first, second
 
 
 def read_queries(file: Path) -> list[str]:
@@ -93,9 +102,6 @@ def read_queries(file: Path) -> list[str]:
     if not queries:
         raise DataError(f"{file} has no queries")
     return queries
-
-
-PROBES = (Geometry("geometry", STSB.splits), Retrieval("retrieval", STSB.splits))
 
 
 def best_hits(scores: Float32[np.ndarray, " sentences"], texts: Sequence[str], top_k: int) -> list[tuple[str, float]]:

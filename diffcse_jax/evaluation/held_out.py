@@ -33,11 +33,7 @@ class Query(NamedTuple):
 
 
 def held_out_queries(data: DataConfig, metric: str, most: int) -> tuple[list[Query], int, int]:
-    """Return at most `most` queries, how many held-out documents have any, and how many there are.
-
-    Raises:
-        DataError: There are fewer than two queries.
-    """
+    """Return at most `most` queries, how many held-out documents have any, and how many there are."""
     having = documents = 0
     passage = itertools.count()
 

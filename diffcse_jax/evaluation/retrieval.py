@@ -10,7 +10,7 @@ from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.data.sentences import some_words, words
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Encoder, Settings
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.evaluation.sts import ScoredPairs, encode_groups, read_pairs, read_table, similarities
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -26,7 +26,7 @@ MOST_DOCSTRINGS = 1000
 
 
 def retrieval_scores(
-    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"], passages: Sequence[int] | None = None
+    queries: Embeddings, targets: Embeddings, passages: Sequence[int] | None = None
 ) -> dict[str, float]:
     """Return `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10` of target i for query i, x 100."""
     return rank_scores(target_ranks(queries, targets, passages))
@@ -43,8 +43,8 @@ def recalls(ranks: Float[np.ndarray, " n"]) -> dict[str, float]:
 
 
 def target_ranks(
-    queries: Float32[np.ndarray, "n dim"], targets: Float32[np.ndarray, "n dim"], passages: Sequence[int] | None = None
-) -> Float[np.ndarray, " n"]:
+    queries: Embeddings, targets: Embeddings, passages: Sequence[int] | None = None
+) -> Float[np.ndarray, " sentences"]:
     """Return the rank, from 1, of target i for query i. Ties share their mean rank.
 
     `passages` are those that the targets are most of. A target competes with the first target of each other passage.

@@ -65,10 +65,6 @@ def read_collection(folder: Path) -> Collection:
             `collection.tsv` and `queries.tsv` (or `topics.tsv`) have an id and a text, separated by a tab, as in TREC.
             `qrels/test.tsv` (or `qrels/dev.tsv`, `qrels.tsv`, `qrels.txt`) has query, document and grade, below a
             header; or query, 0, document and grade, separated by blanks. Queries without judgements are left out.
-
-    Raises:
-        DataError: A file is missing, a line has no id or repeats one, a judgement names an unknown query or document,
-            or a judged query has no relevant document. The error names file and line.
     """
     documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
     path = _first_file(folder, _JUDGEMENTS)
@@ -186,11 +182,7 @@ def write_run(path: Path, ranking: Ranking, name: str) -> None:
 
 
 def read_run(path: Path, collection: Collection) -> dict[str, dict[str, float]]:
-    """Read a ranking in TREC's form. Other queries than those of the collection are left out.
-
-    Raises:
-        DataError: A line is invalid, a document is not in the collection, or no query is.
-    """
+    """Read a ranking in TREC's form. Other queries than those of the collection are left out."""
     ranking: dict[str, dict[str, float]] = {}
     for number, line in _lines(path):
         try:

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task, classifier, sts
-from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, hold_out
+from diffcse_jax.evaluation import DEFAULTS, Embeddings, Encoder, Settings, Task, classifier, sts
+from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, read_lines, read_table, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
-Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Lines = Iterator[tuple[int, str, str] | tuple[int, str, str, str]]  # number, label, and one sentence or two
 
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
@@ -119,9 +118,7 @@ def encode_examples(encoder: Encoder, splits: Mapping[str, Sequence[Example]], c
     return Features(inputs, np.array([example.label for example in examples]), classes, rows)
 
 
-def difference_and_product(
-    u: Float32[np.ndarray, "rows dim"], v: Float32[np.ndarray, "rows dim"]
-) -> Float32[np.ndarray, "rows twice_dim"]:
+def difference_and_product(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, "sentences twice_dim"]:
     """Return |u - v| and u * v next to each other: SentEval's features of a pair."""
     return np.concatenate([np.abs(u - v), u * v], axis=1)
 

@@ -15,7 +15,7 @@ import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task
+from diffcse_jax.evaluation import DEFAULTS, Embeddings, Encoder, Settings, Task
 from diffcse_jax.io import why_unreadable
 
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
@@ -124,7 +124,7 @@ def encode_groups(
     return np.split(embeddings, np.cumsum([len(group) for group in groups])[:-1])
 
 
-def cosine(u: Float32[np.ndarray, "n dim"], v: Float32[np.ndarray, "n dim"]) -> Float32[np.ndarray, " n"]:
+def cosine(u: Embeddings, v: Embeddings) -> Float32[np.ndarray, " sentences"]:
     """Return the cosine similarity of each row; 0 if an embedding is zero, as in SentEval."""
     u, v = np.nan_to_num(u), np.nan_to_num(v)
     with np.errstate(divide="ignore", invalid="ignore"):

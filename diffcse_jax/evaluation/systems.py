@@ -57,11 +57,7 @@ class System:
 
 
 def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
-    """Search for the targets of a dev metric, by BM25, each encoder, and each encoder with BM25, in this order.
-
-    Raises:
-        UserError: The extra `search` is not installed, or the targets contain no words.
-    """
+    """Search for the targets of a dev metric, by BM25, each encoder, and each encoder with BM25, in this order."""
     index = LexicalIndex.build(metric.targets)
     words, own = competing(np.stack([index.scores(query) for query in metric.queries]), metric.passages)
     of = metric.document_of

@@ -56,9 +56,7 @@ def find_task(name: str) -> Task:
 def expand_groups(names: Iterable[str], mode: str) -> list[str]:
     """Return task names, each once, with groups replaced by those of their tasks that have data for the mode.
 
-    Args:
-        names: Tasks, groups, or `KIND:FILE` for the user's own files. Case and punctuation do not matter.
-        mode: `test`, `fasttest` or `dev`.
+    Case and punctuation of names do not matter.
     """
     tasks: list[str] = []
     for name in map(_full_name, names):

@@ -51,14 +51,10 @@ def choose_weight(
     lexical: Float[np.ndarray, "queries rows"],
     relevant: Sequence[Collection[int]],
 ) -> float:
-    """Choose the weight of BM25 for held-out queries, by nDCG@10.
+    """Choose the weight of BM25 for held-out queries, each with the rows that it should find, by nDCG@10.
 
-    It is the default, unless another of `WEIGHTS` is better by more than one standard error over the queries.
-
-    Args:
-        dense: Cosine similarities of all rows with each query.
-        lexical: BM25 scores of all rows for each query.
-        relevant: The rows that each query should find.
+    `dense` are cosine similarities, `lexical` BM25 scores. The weight is the default, unless another of `WEIGHTS` is
+    better by more than one standard error over the queries.
     """
 
     def gain(one: np.ndarray, other: np.ndarray, wanted: Collection[int], weight: float) -> float:

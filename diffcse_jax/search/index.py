@@ -114,15 +114,9 @@ class SentenceIndex:
     def with_faiss(self, factory: str) -> "SentenceIndex":
         """Return the same texts searched by faiss, which copies the embeddings.
 
-        If faiss stores the embeddings themselves, scores are cosine similarities. After quantisation (`IVF1024,SQ8`)
-        they are close to these. After a PCA they are not, unless `,RFlat` at the end of the description keeps the
-        embeddings, too.
-
-        Args:
-            factory: The index in faiss's terms. `Flat` is exact; `IVF1024,Flat` and `HNSW32` are not.
-
-        Raises:
-            UserError: faiss is not installed, or cannot build such an index of these embeddings.
+        The index is described in faiss's terms (`factory`): `Flat` is exact; `IVF1024,Flat` and `HNSW32` are not.
+        Scores are cosine similarities if faiss stores the embeddings themselves, and after quantisation nearly so.
+        After a PCA they are not, unless `,RFlat` at the end keeps the embeddings, too.
         """
         faiss = require_extra("faiss", "search")
         if self.encoder is None:
@@ -149,9 +143,7 @@ class SentenceIndex:
     def with_lexical(self, language: str = "", weight: float | None = None) -> "SentenceIndex":
         """Return the same texts, searched with words, too. Embeddings are read into memory if they are in Parquet.
 
-        Args:
-            language: The language of the stop words and of the stemmer, such as `german`; by default it is detected.
-            weight: The weight of BM25 in a hybrid search, from 0 to 1.
+        Without a language, it is detected. `weight` is that of BM25 in a hybrid search.
         """
         weight = DEFAULT_WEIGHT if weight is None else weight
         if not 0 <= weight <= 1:
@@ -329,11 +321,7 @@ class SentenceIndex:
 
 
 def find_index(path: Path) -> SentenceIndex | None:
-    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither.
-
-    Raises:
-        UserError: Files are damaged or missing, or the index needs faiss, which is not installed.
-    """
+    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither."""
     if (path / INDEX_FILE).is_file():
         return SentenceIndex.load(path)
     store = find_store(str(path))

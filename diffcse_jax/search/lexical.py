@@ -46,11 +46,7 @@ class LexicalIndex:
 
     @classmethod
     def build(cls, texts: Sequence[str], language: str = "") -> "LexicalIndex":
-        """Count the words of texts; without a language it is detected.
-
-        Raises:
-            UserError: bm25s or PyStemmer is not installed, the language is unknown, or the texts have no words.
-        """
+        """Count the words of texts; without a language it is detected."""
         index = cls(language or detect_language(texts))
         vocabulary: dict[str, int] = {}
         rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)] for text in texts]

@@ -18,12 +18,7 @@ def split_text(text: str, tokens: Sequence[Span], limit: int) -> list[Span]:
     """Split a text into overlapping passages of at most `limit` tokens.
 
     A passage ends at the end of a sentence or else of a word, if its second half has one. The next passage begins where
-    a sentence or else a word begins, at most an eighth of a passage earlier.
-
-    Args:
-        text: The text.
-        tokens: Where its tokens are.
-        limit: The largest number of tokens of a passage.
+    a sentence or else a word begins, at most an eighth of a passage earlier. `tokens` are the places of the tokens.
     """
     begins = [start for start, _ in tokens]
     words = [number for number in range(1, len(tokens)) if tokens[number - 1][1] < begins[number]]
@@ -52,11 +47,9 @@ def _first(places: Sequence[int], start: int, upto: int) -> int | None:
 
 
 def as_passages(records: Sequence[Record], split: Split | None) -> Iterator[Record]:
-    """Yield records with passages of the texts, and their places.
+    """Yield records with passages of the texts, and their places. Without `split`, texts are kept whole.
 
-    Args:
-        records: Texts with their places. Texts of the same place belong to one document.
-        split: Returns the passages of texts; None keeps texts whole.
+    Texts of the same place belong to one document.
     """
     texts, titles = [record[TEXT] for record in records], [title_of(record) for record in records]
     spans = split(texts, titles) if split else [[(0, len(text))] for text in texts]

@@ -88,9 +88,6 @@ def read_records(
         id_column: A column whose values identify the rows; in jsonl and json they may be whole numbers.
         every_line: Refuse lines without text instead of skipping them.
         titled: Read the titles of documents, too.
-
-    Raises:
-        DataError: The source cannot be read or lacks a column, or it has several columns and none is named.
     """
     on_bad_line = "error" if every_line else "skip"
     if str(source) == STDIN:

@@ -78,9 +78,6 @@ class Searcher(abc.ABC):
                 of it, next to int8 on disk, with which the best are scored again).
             passages: Split texts that are longer than the model reads into overlapping passages; a search finds a text
                 by its best passage. If False, such texts are truncated, with a warning.
-
-        Raises:
-            UserError: The text cannot be read, an option is invalid, or a package of the extra `search` is missing.
         """
         check_mode(mode)
         if isinstance(sentences, str | Path):
@@ -127,11 +124,7 @@ class Searcher(abc.ABC):
         self._built_index().save(expand_path(folder))
 
     def load_index(self, folder: str | Path) -> None:
-        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk.
-
-        Raises:
-            UserError: There is no index, its files are damaged, or its embeddings have another encoder.
-        """
+        """Load what `save_index`, `diffcse search` or `diffcse embed` has written. Embeddings stay on disk."""
         index = find_index(expand_path(folder))
         if index is None:
             raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
@@ -144,7 +137,7 @@ class Searcher(abc.ABC):
     def search(
         self, queries: Sentences, top_k: int = 5, threshold: float | None = None, **options: Any
     ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
-        """Find the best sentences of the index. Arguments and errors are those of `search_hits`.
+        """Find the best sentences of the index. Arguments are those of `search_hits`.
 
         Returns:
             Pairs (sentence, score), best first: a list for one string, a list of such lists for many.
@@ -171,10 +164,6 @@ class Searcher(abc.ABC):
                 Hybrid scores have no threshold.
             prompt_name: The prompt of the queries. By default it is the model's prompt of queries.
             mode: `dense`, `lexical` or `hybrid`. By default that of the index; a hybrid index has all three.
-
-        Raises:
-            UserError: There is no index, an option is invalid, the index does not have the mode, or it was built with
-                another prompt than the model's prompt of documents or that of the queries.
 
         Returns:
             A list of hits for each query, best first.

@@ -101,15 +101,11 @@ class VectorStore:
         return records[0]
 
     def blocks(self) -> Iterator[tuple[list[str], Float[np.ndarray, "rows dimension"]]]:
-        """Yield texts and their embeddings, some thousand at a time.
-
-        Raises:
-            DataError: A file cannot be read, or a row has no text or an embedding that is NaN or infinite.
-        """
+        """Yield texts and their embeddings, some thousand at a time."""
         return ((batch.column(TEXT).to_pylist(), vectors) for batch, vectors in self._blocks([TEXT, VECTOR]))
 
     def unit_blocks(self) -> Iterator[Vectors]:
-        """Yield the embeddings alone, scaled to length 1; raises like `blocks`."""
+        """Yield the embeddings alone, scaled to length 1."""
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
 
@@ -178,11 +174,7 @@ def input_record(folder: Path, name: str) -> Path:
 
 
 def find_store(name: str) -> VectorStore | None:
-    """Open a folder of embeddings or one Parquet file of them; return None if it is neither.
-
-    Raises:
-        DataError: The files are damaged, missing, of different kinds, or not as `diffcse embed` writes them.
-    """
+    """Open a folder of embeddings or one Parquet file of them; return None if it is neither."""
     folder = expand_path(name)
     if folder.is_file():
         holds_vectors = folder.suffix == ".parquet" and VECTOR in _metadata(folder).schema.to_arrow_schema().names
