@@ -128,7 +128,7 @@ def run(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> st
         verdict = train_in_folder(config, workdir, callbacks)
 
         def finish() -> None:
-            export_with_curves(config, workdir)
+            export_with_curves(workdir)
             print(verdict)
 
         hosts.decided_by_first(finish)  # the other processes wait, because their exit would end the first one
@@ -152,7 +152,7 @@ def in_workdir(config: Config, workdir: Path) -> Iterator[None]:
         raise Interrupted(f"Stopped. {workdir} is intact; run the same command again to resume.") from None
 
 
-def export_with_curves(config: Config, workdir: Path) -> None:
+def export_with_curves(workdir: Path) -> None:
     """Export the selected model of a run to `WORKDIR/export`, and draw its curves if matplotlib is installed."""
     with disk_errors(workdir / "report", safe="The checkpoints are intact."):
         try:

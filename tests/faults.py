@@ -58,7 +58,6 @@ class World:
         self.base, self.inputs, self.trial = base, base / "inputs", base / "trial"
         self.workdir = self.trial / "workdir"
         self.export = self.workdir / "export"
-        self.vectors = base / "vectors"  # that `load` and `stored` have read
 
     def keep(self, state: str) -> None:
         shutil.copytree(self.trial, self.base / "kept" / state, symlinks=True)
@@ -107,34 +106,7 @@ def embed(world: World) -> int:
     return diffcse("embed", "--model", world.export, *options)
 
 
-def load(world: World) -> int:
-    """A reader of the export."""
-    from diffcse_jax import SentenceEncoder
-
-    world.vectors.write_bytes(SentenceEncoder.from_pretrained(world.export).encode(TEXTS[:8]).tobytes())
-    return 0
-
-
-def stored(world: World) -> int:
-    """A reader of stored vectors."""
-    import numpy as np
-
-    from diffcse_jax.config import DataConfig
-    from diffcse_jax.data.sources import open_corpus
-    from diffcse_jax.data.token_store import build_or_open, open_vectors
-    from diffcse_jax.data.tokenizer import load_tokenizer
-    from diffcse_jax.search.vector_store import find_store
-
-    corpus = open_corpus(DataConfig(train_file=str(world.inputs / "text.txt")))
-    store = find_store(str(world.trial / "embedded"))
-    assert store is not None
-    tokens = build_or_open(corpus, load_tokenizer(world.inputs / "model"), 16, world.trial / "cache")
-    found = open_vectors(store, corpus, tokens).gather(tokens.sentences(np.arange(len(tokens))))
-    world.vectors.write_bytes(found.tobytes())
-    return 0
-
-
-COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed, load, stored)}
+COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed)}
 
 
 def prepare() -> None:
@@ -268,8 +240,6 @@ def make_inputs(folder: Path) -> None:
 
 def outcome(world: World, command: str) -> dict[str, str]:
     """What a command has made, by part: a digest of all that must not depend on faults."""
-    if command in ("load", "stored"):
-        return {"vectors": sha256(world.vectors.read_bytes())}
     made = world.trial / OUTPUTS.get(command, "workdir/export")
     paths = [made] if made.is_file() else [path for path in made.rglob("[!.]*") if path.is_file()]
     found = {str(path.relative_to(made)): sha256(path.read_bytes()) for path in paths}
@@ -376,16 +346,15 @@ def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[
     """Damaged files, by turns of all kinds, with a state and a command that reads them."""
     by_kind = collections.defaultdict(list)
     for path in files:
-        by_kind[kind_of_file(path)].append(path)
+        if not path.endswith(".parquet"):  # no command here reads them
+            by_kind[kind_of_file(path)].append(path)
     for name in sorted(by_kind, key=lambda _: chance.random()):
         path = chance.choice(by_kind[name])
         readers = [("finished", "train")]
         if path.startswith("workdir/export"):
-            readers = [("finished", "load")]
+            readers = [("finished", "evaluate")]
         elif path.startswith("embedded"):
-            readers = [("finished", "stored" if path.endswith(".parquet") else "embed")]
-        elif path.startswith("cache"):
-            readers = [("finished", "stored"), *readers * ("vectors" not in path)]
+            readers = [("finished", "embed")]
         elif path.startswith("workdir") and not re.search(r"checkpoints|selection|report", path):
             readers = [("begun", "train"), *readers, ("finished", "export")]
         yield Trial(kind, *chance.choice(readers), damaged=(path,))
@@ -423,7 +392,7 @@ class Judge:
 
         world.keep("fresh")
         observe("fresh", "train")
-        observe("finished", "export", "evaluate", "embed", "load", "stored")
+        observe("finished", "export", "evaluate", "embed")
         world.keep("finished")
         uninterrupted = self._expected["train"]
         saving = [number for number, _, path in found["fresh", "train"].operations if "checkpoints/" in path]
@@ -480,9 +449,6 @@ class Judge:
         if trial.faults and trial.command in OUTPUTS and self._chance.random() < 0.7:  # else there is an earlier one
             output = world.trial / OUTPUTS[trial.command]
             output.unlink() if output.is_file() else shutil.rmtree(output)
-        if trial.faults and trial.command == "stored":
-            for path in world.trial.glob("cache/*/vectors-*"):
-                shutil.rmtree(path)
 
     def _judge_fault(self, verdict: Verdict, fault: Fault, ended: Ended) -> None:
         """Judge the run that the fault happened to."""

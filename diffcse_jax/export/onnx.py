@@ -115,11 +115,10 @@ class OnnxEncoder:
         """Return embeddings, shape (sentences, dim). Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
         sentences = [prompt + sentence for sentence in sentences]
-        order = np.argsort([len(sentence) for sentence in sentences], kind="stable")
         options = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "np"}
         embeddings = []
-        for start in range(0, len(order), batch_size):
-            tokens = self._tokenizer([sentences[row] for row in order[start : start + batch_size]], **options)
+        for start in range(0, len(sentences), batch_size):
+            tokens = self._tokenizer(sentences[start : start + batch_size], **options)
             inputs = {name: tokens[name].astype(np.int64) for name in self._inputs}
             embeddings += self._session.run(["sentence_embedding"], inputs)
-        return np.concatenate(embeddings)[np.argsort(order)]
+        return np.concatenate(embeddings)

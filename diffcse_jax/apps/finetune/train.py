@@ -47,7 +47,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
     """Fine-tune, export and predict: the work of `diffcse finetune`. Return the verdict of the last stage."""
 
     def finish() -> None:
-        export_with_curves(config, workdir)
+        export_with_curves(workdir)
         model, saved = TaskModel.from_run(workdir), read_encoder(workdir)
         for name, written in write_heads(model, saved, workdir / "tasks").items():
             print(f"task {name}: wrote {workdir / 'tasks' / name}, {written}")
