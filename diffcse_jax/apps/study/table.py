@@ -124,7 +124,7 @@ def _format_difference(found: Mapping[str, Any]) -> str:
 
 
 def show(summary: Summary, style: str) -> str:
-    """Return the tables and notes in one of `results.FORMATS`. In LaTeX, text between tables is a comment."""
+    """Return the tables and notes in a style of `results.table`. In LaTeX, text between tables is a comment."""
     remark = (lambda text: f"% {text}") if style == "latex" else str
     heading = f"{summary['study']} ({summary['source']})" if summary["source"] else summary["study"]
     parts = [f"# {heading}" if style == "markdown" else remark(heading)]
