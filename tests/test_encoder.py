@@ -2,7 +2,6 @@ import concurrent.futures
 import copy
 import json
 import pickle
-import re
 import runpy
 
 import jax
@@ -19,7 +18,7 @@ from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import find_run
-from diffcse_jax.models import hf, parameters
+from diffcse_jax.models import hf
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
@@ -46,17 +45,6 @@ def tiny(tiny_dir):
 @pytest.fixture(scope="module")
 def minilm():
     return SentenceEncoder.from_pretrained("minilm")
-
-
-@pytest.mark.parametrize("pooler", ["avg", "avg_first_last"])
-def test_poolers_match_the_authors_code(pooler, reference_dir, minilm):
-    token_ids = np.load(reference_dir / "inputs.npz")["pair.input_ids"].reshape(-1, 32)
-    reference = np.load(reference_dir / "outputs.npz")
-    expected = reference["sent_emb.cls" if pooler == "cls_before_pooler" else f"sent_emb.{pooler}.diffcse_code"]
-    sentences = [re.sub(r"\[(CLS|SEP|PAD)\]", "", text) for text in minilm.tokenizer.batch_decode(token_ids)]
-    transformer = parameters.subset(minilm.params, "transformer")
-    encoder = SentenceEncoder(minilm.config, transformer, minilm.tokenizer, pooler=pooler)
-    np.testing.assert_allclose(encoder.encode(sentences, max_length=32), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -182,14 +182,6 @@ def test_the_selected_model_need_not_be_a_checkpoint(tmp_path, step, interpolati
     assert [mark.label for mark in curves.curves([run])["dev"][0].marks] == marks
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.00012345, "0.0001234"), (1234.6, "1,235"), (7e-6, "7e-6"), (float(np.float32(1e-4)), "0.0001")],
-)
-def test_numbers_are_short(value, text):
-    assert short(value) == text
-
-
 def test_density_equals_gaussian_kernels():
     values = np.random.default_rng(0).normal(0.3, 0.1, 500)
     x, y = np.array(embeddings.density(values)).T
