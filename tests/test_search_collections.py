@@ -80,7 +80,6 @@ def test_the_command_compares_with_a_run(beir, tmp_path, minilm_dir):
     [
         ("corpus.jsonl", '{"text": "a"}', r"corpus.jsonl, line 1: expected an object with `_id` and `text`"),
         ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}', "line 2: the id 'd1' occurs twice"),
-        ("corpus.jsonl", '\n{"_id": "d1"}', "line 2: expected an object with `_id` and `text`"),
         ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
         ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
         ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),

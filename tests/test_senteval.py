@@ -194,7 +194,6 @@ def test_binary_tasks_read_latin_1_with_one_sentence_a_line_in_sentevals_order(t
             [("How far is : it ?", 5), ("What is caf\u00e9 ?", 0)],
         ),
         ("SST2", "a caf\u00e9\t1\nb\t0\n".encode(), [("a caf\u00e9", 1), ("b", 0)]),
-        ("SST5", b"4 so good\n0 bad\n", [("so good", 4), ("bad", 0)]),
         (
             "MRPC",
             b'\xef\xbb\xbfQuality\tid\tid\ts\ts\n1\t7\t8\tHe said " so\tso "\n0\t7\t8\tx\ty\n',
@@ -219,7 +218,6 @@ def test_formats(task, content, expected, tmp_path):
         ("TREC", b"HUM:ind Who ?\nHUM:ind\n", "line 2: expected 'LABEL:label question'"),
         ("MRPC", b"1\t2\t3\ta\tb\n0\t2\t3\tc\td\n", "line 1: expected a header, found data"),
         ("SST2", b"\xff\xfe\t1\n", "cannot read"),
-        ("CR", b"good\nfine \x07\n", "line 2: contains the control character"),
         ("TREC", b"", "no sentences"),
     ],
 )

@@ -14,7 +14,7 @@ from diffcse_jax.data.sources import open_text
 from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
-from diffcse_jax.evaluation import Embeddings, Encoder
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.decorrelation import dimension_contrast
@@ -28,19 +28,26 @@ BLOCK = 8192  # embeddings held in float64 at once
 OPTIMIZER = optax.adam(1e-3)
 
 
-def load_encoder(model: str, *, backend: str, pooler: str | None = None, truncate_dim: int | None = None) -> Encoder:
-    """Load a model on the backend `jax` or `torch`. PyTorch reads the export of a run."""
-    if backend == "jax":
-        return SentenceEncoder.from_pretrained(model, pooler=pooler, truncate_dim=truncate_dim)
+def load_encoder(model: str, settings: Settings) -> Encoder:
+    """Load a model on the backend `jax` or `torch`, and post-process its embeddings if the settings say so.
+
+    PyTorch reads the export of a run.
+    """
     path = expand_path(model)
-    if find_run(path) is None:
-        return TorchEncoder(model, pooler, truncate_dim)
-    if not (path / "export").is_dir():
+    options: dict[str, Any] = {"pooler": settings.pooler, "truncate_dim": settings.truncate_dim}
+    encoder: Encoder
+    if settings.backend == "jax":
+        encoder = SentenceEncoder.from_pretrained(model, **options)
+    elif find_run(path) is None:
+        encoder = TorchEncoder(model, **options)
+    elif (path / "export").is_dir():
+        encoder = TorchEncoder(str(path / "export"), **options)
+    else:
         raise CheckpointError(
             f"the torch backend reads exported models, and {path} has no export. Run "
             f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
         )
-    return TorchEncoder(str(path / "export"), pooler, truncate_dim)
+    return encoder if settings.post is None else post_process(encoder, settings.post, settings.post_dimension)
 
 
 # PyTorch

@@ -19,7 +19,7 @@ from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_collections
 from diffcse_jax.evaluation.geometry import uniformity
-from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, Query, held_out_queries
+from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_out_queries
 from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
 from diffcse_jax.evaluation.senteval_data import is_local, missing_files, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
@@ -36,7 +36,6 @@ MOST_HOLD_PAIRS = 4000  # they are scored only once, and find losses that 1,000 
 FEWEST_DOCUMENTS = 0.2  # fraction of held-out documents with pairs, for a metric to speak for all documents
 RESAMPLES = 1000
 
-Scores = dict[str, float]
 Training = Callable[[], Iterable[str]]
 Texts = dict[str, Any]  # a metric and its text as JSON: `metric`, and `pairs`, `labelled_pairs` or `scored_pairs`
 
@@ -352,10 +351,8 @@ def _texts(config: Config, metric: str, training: Training, most: int = MOST_PAI
         return texts | {"scored_pairs": _sts_pairs(options)}
     if metric in HELD_OUT_PAIRS and config.data.held_out:
         found, *documents = held_out_queries(config.data, metric, most)
-        columns = dict(zip(Query._fields, map(list, zip(*found, strict=True)), strict=True))
-        pairs = [columns["query"], columns["target"]]
-        where = {"passages": columns["passage"], "document_of": columns["document"]}
-        return texts | where | {"pairs": pairs, "documents": documents}
+        *pairs, passages, document_of = map(list, zip(*found, strict=True))
+        return texts | {"pairs": pairs, "passages": passages, "document_of": document_of, "documents": documents}
     if metric == "halves_retrieval":
         return texts | {"pairs": _halves(config, training, most)}
     if kind == "pairs_retrieval":
@@ -420,7 +417,7 @@ def _halves(config: Config, training: Training, most: int) -> list[list[str]]:
     for fewest_words in (FEWEST_WORDS, 2):
         found = retrieval.halves(training(), most, fewest_words)
         if len(found) >= 2:
-            return [[first for first, _ in found], [second for _, second in found]]
+            return [*map(list, zip(*found, strict=True))]
     raise DataError(
         f"data.train_file={config.data.train_file} has too few sentences. The dev metric halves_retrieval needs two "
         "different sentences of at least two words"

@@ -238,21 +238,16 @@ def describe(results: Results) -> str:
             means = (f"{group['ratings']}: {group['mean']:.2f}" for group in by_rating if group["n"])
             lines.append(f"mean similarity by rating: {', '.join(means)}")
         if other := scores.get("against"):
-            lines.append(f"{task_title(name)}: {CHOOSES} {against(other)}")
+            compared = f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f})"
+            interval = f"95% interval {other['low']:+.2f} to {other['high']:+.2f}"
+            test = f"p = {other['p']:.4f} (paired randomisation test)"
+            lines.append(f"{task_title(name)}: {CHOOSES} {compared}, {interval}, {test}")
         for example in scores.get("examples", ()):
             lines += [f"  {example['query']}", *(f"    {score:.2f} {text}" for text, score in example["hits"])]
     mark = " (not on the official data)" if not_official else ""
     lines += [f"average {group}: {mean:.2f}{mark}" for group, mean in results["averages"].items() if mean is not None]
     lines += [f"{task_title(name)}: not the official data: {reason}" for name, reason in not_official.items()]
     return "\n".join([*lines, *(f"{task_title(name)}: missing: {why}" for name, why in results["missing"].items())])
-
-
-def against(other: Mapping[str, Any]) -> str:
-    """Return how a model's ranking differs from the run that it was compared with."""
-    return (
-        f"{other['difference']:+.2f} against {other['run']} ({other[CHOOSES]:.2f}), 95% interval {other['low']:+.2f} "
-        f"to {other['high']:+.2f}, p = {other['p']:.4f} (paired randomisation test)"
-    )
 
 
 def _model_label(results: Results) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import tqdm
 
 from diffcse_jax.errors import ConfigError, DataError, warn_user
-from diffcse_jax.evaluation import CachedEncoder, Encoder, Settings, Task, geometry, results, search_collections
-from diffcse_jax.evaluation.backends import load_encoder, post_process
+from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, results, search_collections
+from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.results import Results
 from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.senteval_data import missing_files, senteval_folder
@@ -68,7 +68,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     }
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:
-        encoder = CachedEncoder(load(model, settings))
+        encoder = CachedEncoder(load_encoder(model, settings))
         has_prompt = encoder.prompts.default or PROMPTED.issuperset(map(own_kind, tasks))
         if not has_prompt and (warning := encoder.prompts.warning(model)):
             warn_user(warning)
@@ -94,12 +94,6 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
             scores[name] = each | each.get("aggregations", {}).get(settings.aggregation, {})
             keep(found())
         return found()
-
-
-def load(model: str, settings: Settings) -> Encoder:
-    """Load a model on the backend, and post-process its embeddings if the settings say so."""
-    encoder = load_encoder(model, backend=settings.backend, pooler=settings.pooler, truncate_dim=settings.truncate_dim)
-    return post_process(encoder, settings.post, settings.post_dimension) if settings.post is not None else encoder
 
 
 def _plan(settings: Settings) -> dict[str, Task]:

@@ -105,9 +105,12 @@ def _read_texts(path: Path) -> dict[str, str]:
     """Read texts by their id."""
     texts: dict[str, str] = {}
     for number, line in _lines(path):
-        key, text = _from_json(line) if path.suffix == ".jsonl" else _from_table(line)
+        if path.suffix == ".jsonl":
+            (key, text), form = _from_json(line), "an object with `_id` and `text`"
+        else:
+            (key, tab, text), form = line.partition("\t"), "an id, a tab and a text"
+            key = key.strip() if tab else ""
         if not key:
-            form = "an object with `_id` and `text`" if path.suffix == ".jsonl" else "an id, a tab and a text"
             raise DataError(f"{path}, line {number}: expected {form}")
         if key in texts:
             raise DataError(f"{path}, line {number}: the id {key[:60]!r} occurs twice")
@@ -124,11 +127,6 @@ def _from_json(line: str) -> tuple[str, str]:
         return "", ""
     title = row.get("title")
     return str(row["_id"]), f"{title} {row['text']}" if title and isinstance(title, str) else row["text"]
-
-
-def _from_table(line: str) -> tuple[str, str]:
-    key, tab, text = line.partition("\t")
-    return key.strip() if tab else "", text
 
 
 # Searching and scoring

@@ -161,12 +161,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
         text = path.read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    not_text = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]" if encoding == "latin-1" else "\0")  # Latin-1 decodes any bytes
-    for number, line in enumerate(lines, 1):
-        if found := not_text.search(line):
-            raise DataError(f"{path}, line {number}: contains the control character {found[0]!r}. Is this a text file?")
-    return lines
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def read_table(

@@ -11,14 +11,14 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Int
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
@@ -114,8 +114,12 @@ class VectorStore:
         return nearest(queries, self.unit_blocks(), len(self), k)
 
     def save(self, folder: Path) -> None:
-        """Write the embeddings as an `ArrayStore` does."""
-        write_npy(folder / VECTORS, self.unit_blocks(), self.dimension)
+        """Write the embeddings as an `ArrayStore` does, block by block."""
+        with (folder / VECTORS).open("wb") as file:
+            shape = (len(self), self.dimension)
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            for block in self.unit_blocks():
+                file.write(np.ascontiguousarray(block).data)
 
     def texts(self) -> Iterator[pa.Table]:
         """Yield the texts and their other columns, file by file."""
@@ -232,18 +236,6 @@ def vector_table(
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = texts.append_column(VECTOR, embedding)
     return table.replace_schema_metadata({_METADATA: json.dumps(dict(settings))})
-
-
-def write_npy(path: Path, blocks: Iterable[Float32[np.ndarray, "_ dimension"]], dimension: int) -> None:
-    """Write embeddings to a `.npy` file block by block."""
-    header, rows = {"descr": "<f4", "fortran_order": False}, 0
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header | {"shape": (0, dimension)})
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).data)
-            rows += len(block)
-        file.seek(0)  # the header has the same length for any number of rows
-        np.lib.format.write_array_header_1_0(file, header | {"shape": (rows, dimension)})
 
 
 def read_settings(part: Path, file: pq.FileMetaData | None = None) -> Mapping[str, Any]:

@@ -39,6 +39,7 @@ from diffcse_jax.config import OWN_POOLER, Config
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, ConfigError, InUseError, counted, handled, reported_to_user
 from diffcse_jax.evaluation import Settings, results, runner
+from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import keep_compiled
 from diffcse_jax.io import disk_errors, expand_path, lock, write_text
@@ -274,7 +275,7 @@ def score(folder: Path, tasks: list[str]) -> None:
         settings = dataclasses.replace(settings, pooler=pooler_of_start(record["pooler"], config))
         corpus = open_corpus(config.data)
         dev = build_dev_evaluation(config, lambda: (row[0] for row in corpus))
-        scores = dev.measure(runner.load(model, settings)).scores
+        scores = dev.measure(load_encoder(model, settings)).scores
         found |= {"pooler": settings.pooler, "metric": dev.metric, "dev": scores[dev.metric], "dev_text": dev.text}
     else:
         saved = read_encoder(folder)
