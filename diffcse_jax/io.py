@@ -278,7 +278,7 @@ def lock(path: Path, *, wait: bool = False) -> TextIO:
         wait: Wait until the lock is free instead of raising `InUseError`, which names the folder and the process.
     """
     safe, instead = "Complete files there are unchanged.", "give another folder"
-    with contextlib.ExitStack() as stack, disk_errors(path.parent, safe=safe, instead=instead):
+    with disk_errors(path.parent, safe=safe, instead=instead), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(path.open("a+", encoding="utf-8"))
         try:
