@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import filelock
 import huggingface_hub
 import numpy as np
-from safetensors.numpy import save_file
+import safetensors.numpy
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, DiskError, InUseError, UserError
 
@@ -175,12 +175,22 @@ def disk_error(path: Path, error: OSError, *, safe: str, instead: str = "") -> D
 
 def write_text(path: Path, text: str) -> None:
     """Write or replace a file atomically: if the process or machine stops, the earlier file stays intact."""
+    _write_bytes(path, text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a safetensors file atomically."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    _write_bytes(path, safetensors.numpy.save(contiguous, metadata={"format": "pt"}))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
     path = path.resolve()  # a symbolic link stays a link
     if path.exists() and not path.is_file():
         raise CheckpointError(f"cannot write {path}: it is not a regular file. Name a file")
     partial = path.with_name(f"{path.name}.tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())  # otherwise the new name can reach the disk before the content
     partial.replace(path)
@@ -204,18 +214,6 @@ def append_line(path: Path, line: str) -> None:
         with contextlib.suppress(OSError):  # nothing can be written at all
             os.truncate(path, size)
         raise
-
-
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a safetensors file atomically, with the usual permissions (the library's own are 0600)."""
-    partial = path.with_name(f"{path.name}.tmp")
-    partial.touch()
-    mode = partial.stat().st_mode
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(contiguous, partial, metadata={"format": "pt"})
-    partial.chmod(mode)
-    sync(partial)
-    partial.replace(path)
 
 
 def sync(path: Path) -> None:

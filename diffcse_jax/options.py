@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -99,11 +100,8 @@ def check_value(key: str, value: Any, field: dataclasses.Field) -> Any:
     choices, aliases, low, high = (field.metadata[name] for name in ("choices", "aliases", "low", "high"))
     checked = []
     for item in value if is_tuple else (value,):
-        if kind is float and type(item) is int:
-            try:
-                item = float(item)
-            except OverflowError as error:
-                raise ConfigError(f"{key}: the number is too large") from error
+        if kind is float and type(item) is int and abs(item) <= sys.float_info.max:
+            item = float(item)
         if type(item) is not kind:
             raise ConfigError(f"{key}: expected {kind.__name__}, got {item!r}")
         item = aliases.get(item, item)
@@ -121,15 +119,11 @@ def read_value(key: str, text: str, field: dataclasses.Field) -> Any:
     """Return the value that a text on the command line stands for, such as `3e-5`, `true`, `(0.1,)` or `0.1`."""
     kind, is_tuple = _item_type(field)
     value: Any = text
-    if is_tuple:
+    if kind is bool:
+        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    elif kind is not str or (is_tuple and text.startswith(("(", "["))):
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(text)
-        if not isinstance(value, (tuple, list)):
-            value = [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
-        return check_value(key, value, field)
-    try:
-        value = {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        examples = {bool: "True or False", int: "a whole number such as 60", float: "a number such as 3e-5"}
-        raise ConfigError(f"{key}: expected {examples[kind]}, got {text!r}") from None
+    if is_tuple and not isinstance(value, (tuple, list)):
+        value = [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
     return check_value(key, value, field)

@@ -141,12 +141,11 @@ def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, messag
     if text is not None:
         path.write_text(text)
     data = DataConfig(augmentation="synonyms", synonyms_file=str(path))
-    if message:
-        with pytest.raises(DataError, match=message):
-            open_augmentation(data, tokenizer())
-    else:
-        assert open_augmentation(data, tokenizer()).synonyms == SYNONYMS
-        assert open_augmentation(DataConfig(), tokenizer()) is None
+    with pytest.raises(DataError, match=message):
+        open_augmentation(data, tokenizer())
+    path.write_text("fast\tquick\tvery quickly\n\nrunning\tfastly\n")
+    assert open_augmentation(data, tokenizer()).synonyms == SYNONYMS
+    assert open_augmentation(DataConfig(), tokenizer()) is None
 
 
 def store_of(folder: Path, columns: tuple[str, ...] = ("sentence",)) -> TokenStore:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.config import Config, DataConfig
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data import batches
 from diffcse_jax.data.augmentation import begins_word
 from diffcse_jax.data.batches import (
@@ -95,13 +95,6 @@ def test_order_depends_only_on_seed_and_epoch(store):
     assert len(orders) == 4
     assert all(len(set(order)) == len(order) == PER_EPOCH * BATCH for order in orders)  # each at most once
     assert_same(source_of(store)[17], source_of(store, steps=100)[17])
-
-
-def test_each_example_is_left_out_equally_often(store):
-    source = source_of(store, steps=0)
-    visits = np.bincount([example for epoch in range(200) for example in order_of(source, epoch)])
-    assert visits.min() >= 175  # 200 epochs, each leaves 1 of 21 out: 190.5 expected, standard deviation 3
-    assert visits.max() <= 200
 
 
 @pytest.mark.parametrize("delivered", [0, 17, 40])
@@ -286,10 +279,9 @@ def test_crops_are_two_spans_of_a_passage(passages):
         row = np.flatnonzero(passage == 3)[0]
         shares.append((lengths[row] - 2) / 398)
         places.append((input_ids[row, :, 1] - 4001) / (398 - (lengths[row] - 2)))
-    shares, places = np.array(shares), np.array(places)
     np.testing.assert_allclose(np.quantile(shares, [0, 0.125, 1]), [0.1, 0.15, 62 / 398], atol=0.01)  # then cut
-    np.testing.assert_allclose(places.mean(axis=0), 0.5, atol=0.05)
-    assert abs(np.corrcoef(places.T)[0, 1]) < 0.15  # two draws, not one
+    np.testing.assert_allclose(np.mean(places, axis=0), 0.5, atol=0.05)
+    assert abs(np.corrcoef(np.transpose(places))[0, 1]) < 0.15  # two draws, not one
 
 
 def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
@@ -375,26 +367,3 @@ def test_texts_that_cannot_give_examples_are_refused(tmp_path):
     store.offsets = np.array([0, 17])  # with [CLS] and [SEP]
     with pytest.raises(DataError, match="no document has the 16 tokens that two crops need"):
         Crops(store, 32)
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (
-            {"data": {"pairs": "lead", "documents": "none"}},
-            r"data\.pairs='lead' needs documents\. .*data\.documents='bl",
-        ),
-        (
-            {"difference": {"sentence": "both"}, "data": {"pairs": "crops"}},
-            r"data\.pairs='crops' makes another span the positive, but difference\.weight > 0",
-        ),
-        (
-            {"data": {"pairs": "neighbours", "documents": "blank_lines", "augmentation": "crop"}},
-            r"data\.augmentation='crop' changes the second view of single sentences.*data\.pairs='neighbours'",
-        ),
-        ({"data": {"augmentation": "synonyms"}}, r"data\.augmentation='synonyms' needs data\.synonyms_file"),
-    ],
-)
-def test_contradictory_options_are_refused(parts, message):
-    with pytest.raises(ConfigError, match=message):
-        Config.from_dict(parts)

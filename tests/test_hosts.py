@@ -199,18 +199,6 @@ def test_quiet_leaves_warnings(verbosity, printed, capsys, monkeypatch):
     assert hosts.hides_progress() is (True if verbosity == "quiet" else None)
 
 
-def test_a_process_that_is_done_waits_for_the_others(monkeypatch):
-    client = mock.Mock(blocking_key_value_get=lambda *_: '{"value": null}')
-    monkeypatch.setattr(hosts._distributed_state(), "client", client)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    for count in (1, 2, 2):
-        monkeypatch.setattr(jax, "process_count", lambda count=count: count)
-        hosts.wait_for_all()
-    first, second = (call.args for call in client.wait_at_barrier.call_args_list)  # none without others
-    assert first[1] == 1000 * hosts.DECISION_SECONDS
-    assert first[0] != second[0]  # a barrier is passed once
-
-
 @pytest.mark.parametrize(
     ("index", "count", "expected"),
     [

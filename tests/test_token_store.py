@@ -116,17 +116,10 @@ def test_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, minilm_dir):
     np.testing.assert_array_equal(lengths[:, 0], expected["attention_mask"].sum(-1))
 
 
-def test_settings_of_the_tokenizer_are_ignored_and_kept(tmp_path):
-    corpus, tokenizer = corpus_of(tmp_path / "a.jsonl", [("one two three four five",)]), word_tokenizer()
-    plain = build_or_open(corpus, tokenizer, 6, tmp_path / "cache")
-    tokenizer.backend_tokenizer.enable_truncation(3)
-    tokenizer.backend_tokenizer.enable_padding(length=50)
-    before = tokenizer.backend_tokenizer.to_str()
-    assert build_or_open(corpus, tokenizer, 6, tmp_path / "cache").folder == plain.folder
-    assert tokenizer.backend_tokenizer.to_str() == before
-    for largest_id, dtype in ((2**16 - 1, np.uint16), (2**16, np.uint32)):  # as wide as the vocabulary needs
-        store = build_or_open(corpus_of(tmp_path / "b.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
-        assert (store.token_ids.dtype, store.token_ids.tolist()) == (dtype, [CLS, largest_id, SEP])
+@pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
+def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, largest_id, dtype):
+    store = build_or_open(corpus_of(tmp_path / "b.jsonl", [("rare",)]), word_tokenizer(largest_id), 8, tmp_path)
+    assert (store.token_ids.dtype, store.token_ids.tolist()) == (dtype, [CLS, largest_id, SEP])
 
 
 def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeypatch):
@@ -193,7 +186,6 @@ DAMAGE = {
     "a bit of an offset": lambda folder: flip_last_bit(folder / "offsets.npy"),
     "a missing file": lambda folder: (folder / "document_starts.npy").unlink(),
     "not JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
-    "other JSON": lambda folder: (folder / "meta.json").write_text("[]"),
     "another length": lambda folder: (folder / "meta.json").write_text(
         (folder / "meta.json").read_text().replace('"max_length": 8', '"max_length": 9')
     ),

@@ -22,6 +22,8 @@ from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import expand_path, why_unreadable
 
+Ids = Integer[np.ndarray, "B T"]
+Lengths = Int[np.ndarray, " B"]
 Word = tuple[int, ...]  # its tokens
 Synonyms = Mapping[Word, Sequence[Word]]  # a replacement may be several words
 WORD_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece begin words with them
@@ -36,9 +38,7 @@ class Augmentation:
     begins_word: Bool[np.ndarray, " vocabulary"]
     synonyms: Synonyms = dataclasses.field(default_factory=dict)
 
-    def __call__(
-        self, input_ids: Integer[np.ndarray, "B T"], lengths: Int[np.ndarray, " B"], generator: np.random.Generator
-    ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+    def __call__(self, input_ids: Ids, lengths: Lengths, generator: np.random.Generator) -> tuple[Ids, Lengths]:
         """Return the changed sentences and their lengths. Values at padding have no meaning."""
         positions = np.arange(input_ids.shape[1])
         ordinary = (positions > 0) & (positions < lengths[:, None] - 1)
@@ -51,9 +51,7 @@ class Augmentation:
         side_by_side = np.argsort(~kept, axis=1, kind="stable")
         return np.take_along_axis(input_ids, side_by_side, axis=1), kept.sum(axis=1)
 
-    def _kept_words(
-        self, counts: Int[np.ndarray, " B"], most: int, generator: np.random.Generator
-    ) -> Bool[np.ndarray, "B words"]:
+    def _kept_words(self, counts: Lengths, most: int, generator: np.random.Generator) -> Bool[np.ndarray, "B words"]:
         """Choose the words to keep, at least one."""
         numbers, draws = np.arange(most), generator.random((len(counts), most))
         if self.kind == "crop":
@@ -66,12 +64,8 @@ class Augmentation:
         return order >= removed[:, None]
 
     def _with_synonym(
-        self,
-        input_ids: Integer[np.ndarray, "B T"],
-        lengths: Int[np.ndarray, " B"],
-        begins: Bool[np.ndarray, "B T"],
-        generator: np.random.Generator,
-    ) -> tuple[Integer[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
+        self, input_ids: Ids, lengths: Lengths, begins: Bool[np.ndarray, "B T"], generator: np.random.Generator
+    ) -> tuple[Ids, Lengths]:
         """Replace a random word of each sentence. A sentence that grows beyond T is cut, but keeps its last token."""
         changed, new_lengths = input_ids.copy(), lengths.copy()
         for row, (ids, length) in enumerate(zip(input_ids.tolist(), lengths.tolist(), strict=True)):

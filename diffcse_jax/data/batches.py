@@ -255,29 +255,26 @@ class BatchSource:
 # Batches of several tasks
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
     """Random access to batches of several tasks.
 
-    Args:
-        sources: The batches of each task, as many as `order` asks for.
-        order: The number of the source of each batch.
-        without_tokens: Keep only the first token of each view, for networks that read stored embeddings. All batches of
-            a task then have one shape.
+    Without tokens, only the first token of each view is kept, for networks that read stored embeddings. All batches of
+    a task then have one shape.
     """
 
-    def __init__(
-        self, sources: Mapping[str, BatchSource], order: Int[np.ndarray, " batches"], *, without_tokens: bool = False
-    ):
-        self._sources, self._order, self._without_tokens = dict(sources), order, without_tokens
-        self._places = places(order)
+    sources: Mapping[str, BatchSource]  # by task, each with as many batches as `order` asks for
+    order: Int[np.ndarray, " batches"]  # the number of the source of each batch
+    _: dataclasses.KW_ONLY
+    without_tokens: bool = False
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def __getitem__(self, index: int) -> Batch:
         task, place = self._find(index)
-        batch = self._sources[task][place]
-        if not self._without_tokens:
+        batch = self.sources[task][place]
+        if not self.without_tokens:
             return batch
         ids, mask = (tokens[..., :1] for tokens in (batch.input_ids, batch.attention_mask))
         return batch._replace(input_ids=ids, attention_mask=mask, layout=None, anchor_layout=None)
@@ -285,20 +282,24 @@ class Mixture:
     def text_rows(self, index: int) -> tuple[str, Integer[np.ndarray, " B"]]:
         """Return the task of a batch and the rows, from 0, of the task's text; this process's only."""
         task, place = self._find(index)
-        return task, self._sources[task].text_rows(place)
+        return task, self.sources[task].text_rows(place)
 
     def shapes_of(self, indices: range) -> dict[tuple[str, BatchShape | None], int]:
         """Return the tasks and shapes of these batches, each with the first batch that has it, in this order."""
         first: dict[tuple[str, BatchShape | None], int] = {}
         for index in indices:
             task, place = self._find(index)
-            (shape,) = self._sources[task].shapes_of(range(place, place + 1))
-            first.setdefault((task, None if self._without_tokens else shape), index)
+            (shape,) = self.sources[task].shapes_of(range(place, place + 1))
+            first.setdefault((task, None if self.without_tokens else shape), index)
         return first
+
+    @functools.cached_property
+    def _places(self) -> Int[np.ndarray, " batches"]:
+        return places(self.order)
 
     def _find(self, index: int) -> tuple[str, int]:
         """Return the task of a batch, and the batch's number there."""
-        return [*self._sources][self._order[index]], int(self._places[index])
+        return [*self.sources][self.order[index]], int(self._places[index])
 
 
 def places(order: Int[np.ndarray, " batches"]) -> Int[np.ndarray, " batches"]:

@@ -206,23 +206,21 @@ class RowFile:
     unit: str = "line"  # what the numbers count
 
 
-def open_file(path: Path, wanted: Sequence[str] = (), names: OptionNames = TRAINING_OPTIONS) -> RowFile:
+def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
     """Open a file with one of the `EXTENSIONS`. `wanted` are the columns that the user named.
 
     Raises:
         DataError: The content does not fit the extension.
         NoSentencesError: The file is empty, so that its columns are unknown.
     """
-    return _OPENERS[extension(path)](path, wanted, names)
+    return _OPENERS[extension(path)](path, wanted)
 
 
-def _open_lines(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
-    if wanted:
-        raise DataError(f"{path}: a txt file does not have columns. Leave {names.columns} empty")
+def _open_lines(path: Path, wanted: Sequence[str]) -> RowFile:
     return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": line} for line in lines(path)), 1))
 
 
-def _open_table(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
     """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
     first = next(lines(path), "")
     delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
@@ -235,8 +233,8 @@ def _open_table(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFil
     if len(header) == 1 and header[0] not in wanted and re.search(r"[;\t|,]|[.?!]$|(\S+\s+){5}\S", header[0]):
         raise DataError(
             f"{path}: the first line must contain the names of the columns, separated by commas (csv) or tabs (tsv), "
-            f"but it is {header[0][:200]!r}. Save the table with that separator, add a first line such as `sentence`, "
-            f"or give the column's name in {names.columns}. A file with one sentence per line needs the extension .txt"
+            f"but it is {header[0][:200]!r}. Save the table with that separator, or add a first line. "
+            "A file with one sentence per line needs the extension .txt"
         )
 
     def entries(_: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
@@ -259,7 +257,7 @@ def _open_table(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFil
     return RowFile(path, header, entries)
 
 
-def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+def _open_json(path: Path, wanted: Sequence[str]) -> RowFile:
     is_list = extension(path) == ".json" and next(filter(None, map(str.strip, lines(path))), "").startswith("[")
 
     def values() -> Iterator[Any]:
@@ -287,7 +285,7 @@ def _open_json(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile
     return RowFile(path, tuple(first), entries, "item" if is_list else "line")
 
 
-def _open_parquet(path: Path, wanted: Sequence[str], names: OptionNames) -> RowFile:
+def _open_parquet(path: Path, wanted: Sequence[str]) -> RowFile:
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return kind in (pa.string(), pa.large_string(), pa.string_view())
@@ -314,7 +312,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-_OPENERS: dict[str, Callable[[Path, Sequence[str], OptionNames], RowFile]] = {
+_OPENERS: dict[str, Callable[[Path, Sequence[str]], RowFile]] = {
     ".txt": _open_lines,
     ".csv": _open_table,
     ".tsv": _open_table,

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data.token_store import Examples, TokenStore
+from diffcse_jax.data.token_store import Examples, OfSentences, Rows, TokenIds, TokenStore
 from diffcse_jax.errors import ConfigError, DataError
 
 CROP_SHARES = (0.1, 0.5)  # of a passage (Contriever, Izacard et al. 2022, appendix A)
@@ -60,7 +60,7 @@ class _Drawn(Examples):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+    def text_rows(self, rows: Rows) -> Rows:
         return self._kept[rows % len(self._kept)]
 
 
@@ -90,7 +90,7 @@ class Neighbours(_Drawn):
         choices = np.floor(generator.random(len(self)) * self._choices[examples]).astype(np.int64)
         return examples + len(self) * choices
 
-    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+    def sentences(self, rows: Rows) -> OfSentences:
         first = self.text_rows(rows)
         return np.stack([first, first + 1 + rows // len(self)], axis=1)
 
@@ -116,12 +116,10 @@ class Crops(_Drawn):
     def order(self, generator: np.random.Generator) -> Int[np.ndarray, " examples"]:
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
-    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+    def lengths(self, rows: Rows) -> OfSentences:
         return self._spans(rows)[1] + self._added
 
-    def gather(
-        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
-    ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
+    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         starts, sizes, first, last = self._spans(rows)
         column, lengths = np.arange(width), sizes + self._added
         positions = np.where(column == 0, first[..., None], starts[..., None] + column - (self._added - 1))
@@ -131,7 +129,7 @@ class Crops(_Drawn):
         token_ids[..., 1 : self._added - 1] = self._prompt
         return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
 
-    def _spans(self, rows: Integer[np.ndarray, " B"]) -> tuple[Int[np.ndarray, "B 2"], ...]:
+    def _spans(self, rows: Rows) -> tuple[OfSentences, ...]:
         """Return where both spans start, their sizes, and the places of the passages' [CLS] and [SEP]."""
         passages = self.text_rows(rows)[:, None].repeat(2, axis=1)
         first, last = self.offsets[passages], self.offsets[passages + 1] - 1
@@ -180,23 +178,19 @@ class Cloze(_Drawn):
         rows = generator.permutation(np.concatenate([np.flatnonzero(~self._is_passage), passages]))
         return rows + len(self._kept) * generator.integers(DRAWS, size=len(rows))
 
-    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+    def sentences(self, rows: Rows) -> OfSentences:
         return super().sentences(self.text_rows(rows))
 
-    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B 2"]:
+    def lengths(self, rows: Rows) -> OfSentences:
         return self._tokens_kept(rows)[1].sum(axis=2)
 
-    def gather(
-        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
-    ) -> tuple[Integer[np.ndarray, "B 2 T"], Int[np.ndarray, "B 2"]]:
+    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         token_ids, kept = self._tokens_kept(rows)
         side_by_side = np.argsort(~kept, axis=2, kind="stable")[..., :width]
         token_ids, lengths = np.take_along_axis(token_ids, side_by_side, axis=2), kept.sum(axis=2)
         return np.where(np.arange(width) < lengths[..., None], token_ids, np.int32(pad_token_id)), lengths
 
-    def _tokens_kept(
-        self, rows: Integer[np.ndarray, " B"]
-    ) -> tuple[Integer[np.ndarray, "B 2 T"], Bool[np.ndarray, "B 2 T"]]:
+    def _tokens_kept(self, rows: Rows) -> tuple[TokenIds, Bool[np.ndarray, "B C T"]]:
         """Return the tokens of both texts, and which of them are kept: the window, and what is left."""
         token_ids, lengths = self._store.gather(self.text_rows(rows), self.max_length, 0)
         positions, (query, passage) = np.arange(self.max_length), self._first
@@ -217,7 +211,7 @@ class Cloze(_Drawn):
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
         return token_ids, real & (kept | ~self._is_passage[self.text_rows(rows)][:, None, None])
 
-    def _has_equal_texts(self, rows: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
+    def _has_equal_texts(self, rows: Rows) -> Bool[np.ndarray, " B"]:
         """Return whether both texts have the same tokens, but for their prompts, the first token and cut ends."""
         token_ids, lengths = self._store.gather(rows, self.max_length, 0)
         sizes = lengths - 1 - self._first

@@ -210,7 +210,7 @@ def _documents(source: Source, data: DataConfig, names: OptionNames = readers.TR
     opened: list[RowFile] = []
     for path in tables:
         with contextlib.suppress(NoSentencesError):
-            file = open_file(path, columns or documents.TITLE_AND_TEXT, names)
+            file = open_file(path, columns or documents.TITLE_AND_TEXT)
             missing = [column for column in columns or ("text",) if column not in file.columns]
             if not missing:
                 opened.append(file)
@@ -257,7 +257,7 @@ def _rows(
             )
         for path in paths:
             try:
-                files.append(open_file(path, wanted, names))
+                files.append(open_file(path, wanted))
             except NoSentencesError as error:
                 empty = error
         if not files:

@@ -28,6 +28,10 @@ FORMAT_VERSION = 3
 META = "meta.json"
 BLOCK_ROWS = 1000  # that are tokenised at once
 
+Rows = Integer[np.ndarray, " B"]  # numbers of examples
+OfSentences = Int[np.ndarray, "B C"]  # a number for each sentence of these examples
+TokenIds = Integer[np.ndarray, "B C T"]
+
 
 class Examples:
     """Examples of one or more sentences. The number of an example, its row, may include a random choice.
@@ -51,22 +55,20 @@ class Examples:
         """Return the examples in random order, each with a random choice."""
         return generator.permutation(len(self))
 
-    def text_rows(self, rows: Integer[np.ndarray, " B"]) -> Integer[np.ndarray, " B"]:
+    def text_rows(self, rows: Rows) -> Rows:
         """Return the row of each example in the text, counting from 0."""
         return rows
 
-    def sentences(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+    def sentences(self, rows: Rows) -> OfSentences:
         """Return the numbers of the examples' sentences, in the order of the text."""
         return rows[:, None] * len(self.columns) + np.arange(len(self.columns))
 
-    def lengths(self, rows: Integer[np.ndarray, " B"]) -> Int[np.ndarray, "B C"]:
+    def lengths(self, rows: Rows) -> OfSentences:
         """Return the number of tokens of each sentence, including special tokens."""
         sentences = self.sentences(rows)
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
-    def gather(
-        self, rows: Integer[np.ndarray, " B"], width: int, pad_token_id: int
-    ) -> tuple[Integer[np.ndarray, "B C T"], Int[np.ndarray, "B C"]]:
+    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         """Return the token ids (int32), padded to `width`, and the lengths of the sentences."""
         starts, lengths = self.offsets[self.sentences(rows)], self.lengths(rows)
         column = np.arange(width)
