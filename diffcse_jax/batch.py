@@ -1,11 +1,9 @@
 """What data hands to networks: tokens, their mask and, if padding is left out, their packed layout.
 
-Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens, the cost of these
-depends only on the number of real tokens. The layout is computed on the host and travels with the tokens.
-
-`pack` and `unpack` convert between rows, (rows, length, ...), and packed tokens, (tokens, ...). Without a layout, the
-packed tokens are all positions, so that networks are written once for both. Values at real tokens are the same in both
-cases, and nothing reads values at padding.
+Most of a transformer treats each token by itself: dense layers, norms, dropout. On packed tokens, (tokens, ...), the
+cost of these depends only on the number of real tokens. `pack` and `unpack` convert between rows, (rows, length, ...),
+and packed tokens. Without a layout, the packed tokens are all positions, so that networks are written once for both.
+Values at real tokens are the same in both cases, and nothing reads values at padding.
 """
 
 import dataclasses

@@ -112,13 +112,10 @@ def keep_compiled() -> None:
 
 
 def join() -> None:
-    """Join the other processes of this job. A process that has joined them before stays with them.
+    """Join the other processes of this job, if that has not been done; raise `ConfigError` if they cannot be reached.
 
     JAX finds the processes on TPU pods, GKE, Slurm and Open MPI. Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
     and JAX_PROCESS_ID name them.
-
-    Raises:
-        ConfigError: There are no other processes, or they cannot be reached.
     """
     if jax.distributed.is_initialized():
         return
@@ -201,15 +198,10 @@ _decision_numbers = itertools.count()  # all processes make the same decisions i
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """Run a function on the first process only and return its result on every process.
+    """Run a function on the first process only and return its result, which is written as JSON, on every process.
 
-    All processes must call this. The others wait as long as the first process lives, however long the work takes.
-
-    Args:
-        decide: Returns a value that can be written as JSON.
-
-    Raises:
-        UserError: The error of `decide`, raised on every process, so that none waits for another one.
+    All processes must call this. The others wait as long as the first process lives, however long the work takes. A
+    `UserError` of the function is raised on every process, so that none waits for another one.
     """
     if jax.process_count() == 1:
         return decide()

@@ -269,11 +269,8 @@ def find_run(path: Path) -> Path | None:
 def lock(path: Path, *, wait: bool = False) -> TextIO:
     """Open and lock a file. Closing it frees the lock, and so does the end of the processes that have it open.
 
-    On a file system without locks, nothing is locked.
-
-    Args:
-        path: The file. It is created with its folder, and it stays after the lock is freed.
-        wait: Wait until the lock is free instead of raising `InUseError`, which names the folder and the process.
+    The file is created with its folder, and it stays. Without `wait`, a lock that is taken raises `InUseError`, which
+    names the folder and the process. On a file system without locks, nothing is locked.
     """
     safe, instead = "Complete files there are unchanged.", "give another folder"
     with disk_errors(path.parent, safe=safe, instead=instead), contextlib.ExitStack() as stack:

@@ -55,14 +55,10 @@ def table(of: type, doc: str) -> Any:
 
 
 def build_options(cls: Any, values: Any, unknown: Callable[[str], str], key: str = "", of: Any = None) -> Any:
-    """Build a dataclass of options, and the groups inside it, from nested mappings.
+    """Build a dataclass of options (or a `Table` of groups of the type `of`), and the groups inside it.
 
-    Args:
-        cls: The dataclass, or `Table`.
-        values: The values that differ from the defaults.
-        unknown: Returns the error message for an unknown key.
-        key: The key of the group, for messages.
-        of: The dataclass of the groups in a table.
+    `values` are nested mappings of what differs from the defaults. For messages, `key` is the key of the group, and
+    `unknown` returns the message for an unknown key.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a group of keys, got {values!r}")

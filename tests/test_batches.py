@@ -284,19 +284,6 @@ def test_crops_are_two_spans_of_a_passage(passages):
     assert abs(np.corrcoef(np.transpose(places))[0, 1]) < 0.15  # two draws, not one
 
 
-def test_crops_of_a_batch_are_a_function_of_seed_and_step(passages):
-    def source(**options) -> BatchSource:
-        return source_of(Crops(passages, 32), packing=Packing(), **options)
-
-    one, halves = source(), [source(shards=Shards(range(i, i + 1), 2)) for i in range(2)]
-    for step in range(10):
-        whole = np.concatenate([half[step].input_ids for half in halves])
-        np.testing.assert_array_equal(one[step].input_ids, whole)
-        np.testing.assert_array_equal(one[step].attention_mask, whole != PAD)
-    spans = {one[step].input_ids.tobytes() for step in range(30)} | {source(seed=4)[0].input_ids.tobytes()}
-    assert len(spans) == 31  # 30 epochs of one batch
-
-
 # Cloze pairs
 
 TITLED = {"title": "A clock", "text": "this is a clock that tells the time of the day"}

@@ -1,6 +1,5 @@
 """The configuration: keys, types, ranges, overrides and combinations."""
 
-import dataclasses
 import json
 import re
 import typing
@@ -79,16 +78,9 @@ def test_a_legal_value_is_kept(data, key):
     value = data.draw(legal_values(key))
     companions = {"train.batch_size": max(2, value)} if key == "train.chunk_size" else {}  # so not far above it
     companions |= COMPANIONS_OF.get(key, {})
-    assert value_of(Config.from_dict(COMPANIONS | companions | {key: value}), key) == value
-
-
-@given(rates=st.lists(st.floats(0.0, 0.99), max_size=12), columns=st.lists(st.text(), max_size=3))
-def test_configuration_survives_json(rates, columns):
-    config = Config.from_dict({"model.hidden_dropout": tuple(rates), "data.columns": tuple(columns), "train.seed": 7})
-    again = Config.from_dict(json.loads(json.dumps(config.to_dict())))
-    assert again == config
-    assert again.model.hidden_dropout == tuple(rates)
-    assert hash(again) == hash(config)
+    config = Config.from_dict(COMPANIONS | companions | {key: value})
+    assert value_of(config, key) == value
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize(
@@ -136,15 +128,6 @@ def test_overrides_are_read_in_the_type_of_the_key(argument, key, value):
 def test_overrides_that_cannot_be_read(arguments, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         read_overrides(arguments)
-
-
-def test_the_tree_is_static_and_frozen():
-    config = Config()
-    assert not hasattr(type(config), "__getattr__")  # so that mypy rejects a misspelt key
-    with pytest.raises(AttributeError):
-        _ = config.contrast.temprature
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.optim.learning_rate = 1.0
 
 
 @pytest.mark.parametrize(

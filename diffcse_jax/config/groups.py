@@ -10,6 +10,7 @@ from diffcse_jax.models.pooling import POOLERS, is_pooler
 from diffcse_jax.models.transformer import DROPOUT_MASKS
 from diffcse_jax.options import option
 
+SWITCH = ("auto", "on", "off")
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
 OF_DOCUMENTS = ("mixed_retrieval", "lead_retrieval", "neighbours_retrieval")  # metrics that need held-out documents
 HELD_OUT_METRICS = (*OF_DOCUMENTS, "halves_retrieval")  # without labels
@@ -116,9 +117,7 @@ class DataConfig:
         high=1.0,
     )
     next_within: int = option(
-        1,
-        "the next sentence or passage is one of this many that follow, new in each epoch (SimCSE Table 2)",
-        low=1,
+        1, "the next sentence or passage is one of this many that follow, new in each epoch (SimCSE Table 2)", low=1
     )
     augmentation: str = option(
         "none",
@@ -173,15 +172,12 @@ class TrainConfig:
         low=0,
     )
     packing: str = option(
-        "auto",
-        "do not compute padding, which changes no result; `auto`: on for CPUs and TPUs",
-        choices=("auto", "on", "off"),
-        changes="nothing",
+        "auto", "skip padding, which changes no result; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing"
     )
     recompute: str = option(
         "auto",
         "recompute activations in the backward pass, which changes no result; `auto`: on for CPUs",
-        choices=("auto", "on", "off"),
+        choices=SWITCH,
         changes="nothing",
     )
     epochs: int = option(2, "passes over the data; the last, incomplete batch of an epoch is left out", low=1)

@@ -145,14 +145,9 @@ class Crops(_Drawn):
 class Cloze(_Drawn):
     """Pairs of a lead and its rest, and of a window of words and the passage from which it is taken out.
 
-    A row with two equal texts is a passage. A window has as many words as `WINDOW` says, and at least as many as its
-    smallest number are left. In text without spaces, where hardly a token begins a word, tokens count as words.
-
-    Args:
-        store: Rows of two texts, each with its prompt.
-        share: The share of the passages that an epoch uses.
-        begins_word: Whether each token begins a word.
-        prompt_tokens: The number of tokens of the prompt of each column.
+    A row of `store` with two equal texts is a passage; an epoch uses a share of them. A window has as many words as
+    `WINDOW` says, and at least as many as its smallest number are left. In text without spaces, where hardly a token
+    begins a word, tokens count as words. `prompt_tokens` is the length of the prompt of each column.
     """
 
     def __init__(

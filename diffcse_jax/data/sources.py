@@ -53,11 +53,7 @@ class Source(NamedTuple):
 
 
 def open_corpus(data: DataConfig) -> Corpus:
-    """Open the rows that `data.train_file` names, or the rows made of its documents.
-
-    Raises:
-        DataError: The source cannot be read, or lacks the columns or documents that the options ask for.
-    """
+    """Open the rows that `data.train_file` names, or the rows made of its documents."""
     source = find_source(data.train_file)
     rows_suffice = data.documents == "auto" and data.pairs == "dropout" and not data.held_out
     if data.reads_documents and not (rows_suffice and _why_no_documents(source, data)):

@@ -34,19 +34,12 @@ TokenIds = Integer[np.ndarray, "B C T"]
 
 
 class Examples:
-    """Examples of one or more sentences. The number of an example, its row, may include a random choice.
+    """Examples of one or more sentences. The number of an example, its row, may include a random choice."""
 
-    Attributes:
-        columns: Names of the columns. An example has one sentence per column.
-        max_length: The largest number of tokens of a sentence.
-        token_ids: All tokens of the text.
-        offsets: Where each sentence of the text starts in `token_ids`; the last entry is its end.
-    """
-
-    columns: tuple[str, ...]
-    max_length: int
-    token_ids: Integer[np.ndarray, " tokens"]
-    offsets: Int[np.ndarray, " sentences_and_1"]
+    columns: tuple[str, ...]  # an example has one sentence per column
+    max_length: int  # the largest number of tokens of a sentence
+    token_ids: Integer[np.ndarray, " tokens"]  # of the whole text
+    offsets: Int[np.ndarray, " sentences_and_1"]  # where each sentence of the text starts in `token_ids`, and the end
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // len(self.columns)
@@ -78,21 +71,16 @@ class Examples:
 
 
 class TokenStore(Examples):
-    """The rows of a text as examples, mapped into memory from a folder of `build_or_open`.
-
-    Attributes:
-        folder: Where the store is. Its name is a hash of the text, the tokenizer and how both were read.
-        document_starts: The first example of each document; None if the corpus does not have documents.
-        note: What was skipped or left out when the store was built.
-    """
+    """The rows of a text as examples, mapped into memory from a folder of `build_or_open`."""
 
     def __init__(self, folder: Path):
         meta = io.read_json_object(folder / META)
-        self.folder, self.name = folder, folder.name
-        self.columns, self.max_length, self.note = tuple(meta["columns"]), meta["max_length"], str(meta["note"])
+        self.folder, self.name = folder, folder.name  # a hash of the text, the tokenizer and how both were read
+        self.columns, self.max_length = tuple(meta["columns"]), meta["max_length"]
+        self.note: str = meta["note"]  # what was skipped or left out when the store was built
         self.token_ids = np.load(folder / "token_ids.npy", mmap_mode="r")
         self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-        documents = folder / "document_starts.npy"
+        documents = folder / "document_starts.npy"  # the first example of each document, if the corpus has documents
         self.document_starts: Int[np.ndarray, " documents"] | None = np.load(documents) if documents.exists() else None
 
 
