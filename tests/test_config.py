@@ -29,6 +29,8 @@ def legal_values(key: str) -> st.SearchStrategy:
     """Everything that a key accepts by itself."""
     field = KEYS[key]
     item_type, *_ = typing.get_args(field.type) or (field.type,)
+    if key == "eval.metric":
+        return st.sampled_from(DEV_METRICS)
     if key == "eval.beside":
         return st.lists(st.sampled_from((*DEV_METRICS, "duplicates:pairs.tsv")), max_size=3).map(tuple)
     choices, low, high = (field.metadata[name] for name in ("choices", "low", "high"))

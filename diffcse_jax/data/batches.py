@@ -11,8 +11,8 @@ import functools
 import math
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Integer, Shaped
@@ -54,10 +54,14 @@ class BatchShape(NamedTuple):
 
 
 def choose_lengths(longest: Iterable[int], max_length: int) -> tuple[int, ...]:
-    """Choose at most two lengths, including `max_length`, for batches with these longest sentences."""
+    """Choose `max_length` and perhaps a shorter length for batches with these longest sentences."""
     counts = collections.Counter(longest)
-    buckets = (*(length for length in BUCKETS if length < max_length), max_length)
-    return _greedy([max_length], buckets, 2, counts, smallest)
+
+    def positions(shorter: int) -> int:
+        return sum(count * (shorter if length <= shorter else max_length) for length, count in counts.items())
+
+    best = min((max_length, *(length for length in BUCKETS if length < max_length)), key=positions)
+    return tuple(sorted({best, max_length}))
 
 
 def smallest(lengths: Sequence[int], longest: int) -> int:
@@ -66,35 +70,24 @@ def smallest(lengths: Sequence[int], longest: int) -> int:
 
 
 def choose_shapes(needed: Iterable[BatchShape], lengths: Sequence[int]) -> tuple[BatchShape, ...]:
-    """Choose at most four shapes that fit all batches and compute the fewest positions for a sample."""
+    """Choose at most four shapes that fit all batches. Each lowers the positions of the needed ones the most."""
     counts = collections.Counter(needed)
-    full = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
-    return _greedy(full, sorted(counts), 4, counts, lambda shapes, shape: math.prod(smallest_shape(shapes, shape)))
+    chosen = [BatchShape(length, STEPS_OF_SHARE) for length in lengths]
+
+    def positions(shapes: Sequence[BatchShape]) -> int:
+        return sum(count * math.prod(smallest_shape(shapes, shape)) for shape, count in counts.items())
+
+    while len(chosen) < 4:
+        more = min(([*chosen, shape] for shape in sorted(counts)), key=positions)
+        if positions(more) >= positions(chosen):
+            break
+        chosen = more
+    return tuple(sorted(chosen))
 
 
 def smallest_shape(shapes: Sequence[BatchShape], needed: BatchShape) -> BatchShape:
     """Return the smallest shape of the same length that holds a batch."""
     return min(shape for shape in shapes if shape.length == needed.length and shape >= needed)
-
-
-def _greedy(
-    chosen: Sequence[Any],
-    candidates: Sequence[Any],
-    most: int,
-    needed: Mapping[Any, int],
-    positions: Callable[[Sequence[Any], Any], int],
-) -> tuple[Any, ...]:
-    """Add candidates, each time the one that lowers the number of positions of the needed batches the most."""
-
-    def cost(options: Sequence[Any]) -> int:
-        return sum(count * positions(options, each) for each, count in needed.items())
-
-    while len(chosen) < most:
-        best = min(candidates, key=lambda candidate: cost([*chosen, candidate]))
-        if cost([*chosen, best]) >= cost(chosen):
-            break
-        chosen = [*chosen, best]
-    return tuple(sorted(chosen))
 
 
 # Batches of one text
