@@ -216,8 +216,9 @@ def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
     return _OPENERS[extension(path)](path, wanted)
 
 
-def _open_lines(path: Path, wanted: Sequence[str]) -> RowFile:
-    return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": line} for line in lines(path)), 1))
+def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile:
+    """Return rows of one column. Each pass calls `sentences`."""
+    return RowFile(path, ("sentence",), lambda _: enumerate(({"sentence": text} for text in sentences()), 1))
 
 
 def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
@@ -313,7 +314,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 _OPENERS: dict[str, Callable[[Path, Sequence[str]], RowFile]] = {
-    ".txt": _open_lines,
+    ".txt": lambda path, _: single_column(path, lambda: lines(path)),
     ".csv": _open_table,
     ".tsv": _open_table,
     ".jsonl": _open_json,

@@ -24,7 +24,6 @@ END = regex.compile(
     r"(?V1)(?<=[.?!])[\"')\p{Pi}\p{Pf}]?\s+"
     r"|(?<=[\p{Sentence_Terminal}--[.?!]])(?![\p{Sentence_Terminal}\d]|\p{Pe}+\p{Hiragana})[\p{Pe}\p{Pf}]*\s*"
 )
-_BREAK = regex.compile(r"[:;\p{Sentence_Terminal}]")
 _LOUD = regex.compile(r"\s[?!]$")
 _CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
 _WORD = regex.compile(rf"[{_CJK}]{{1,2}}|\p{{Line_Break=SA}}{{1,4}}|[^\s{_CJK}\p{{Line_Break=SA}}]+")

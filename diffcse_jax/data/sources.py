@@ -134,10 +134,11 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
     corpora = {file.parent for file in found if file.name.startswith("corpus.jsonl")}  # of search collections
     judged = {file for file in found if file.parent in corpora and file.name.startswith("queries.jsonl")}
     judged |= {file for file in found if file.parent.name == "qrels" and file.parent.parent in corpora}
-    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS and file not in judged)
+    found = [file for file in found if file not in judged]
+    known = tuple(file for file in found if extension(file) in KNOWN_EXTENSIONS)
     if problem := next(filter(None, map(why_unreadable, known)), ""):
         raise DataError(f"{option}: {problem}")
-    others = [file.suffix or "without extension" for file in found if file not in judged and file not in known]
+    others = [file.suffix or "without extension" for file in found if extension(file) not in KNOWN_EXTENSIONS]
     if not known:
         raise DataError(
             f"{option}: {name} does not contain a file of a known kind, or a prepared ArrayRecord data set. "
@@ -236,8 +237,7 @@ def _rows(
     """Open the rows of a source."""
     name, files, paths = source.name, list[RowFile](), list[Path]()
     if source.form == "docstrings":
-        entries = lambda _: enumerate(({"sentence": sentence} for sentence in docstring_sentences()), 1)  # noqa: E731
-        files = [RowFile(Path(name), ("sentence",), entries)]
+        files = [readers.single_column(Path(name), docstring_sentences)]
     elif source.form == "records":
         file, paths = array_record.open_prepared(source.root, wanted)
         files = [file]
