@@ -262,10 +262,8 @@ def configuration(
 ) -> tuple[str, Config]:
     """Return the name of a configuration and the checked configuration.
 
-    Args:
-        given: The name of a file in configs/, the path of a configuration file, the values that differ from the
-            defaults, a `Config`, or a ConfigDict.
-        changes: Values that override those, by key or in groups.
+    It is given by the name of a file in configs/, the path of a file, the values that differ from the defaults, a
+    `Config`, or a ConfigDict. `changes` override its values, by key or in groups.
     """
     if isinstance(given, Mapping | ConvertsToDict):
         name, values = "custom", given if isinstance(given, Mapping) else given.to_dict()
