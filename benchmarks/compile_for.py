@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,9 +38,10 @@ from diffcse_jax.batch import (  # noqa: E402
 from diffcse_jax.config import Config, configuration, read_overrides  # noqa: E402
 from diffcse_jax.errors import ConfigError, reported_to_user  # noqa: E402
 from diffcse_jax.models import parameters  # noqa: E402
-from diffcse_jax.models.forward import Teacher, compiled_forward  # noqa: E402
+from diffcse_jax.models.forward import SentenceNetwork, compiled_forward  # noqa: E402
 from diffcse_jax.models.hf import Pretrained  # noqa: E402
-from diffcse_jax.models.parameters import Params  # noqa: E402
+from diffcse_jax.models.parameters import Network, Params  # noqa: E402
+from diffcse_jax.models.pooling_modules import RecordedPooler  # noqa: E402
 from diffcse_jax.training import networks  # noqa: E402
 from diffcse_jax.training.generator import make_head_training  # noqa: E402
 from diffcse_jax.training.networks import with_own_pooler  # noqa: E402
@@ -91,7 +93,7 @@ class Request:
 
 def lowered(request: Request, mesh: Mesh) -> Lowered:
     """Return the program of a request for the devices of a mesh."""
-    config = _with_classes(with_own_pooler(resolved(request.config, mesh), None))
+    config = _with_classes(with_own_pooler(resolved(request.config, mesh), RecordedPooler()))
     encoder = _checkpoint(config.model.name_or_path, mesh)
     build = {"encode": _encoding, "generator_head": _head_step}.get(request.what, _step)
     return build(dataclasses.replace(request, config=config), encoder, mesh)
@@ -115,7 +117,7 @@ def _step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
         built.params,
         config.train.batch_size * request.views,
         config.data.max_length,
-        frozenset({encoder.config.hidden_size, *(teacher.config.hidden_size for teacher in teachers.values())}),
+        frozenset({encoder.config.hidden_size, *(_hidden_size(teacher) for teacher in teachers.values())}),
     )
 
 
@@ -161,14 +163,19 @@ def _checkpoint(name: str, mesh: Mesh) -> Pretrained:
     return checkpoint.on(mesh.devices.flat[0].platform, mesh.shape["data"])
 
 
-def _teachers(config: Config, mesh: Mesh) -> dict[str, Teacher]:
+def _teachers(config: Config, mesh: Mesh) -> dict[str, Network]:
     teachers = {}
     for objective in config.losses.values():
         for name, pooler in objective.named_teachers.items():
             teacher = _checkpoint(name, mesh)
             params = parameters.prefixed(teacher.transformer, "transformer")
-            teachers[name] = Teacher(teacher.config, pooler or "cls_before_pooler", params)
+            build = partial(SentenceNetwork, teacher.config, pooler or "cls_before_pooler")
+            teachers[name] = Network(build, params, frozen=True)
     return teachers
+
+
+def _hidden_size(teacher: Network) -> int:
+    return teacher.params["transformer.blocks.0.attention.query.kernel"].shape[0]
 
 
 def _vocabulary(encoder: Pretrained) -> Vocabulary:

@@ -20,9 +20,10 @@ from benchmarks.flops import BatchSize, step_flops, transformer_flops
 from benchmarks.measure import PEAK_FLOPS
 from benchmarks.train_step import OBJECTIVES
 from diffcse_jax.config import Config
-from diffcse_jax.losses.base import Checkpoints, Network
+from diffcse_jax.losses.base import Checkpoints
 from diffcse_jax.models import parameters
 from diffcse_jax.models.hf import Pretrained, transformer_config
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.models.transformer import Transformer
 
 SENTENCES = (10**6, 10**8, 10**9)

@@ -61,28 +61,38 @@ class Progress:
     The unit is in the plural.
     """
 
-    def __init__(self, what: str, unit: str, total: int | None = None, *, quiet: bool = False):
+    def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
-        self._done = 0
-        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", total=total, disable=quiet or hides_progress())
+        self._done = self._done_before = done_before
+        options = {"total": total, "initial": done_before, "disable": quiet or hides_progress()}
+        self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
         self._begun = self._printed = time.monotonic()
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the bar."""
         self._bar.close()
 
-    def update(self, count: int) -> None:
-        """Add this many to the count."""
+    def update(self, count: int, note: str = "") -> None:
+        """Add this many to the count. A note, such as the latest loss, is shown next to it."""
         self._done += count
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(count)
         now = time.monotonic()
         if self._bar.disable and not self._quiet and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
             of = f" of {self._total:,}" if self._total else ""
-            rate = self._done / (now - self._begun)
-            log_line(f"{self._what}: {self._done:,}{of} {self._unit}, {rate:,.0f} per second")
+            rate = (self._done - self._done_before) / (now - self._begun)
+            parts = [f"{rate:,.0f} per second" if rate >= 10 else f"{rate:.2g} per second", *[note] * bool(note)]
+            if self._total:
+                parts.append(f"about {tqdm.tqdm.format_interval((self._total - self._done) / rate)} left")
+            log_line(f"{self._what}: {self._done:,}{of} {self._unit}, {', '.join(parts)}")
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ def test_flops_of_a_transformer_are_nearly_those_xla_counts():
     definition = parameters.definition(transformer)
 
     def forward(params, ids, mask):
-        return parameters.bind(definition, params)(TokenRows(ids, mask))["last_hidden_state"]
+        return parameters.bind(definition, params)(TokenRows(ids, mask))[-1]
 
     ids = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     counted = jax.jit(forward).lower(parameters.shapes(transformer), ids, ids).cost_analysis()["flops"]

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from diffcse_jax import Callback, Config, WandB, errors
+from diffcse_jax import Callback, Config, WandB, errors, hosts
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Progress, TensorBoard, Training, started
@@ -23,25 +23,17 @@ def training(workdir: Path, step: int = 0, total: int = 15625) -> Training:
 
 def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    progress = Progress()
-    progress.on_start(training(tmp_path, step=10, total=110))
-    now[0] += 100  # to compile
-    progress.on_step(11, ROW)
-    for step in range(12, 62):
-        now[0] += 10
-        progress.on_step(step, ROW if step % 10 == 0 else {})
-    now[0] += 31
-    progress.on_evaluation_start(61)
-    progress.on_end()
+    with started([Progress()], training(tmp_path, step=10, total=110)) as observer:
+        for step in range(11, 62):
+            now[0] += 10
+            observer.on_step(step, ROW if step % 10 == 0 else {})
     lines = sys.stderr.getvalue().splitlines()
-    assert lines[0] == "step 11 of 110: loss 0.1235"
-    assert lines[1:3] == ["step 14 of 110", "step 17 of 110"]  # not the loss of an earlier step
-    assert lines[3] == "step 20 of 110: loss 0.1235, 578 sentences/s, about 15:00 left"  # 90 of 10 s, without compiling
-    assert lines[4] == "step 23 of 110: about 14:30 left"
-    assert lines[-1] == "step 61 of 110: scoring, about 08:10 left"
-    assert len(lines) == 18
+    assert lines[0] == "training: 13 of 110 steps, 0.1 per second, about 16:10 left"  # not the loss of another step
+    assert lines[5] == "training: 28 of 110 steps, 0.1 per second, about 13:40 left"
+    assert "training: 40 of 110 steps, 0.1 per second, loss 0.1235, about 11:40 left" in lines
+    assert len(lines) == 17
 
 
 def test_weights_and_biases_gets_the_rows_and_resumes_the_same_run(tmp_path, monkeypatch):

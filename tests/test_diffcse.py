@@ -21,19 +21,19 @@ from diffcse_jax.losses.base import GeneratorOptions, RunInfo
 from diffcse_jax.losses.diffcse import (
     Edited,
     Masked,
+    MaskOptions,
     choose_token,
     filled_positions,
     label,
     mask_tokens,
     replaced_token_detection,
 )
-from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths
+from diffcse_jax.losses.diffcse_variants import ChangedLengths, EditOptions, change_lengths, generated_second_views
 from diffcse_jax.models.forward import Computation, Networks, fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training import networks
-from diffcse_jax.training.step import with_second_views
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 VOCABULARY = Vocabulary(size=40, mask_id=MASK, special_ids=(PAD, CLS, SEP, MASK))
@@ -70,8 +70,8 @@ def test_only_selected_ordinary_tokens_change(ids, seed, style, ratio):
         assert (edited[selected] == MASK).all()
 
 
-@pytest.mark.parametrize("ratio", [0.15, 0.3])
-def test_share_of_masked_tokens_and_what_becomes_of_them(ratio):
+def test_share_of_masked_tokens_and_what_becomes_of_them():
+    ratio = 0.15
     # The token in the text is one id, so that a random token equals it with probability 1 / size.
     ids = np.full((200, 200), 10, np.int32)
     edited, selected = masked(ids, seed=0, ratio=ratio)
@@ -110,9 +110,8 @@ def test_the_generators_tokens_and_labels_spare_position_0_and_padding(ids, toke
     np.testing.assert_array_equal(edited.replaced, (expected != ids) & real)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_sampled_at_a_temperature(temperature):
-    logits, trials = np.array([0.0, 1.0, -1.0, 0.3], np.float32), 4000
+def test_tokens_are_sampled_at_a_temperature():
+    temperature, trials, logits = 2.0, 4000, np.array([0.0, 1.0, -1.0, 0.3], np.float32)
     assert choose_token(jnp.array(logits), None) == 1
     keys = jax.random.split(jax.random.key(3), trials)
     tokens = jax.vmap(lambda key: choose_token(jnp.array(logits), key, temperature))(keys)
@@ -141,7 +140,7 @@ def test_a_generator_of_another_family_and_size():
     views = jax.tree.map(jnp.asarray, views_of(random_batch()))
     edited = config.losses["difference"].prepare(frozen, views, KEY, config.run_info)
     given = mask_tokens(fold_in_name(KEY, "mask"), views.rows, vocabulary=TINY_VOCABULARY, ratio=0.5, style="bert")
-    states = frozen.network("generator")(given.rows)["last_hidden_state"]
+    states = frozen.network("generator")(given.rows)[-1]
     logits = frozen.network("generator_head")(states, frozen.params["generator.embeddings.word.embedding"])
     expected = np.where(given.selected, logits.argmax(axis=-1), views.rows.input_ids)
     np.testing.assert_array_equal(edited.rows.input_ids, expected)
@@ -255,7 +254,7 @@ def test_the_generator_fills_what_was_inserted(edit, positions, expected, monkey
     monkeypatch.setattr(diffcse_variants, "generate", generated)
     masked = Masked(rows._replace(input_ids=jnp.where(selected, MASK, rows.input_ids)), selected)
     monkeypatch.setattr(diffcse_variants, "change_lengths", lambda *_, **__: changed)
-    monkeypatch.setattr(diffcse_variants, "mask_tokens", lambda *_, **__: masked)
+    monkeypatch.setattr(MaskOptions, "masked", lambda *_: masked)
     run = RunInfo("cls", True, GeneratorOptions(positions=positions), LONG, 0)
     frozen = Computation(Networks(VOCABULARY, {}), {})
     edited = EditOptions(edit=edit).edited(frozen, rows, KEY, run)
@@ -270,16 +269,14 @@ def test_the_generator_makes_second_views():
     built = networks.build(config, ENCODER, GENERATOR, TINY_VOCABULARY)
     frozen = Computation(built.networks, jax.device_put(built.frozen))
     views = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True))
-    changed = jax.jit(lambda views: with_second_views(config, frozen, views, KEY))(views)
+    changed = jax.jit(lambda views: generated_second_views(frozen, views, 0.5, config.generator, KEY))(views)
     differs = np.asarray(changed.input_ids != views.input_ids)
     assert not differs[:, 0].any()
     ordinary = ~np.isin(views.input_ids, TINY_VOCABULARY.special_ids)
     assert not (differs & ~ordinary).any()
     assert 0.3 < differs[:, 1].sum() / ordinary[:, 1].sum() < 0.6  # half of them, but for those that it guessed
     jax.tree.map(np.testing.assert_array_equal, changed._replace(input_ids=views.input_ids), views)
-    plain = config_of(SIMCSE)
-    assert not plain.needs("generator")
-    assert with_second_views(plain, frozen, views, KEY) is views
+    assert not config_of(SIMCSE).needs("generator")
 
 
 logits_of_any_size = arrays.arrays(np.float32, (2, 3, 2), elements=st.floats(-1e4, 1e4, width=32))

@@ -77,7 +77,7 @@ def test_several_models_are_compared(run, tmp_path, model, minilm_dir):
 
 def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model):
     shutil.copytree(model, tmp_path / "model")
-    pooling_modules.write(tmp_path / "model", "avg", num_blocks=3, hidden_size=16, head=None)
+    pooling_modules.write(tmp_path / "model", pooling_modules.RecordedPooler("avg"), num_blocks=3, hidden_size=16)
     arguments = ("--model", str(tmp_path / "model"), "--tasks", "STSBenchmark")
     code, results, printed = run(*arguments, "--pooler", "cls_before_pooler")
     assert code == 0

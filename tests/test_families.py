@@ -27,7 +27,7 @@ def write_random(folder: Path, family: str, head: str, vocabulary: int = 30522) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["modernbert", "electra", "nomic_bert", "gte"])
+@pytest.mark.parametrize("family", ["modernbert", "electra"])
 def test_a_checkpoint_is_trained_exported_and_read_by_other_libraries(family, tmp_path, minilm_dir):
     groups = {"train": {"steps": 3}, "eval": {"every": 0}, "mesh": {"data": 1}, "generator": {"name_or_path": "start"}}
     settings = run_settings(tmp_path, minilm_dir, **groups)

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
-from diffcse_jax.training.step import Programs, _shape_of, make_optimizer
+from diffcse_jax.training.step import make_optimizer, make_train_step
 
 RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
@@ -245,18 +244,15 @@ def config(tmp_path_factory, minilm_dir) -> Config:
     return Config.from_dict(settings(tmp_path_factory.mktemp("tasks"), minilm_dir))
 
 
-class SharedPrograms(Programs):
-    """Programs that all runs of this file share, because their networks and optimizers are the same."""
+STEPS_OF_STAGES: dict = {}
 
-    compiled: ClassVar[dict] = {}
 
-    def _start(self, views):
-        of_batch = _shape_of(views)
-        of_stage = (len(self._like[0].params), of_batch)
-        if of_stage not in self.compiled:
-            super()._start(views)
-            self.compiled[of_stage] = self._programs[of_batch]
-        self._programs[of_batch] = self.compiled[of_stage]
+def shared_step(networks, *arguments):
+    """The train step of a stage, which all runs of this file share, because their networks and optimizers are equal."""
+    stage = tuple(networks.definitions)
+    if stage not in STEPS_OF_STAGES:
+        STEPS_OF_STAGES[stage] = make_train_step(networks, *arguments)
+    return STEPS_OF_STAGES[stage]
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +264,7 @@ def tuned(config, tmp_path_factory) -> tuple[Path, tuple[TaskData, ...]]:
         pytest.MonkeyPatch.context() as patched,
         contextlib.redirect_stderr(printed),
     ):
-        patched.setattr(train_module, "Programs", SharedPrograms)
+        patched.setattr(train_module, "make_train_step", shared_step)
         verdict, tasks = finetune(config, workdir)
     assert "average" in verdict
     (workdir / "printed.txt").write_text(printed.getvalue())
@@ -314,7 +310,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
         made = property(lambda self: next(answers, False), lambda self, made: None)
 
     monkeypatch.setattr(loop_module, "stop_requested", lambda: contextlib.nullcontext(Asked()))
-    monkeypatch.setattr(train_module, "Programs", SharedPrograms)
+    monkeypatch.setattr(train_module, "make_train_step", shared_step)
     with jax.debug_nans(False):
         for _ in range(2):
             with pytest.raises(Interrupted, match="Stopped at step 1"):

@@ -243,7 +243,7 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_smallest_model(folder, ["a", "b", "##c", "dog"])
     head = random_params(MlpProjector, hf.read(str(folder)).config)
-    pooling_modules.write(folder, "cls", num_blocks=1, hidden_size=HIDDEN, head=head, truncate_dim=8)
+    pooling_modules.write(folder, pooling_modules.RecordedPooler("cls", head, 8), num_blocks=1, hidden_size=HIDDEN)
     return folder
 
 

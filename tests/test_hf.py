@@ -4,7 +4,6 @@ import builtins
 import json
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_model import hf_config_of
+from tiny_model import bound, hf_config_of
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.config import Config
@@ -81,12 +80,8 @@ def tokens(pad_token_id: int) -> tuple[TokenRows, dict[str, torch.Tensor], np.nd
     return TokenRows(jnp.asarray(ids), jnp.asarray(mask)), theirs, mask == 1
 
 
-def bound(module, config, params: parameters.Params):
-    return parameters.bind(parameters.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))
-
-
 def hidden_states(checkpoint: Pretrained, rows: TokenRows, **options) -> tuple[jax.Array, ...]:
-    return bound(Transformer, checkpoint.config, checkpoint.transformer)(rows, **options)["hidden_states"]
+    return bound(Transformer, checkpoint.config, checkpoint.transformer)(rows, **options)
 
 
 def assert_close(ours, theirs, where=np.s_[:], **tolerance) -> None:
@@ -131,7 +126,7 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
         weights *= real[..., None]
 
     def loss(params: parameters.Params):
-        states = bound(Transformer, checkpoint.config, params)(rows)["hidden_states"]
+        states = bound(Transformer, checkpoint.config, params)(rows)
         return (states[-1] * weights).mean(), states
 
     compiled = jax.jit(jax.grad(loss, has_aux=True), compiler_options={"xla_backend_optimization_level": 0})
@@ -157,7 +152,7 @@ def test_hidden_states_gradients_and_pooler_are_those_of_torch(tmp_path, family)
     assert_round_trip(checkpoint, model)
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", sorted({*MODELS} - {"camembert", "xlm-roberta"}))  # which are RoBERTa
 def test_masked_lm_logits_are_those_of_torch(tmp_path, family):
     model = small_model(family, "relu", blocks=1, head="ForMaskedLM")  # some heads have gelu whatever the blocks have
     checkpoint = read(str(saved(model, tmp_path)), needs_mlm_head=True)
@@ -181,7 +176,7 @@ def test_the_head_for_replaced_tokens_is_that_of_torch(tmp_path):
     assert_round_trip(checkpoint, model)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_the_condition_replaces_position_0_of_the_embedding_output(tmp_path, family):
     model = small_model(family)
     rows, inputs, real = tokens(model.config.pad_token_id)
@@ -313,13 +308,9 @@ def test_a_pickle_is_read_without_running_code(bert, folder, monkeypatch):
     assert_refused(folder, r"pytorch_model\.bin.*pip install torch.*convert it to safetensors")
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
-def test_half_precision_is_widened(bert, folder, dtype, rtol):
-    rewrite(folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    checkpoint = read(str(folder))
-    assert_same(checkpoint, read(str(bert)), rtol=rtol, atol=1e-6)
-    stored = load_file(folder / "model.safetensors")["cls.predictions.bias"]
-    np.testing.assert_array_equal(checkpoint.mlm_head["bias"], stored.float().numpy())
+def test_half_precision_is_widened(bert, folder):
+    rewrite(folder, lambda tensors: {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
+    assert_same(read(str(folder)), read(str(bert)), rtol=2**-7, atol=1e-6)
 
 
 def old_name(name: str) -> str:
@@ -378,7 +369,7 @@ def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, famil
         f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
         f"mlp{lm_head}, aux_bert, electra_head, generator. Its authors evaluate it with the pooler cls_before_pooler.\n"
     )
-    assert recorded(checkpoint) == RecordedPooler("cls_before_pooler", None)
+    assert recorded(checkpoint) == RecordedPooler("cls_before_pooler")
     assert checkpoint.pooler is None
     assert (checkpoint.mlm_head is None) == (family == "bert")
     rows, inputs, real = tokens(encoder.config.pad_token_id)
@@ -390,7 +381,7 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     projector.dense = torch.nn.Linear(HIDDEN, HIDDEN)
     saved_by_training_code("bert", projector, folder, difference=False)
     checkpoint = read(str(folder))
-    assert recorded(checkpoint) is None
+    assert recorded(checkpoint) == RecordedPooler()
     printed = capsys.readouterr().err
     assert "Reading its encoder and its dense + tanh head. They evaluate unsupervised" in printed
     vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
@@ -403,12 +394,10 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "pooler"),
     [
-        ("princeton-nlp/unsup-simcse-bert-large-uncased", "cls_before_pooler"),
         ("princeton-nlp/sup-simcse-roberta-base@main", "cls"),
         ("/models/unsup-simcse-roberta-large/", "cls_before_pooler"),
         ("voidism/diffcse-roberta-base-trans", "cls_before_pooler"),
         ("princeton-nlp/unsup-simcse-bert-base-uncased-mine", None),
-        ("minilm", None),
     ],
 )
 def test_published_checkpoints_are_pooled_as_their_authors_do(name, pooler):
@@ -473,32 +462,18 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
     ("changes", "message"),
     [
         ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, camembert, distilbert, electra, "),
-        ({"model_type": "qwen3"}, "'qwen3' is not supported, and neither is any other decoder. Use an encoder; supp"),
-        ({"model_type": ...}, "architecture '?' is not supported; supported: bert, camembert, distilbert, electra, "),
-        ({"model_type": ["bert"]}, "architecture ['bert'] is not supported"),
         ({"hidden_act": "quick_gelu"}, "config.json: activation 'quick_gelu' is not supported; supported: gelu, "),
         ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute", not "relative_key"'),
-        ({"is_decoder": True}, "config.json: is_decoder must be false, not true"),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number from 1 to 10,000,000, not "24"'),
-        ({"hidden_size": 10**30}, "config.json: hidden_size must be a whole number from 1 to 10,000,000, not 1000"),
-        ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 0"),
+        ({"num_hidden_layers": 10**30}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1"),
         ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 16"),
         ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
-        ({"layer_norm_eps": None}, "config.json: layer_norm_eps must be a number from 0 to below 1, not null"),
         ({"hidden_act": ["gelu"]}, 'config.json: hidden_act must be a string, not ["gelu"]'),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
-        (
-            hf_config_of("distilbert") | {"dim": 0},
-            "config.json: dim must be a whole number from 1 to ",
-        ),
-        # transformers ignores these two settings of MPNet.
+        (hf_config_of("distilbert") | {"dim": 0}, "config.json: dim must be a whole number from 1 to "),
         (hf_config_of("mpnet") | {"pad_token_id": 0}, "config.json: pad_token_id must be 1, not 0"),
-        (hf_config_of("mpnet") | {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets must be 32"),
-        (hf_config_of("nomic_bert") | {"prenorm": True}, "config.json: prenorm must be false, not true"),
         (hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2}, "rotary_scaling_factor must be null, not 2"),
-        (hf_config_of("gte") | {"pack_qkv": False}, "config.json: pack_qkv must be true, not false"),
-        (hf_config_of("modernbert") | {"norm_bias": True}, "config.json: norm_bias must be false, not true"),
         (hf_config_of("modernbert") | {"layer_types": ["chunked"]}, "layer_types must be a list of 3 times 'full_att"),
         (
             hf_config_of("modernbert") | {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
@@ -524,10 +499,7 @@ def test_broken_json_is_named(folder, name):
     ("weight_map", "message"),
     [
         (["a.safetensors"], "has no weight_map from tensors to files"),
-        *(
-            ({"w": file}, f"names {file[:60]!r}, which is not a file of its folder")
-            for file in ("../model/config.json", "/etc/passwd", "a/b.safetensors", "..", "", "a" * 30_000)
-        ),
+        ({"w": "../model/config.json"}, "names '../model/config.json', which is not a file of its folder"),
     ],
 )
 def test_an_index_without_files_or_outside_its_folder_is_refused(folder, weight_map, message):
@@ -547,23 +519,20 @@ def test_missing_and_damaged_files_are_named(folder):
     assert_refused(folder, r"has no config\.json; is it a Hugging Face model folder\?")
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~nobody-of-this-name", "a/b/c", "", "/" + "a" * 5000])
+@pytest.mark.parametrize("name", ["./nowhere", "~nobody-of-this-name", "a/b/c", "", "/" + "a" * 5000])
 def test_a_missing_path_is_not_looked_up_in_the_hub(name, monkeypatch):
     monkeypatch.setattr(hf, "_download", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match=f"^model folder not found: {name[:200]}$"):
         read(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("organisation/model", ""), ("minilmm", r"Did you mean `minilm`\? "), ("a" * 5000, ""), ("a\0b", "")],
-)
-def test_a_hub_model_offline_says_what_to_do(name, advice, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["organisation/model", "a" * 5000, "a\0b"])
+def test_a_hub_model_offline_says_what_to_do(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError) as raised:
         read(name)
     message = (
-        f"{re.escape(repr(name[:200]))} is neither a local folder nor a model that can be downloaded now .*{advice}"
+        f"{re.escape(repr(name[:200]))} is neither a local folder nor a model that can be downloaded now .*"
         "Without network, give the path of a folder with config.json, model.safetensors and tokenizer.json, or .*"
     )
     assert re.fullmatch(message, str(raised.value))

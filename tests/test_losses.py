@@ -70,12 +70,8 @@ def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
         TokenRows(*(jnp.asarray(batch[name][:, column]) for name in ("input_ids", "attention_mask")))
         for column in range(batch["input_ids"].shape[1])
     ]
-    pooled = [encoder(rows)["last_hidden_state"][:, 0] for rows in columns]
+    pooled = [encoder(rows)[-1][:, 0] for rows in columns]
     return pooled, [projector(column) for column in pooled]
-
-
-def total(grads, prefix: str) -> float:
-    return float(sum(np.abs(grad).sum() for name, grad in grads.items() if name.startswith(prefix + ".")))
 
 
 def test_columns_are_anchor_positive_and_hard_negatives():
@@ -158,29 +154,6 @@ def test_prefixes_of_vectors_add_their_losses():
         np.testing.assert_allclose(metrics[f"loss_{name}_4"], of_4, rtol=1e-5)
         np.testing.assert_allclose(metrics[f"loss_{name}"], whole + 0.5 * of_4 + 2.0 * of_8, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], metrics["loss_contrast"] + 0.5 * metrics["loss_dcl"], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_difference_loss_teaches_the_encoder_through_the_condition_alone():
-    contrast = {"contrast": {"weight": 1.0}}
-    grads = {weight: evaluate(NO_DROPOUT, contrast, {"difference": {"weight": weight}})[1] for weight in (0.0, 0.5)}
-    alone = evaluate(NO_DROPOUT, {"contrast": {"weight": 0.0}}, {"difference": {"weight": 1.0}})[1]
-    assert total(alone, "encoder") > 0
-    assert total(alone, "projector") > 0
-    assert total(grads[0.0], "discriminator") == total(grads[0.0], "token_classifier") == 0
-    for name, grad in grads[0.0].items():  # the gradient is linear in lambda
-        scale = np.abs(alone[name]).max() + 1e-3
-        np.testing.assert_allclose(grads[0.5][name] - grad, alone[name] / 2, atol=1e-3 * scale)
-    for name, grad in alone.items():
-        if name.startswith("discriminator.") and "attention.key.bias" not in name:
-            np.testing.assert_allclose(grads[0.5][name], grad / 2, atol=1e-6)
-
-
-def test_padding_changes_no_contrast():
-    short = random_batch(length=12)
-    long = random_batch(length=12, padding=4)
-    losses = [metrics_of(SIMCSE, NO_DROPOUT, batch=batch)["loss"] for batch in (short, long)]
-    np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ HALF = {"reconstruction": {"weight": 1.0, "blocks": 1}}
 def test_given_its_own_state_the_head_is_the_masked_lm():
     rows = jax.tree.map(jnp.asarray, views_of(random_batch(), packed=True)).rows
     build = functools.partial(networks.Transformer, SIZES)
-    states = bind(definition(build), GENERATOR.transformer)(rows)["hidden_states"]
+    states = bind(definition(build), GENERATOR.transformer)(rows)
     start = reconstruction_start(GENERATOR.transformer, GENERATOR.mlm_head, SIZES, 1)
     head = bind(definition(functools.partial(ReconstructionHead, SIZES, 1)), start)
     real = np.asarray(rows.attention_mask) == 1
@@ -58,7 +58,7 @@ def test_the_encoder_learns_through_the_embedding_alone():
     per_token, selected = metrics["reconstruction_per_token"], given.masked.selected
     np.testing.assert_allclose(metrics["loss"], per_token * float(selected.sum()), rtol=1e-5)
     build = functools.partial(networks.Transformer, SIZES)
-    states = bind(definition(build), GENERATOR.transformer)(given.masked.rows.padded())["hidden_states"][1]
+    states = bind(definition(build), GENERATOR.transformer)(given.masked.rows.padded())[1]
     real = np.asarray(views.rows.attention_mask) == 1
     np.testing.assert_allclose(np.asarray(given.states)[real], np.asarray(states)[real], rtol=1e-5, atol=1e-5)
     reached = {name.partition(".")[0] for name, grad in grads.items() if np.abs(grad).max() > 1e-4}

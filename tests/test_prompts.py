@@ -19,8 +19,7 @@ from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.models.pooling import POOLERS
-from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, prompts_of, read, write
+from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, RecordedPooler, read, write
 from diffcse_jax.models.prompts import Prompts, for_columns
 from diffcse_jax.training.networks import open_start
 from diffcse_jax.training.sharding import make_mesh
@@ -41,23 +40,22 @@ def folder(tmp_path, minilm_dir):
             config = json.loads((path / "config.json").read_text())
             (path / "config.json").write_text(json.dumps(config | {"output_hidden_states": True}))
         head = {"dense.kernel": np.eye(16, dtype=np.float32), "dense.bias": np.zeros(16, np.float32)}
-        write(path, pooler, 3, 16, head if pooler == "cls" else None, prompts=prompts)
+        write(path, RecordedPooler(pooler, head, prompts=prompts), 3, 16)
         return path
 
     return make
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize("pooler", POOLERS)
+@pytest.mark.parametrize(
+    ("pooler", "pooled"),
+    [("avg", True), ("avg_first_last", False), ("cls", False), ("lasttoken", False), ("weightedmean", False)],
+)
 def test_embeddings_equal_those_of_sentence_transformers(folder, pooler, pooled):
     path = folder(Prompts({**E5.by_name, "title": "title: "}, "title", pooled), pooler)
     ours, theirs = SentenceEncoder.from_pretrained(path), SentenceTransformer(str(path), device="cpu")
     for encode in (
         lambda model: model.encode(TEXTS),
-        lambda model: model.encode(TEXTS, prompt_name="passage"),
         lambda model: model.encode(TEXTS, prompt="Represent: "),
-        lambda model: model.encode(TEXTS, prompt=""),
-        lambda model: model.encode_query(TEXTS),
         lambda model: model.encode_document(TEXTS),
         lambda model: model.encode_query(TEXTS, prompt_name="title"),
     ):
@@ -111,7 +109,7 @@ def test_wrong_prompts_are_refused(folder):
     path = folder()
     (path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q"}, "default_prompt_name": "x"}')
     with pytest.raises(CheckpointError, match="default_prompt_name 'x' is not one of the prompts"):
-        prompts_of(path, None)
+        read(path)
 
 
 def batches(rows, tokenizer, folder, prompts, data, **options):
@@ -216,4 +214,4 @@ def test_training_of_another_pooler_ignores_modules_that_are_not_supported(folde
     (path / "modules.json").write_text(json.dumps(modules))
     config = Config.from_dict({"model.name_or_path": str(path), "model.pooler": "avg", "model.projector": "none"})
     _, base, _ = open_start(config, make_mesh(config))
-    assert (base.recorded, base.prompts.query) == (None, "query: ")
+    assert (base.recorded.pooler, base.prompts.query) == ("", "query: ")

@@ -14,15 +14,16 @@ from tiny_networks import ENCODER, NO_DROPOUT, SIZES, VOCABULARY, config_of, ran
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
-from diffcse_jax.models.forward import Computation, SentenceNetwork, Teacher
-from diffcse_jax.models.parameters import bind, definition
+from diffcse_jax.models.forward import Computation, SentenceNetwork, start_as_teacher
+from diffcse_jax.models.parameters import Network, bind, definition
 from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 
 RNG = np.random.default_rng(0)
 SCORES, OTHERS = jnp.array(RNG.normal(0.0, 3.0, (2, 5, 4)), jnp.float32)
-TEACHER = Teacher(SIZES, "cls", random_params(functools.partial(SentenceNetwork, pooler="cls"), SIZES, seed=5))
+BUILD = functools.partial(SentenceNetwork, pooler="cls")
+TEACHER = Network(functools.partial(BUILD, SIZES), random_params(BUILD, SIZES, seed=5), frozen=True)
 OFF = {"contrast": {"weight": 0.0}, "difference": {"weight": 0.0}}
 
 
@@ -104,7 +105,7 @@ def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tup
     return run(built.params, built.frozen, views, jax.random.key(0))
 
 
-def vectors(teacher: Teacher, columns: int = 2) -> tuple[np.ndarray, ...]:
+def vectors(teacher: Network, columns: int = 2) -> tuple[np.ndarray, ...]:
     views = jax.tree.map(jnp.asarray, views_of(random_batch(columns=columns)))
     return views.by_view(np.asarray(bind(definition(teacher.build), teacher.params)(views.rows)))
 
@@ -122,8 +123,7 @@ def test_teachers_are_mixed_and_have_no_dropout():
     stored = random_vectors(8, columns)
     parts = {"distillation": teachers, "consistency": {"weight": 1.0}}
     metrics, corrupted = evaluated(parts, columns=columns, stored=stored)
-    start = Teacher(SIZES, "cls_before_pooler", {f"transformer.{k}": v for k, v in ENCODER.transformer.items()})
-    encoded = [vectors(teacher, columns) for teacher in (TEACHER, start)]
+    encoded = [vectors(teacher, columns) for teacher in (TEACHER, start_as_teacher(ENCODER, "cls"))]
     lists = [cosines(anchors, np.concatenate(others)) for anchors, *others in encoded]
     of_store = cosines(stored[:, 0], np.concatenate([stored[:, view] for view in range(1, columns)]))
     expected = 0.125 * lists[0] + 0.5 * of_store + 0.375 * lists[1]

@@ -20,8 +20,7 @@ from reference_networks import (
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config
-from diffcse_jax.losses import diffcse_variants
-from diffcse_jax.losses.diffcse import Edited, generate
+from diffcse_jax.losses.diffcse import Edited, MaskOptions, generate
 from diffcse_jax.models.forward import Computation, Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.training.sharding import make_mesh
@@ -144,7 +143,7 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(name, re
     np.testing.assert_allclose(metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6)
     condition = jnp.array(arrays[f"{name}.{'encoder_cls' if config.difference.condition == 'pooled' else 'z'}"])
     discriminator = networks.bind("discriminator", params)
-    states = discriminator(edited.rows.padded(), condition=condition)["last_hidden_state"]
+    states = discriminator(edited.rows.padded(), condition=condition)[-1]
     assert_near(states, arrays[f"{name}.disc_hidden"])
     assert_near(networks.bind("token_classifier", params)(states), arrays[f"{name}.electra_logits"])
     if name == "diffcse.unsup.bn.lam0.005":
@@ -219,8 +218,8 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
     config = reference_config(**groups, mesh={"data": 1})
     networks, params, frozen = reference_networks(config, reference_dir)
     views = reference_views(reference_dir, "pair")
-    given = lambda _, rows, **__: reference_masked(reference_dir, "pair", rows)  # noqa: E731
-    monkeypatch.setattr(diffcse_variants, "mask_tokens", given)
+    given = lambda _, frozen, rows, key: reference_masked(reference_dir, "pair", rows)  # noqa: E731
+    monkeypatch.setattr(MaskOptions, "masked", given)
 
     mesh, optimizer = make_mesh(config), make_optimizer(config.optim, total_steps=20)
     step, rate = make_train_step(networks, config, optimizer, mesh), learning_rate_schedule(config.optim, 20)
@@ -243,4 +242,4 @@ def test_twenty_steps_of_training(name, groups, reference_dir, monkeypatch):
 
 
 def cls_embeddings(networks: Networks, params: Params, views: Batch) -> np.ndarray:
-    return np.asarray(networks.bind("encoder", params)(views.rows)["last_hidden_state"][:, 0])
+    return np.asarray(networks.bind("encoder", params)(views.rows)[-1][:, 0])

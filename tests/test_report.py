@@ -21,7 +21,7 @@ from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import read_runs
 from diffcse_jax.training import curves
-from diffcse_jax.training.curves import BASELINE, short
+from diffcse_jax.training.curves import BASELINE
 
 HOSTILE = '</script><script>alert("1")</script><img src="https://x.example/p.png" onerror=alert(1)> &'
 PAIRS = Sample(
@@ -97,7 +97,6 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     assert "new measure (training batches)" in titles
     assert {"alignment (training batches)", "sentences per second", "learning rate"} <= titles
     (dev,) = curves.curves([run])["dev"]
-    assert dev.numbers == [["step", dev.title], *([short(x), short(y)] for x, y in run.evaluations)]
     assert ([(level.y, level.colour) for level in dev.levels], dev.marks[0].label) == (
         [(60.0, BASELINE)],
         "selected: 80.00",

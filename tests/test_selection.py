@@ -21,7 +21,7 @@ from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.training import selection
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
-from diffcse_jax.training.selection import check_interpolation, interpolations, select
+from diffcse_jax.training.selection import check_interpolation, select
 
 AVG = {"model": {"projector": "none", "pooler": "avg"}}
 INTERVAL = "95% interval +3.50 to +6.50"
@@ -71,7 +71,7 @@ def chosen(tmp_path, monkeypatch):
     constant = {name: np.zeros_like(array) for name, array in ENCODER.transformer.items()}
     checkpoint = dataclasses.replace(ENCODER, hf_config=HF_CONFIG, transformer=constant)
     tokenizer = mock.Mock(spec=PreTrainedTokenizerFast)
-    start = StartingCheckpoint("tiny", checkpoint, tokenizer, RecordedPooler("avg_top2", None))
+    start = StartingCheckpoint("tiny", checkpoint, tokenizer, RecordedPooler("avg_top2"))
 
     def finish(*steps, **options):
         config = config_of(SIMCSE, AVG, {"eval": {"guard": True, **options}})
@@ -171,10 +171,8 @@ def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path)
 
 
 def test_interpolation_needs_the_same_parameters():
-    assert interpolations(0) == interpolations(1) == [1.0]
-    assert interpolations(4) == [0.25, 0.5, 0.75, 1.0]
     kept = {"model": {"pooler": "cls", "projector": "mlp", "projector_train_only": False}, "eval": {"interpolate": 2}}
-    start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), None)
+    start = StartingCheckpoint("tiny", ENCODER, mock.MagicMock(spec=PreTrainedTokenizerFast), RecordedPooler())
     with pytest.raises(ConfigError, match=r"eval\.interpolate=2 needs a starting checkpoint with all trained weights"):
         check_interpolation(config_of(SIMCSE, kept), start)
     head = RecordedPooler("cls", {"dense.bias": np.zeros(2)})

@@ -20,8 +20,6 @@ from diffcse_jax.models.layers import Dense, Embedding, LayerNorm, dropout
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.training.networks import describe_equal_views, sizes_for_run
 
-# The families that compute something of their own; others differ from these in names alone.
-FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "electra", "modernbert", "nomic_bert", "gte")
 PAD = 1
 IDS = jnp.array([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [9, 8, PAD, PAD, PAD]])
 MASK = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
@@ -60,7 +58,7 @@ compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 
 
 def apply(config: TransformerConfig, params: parameters.Params, rows=ROWS, *, dtype=jnp.float32, **options):
     definition = parameters.definition(partial(Transformer, config, dtype=dtype))
-    return parameters.bind(definition, params)(rows, **options)["hidden_states"]
+    return parameters.bind(definition, params)(rows, **options)
 
 
 run = compiled(apply, static_argnames=("config", "dtype", "last_positions"))
@@ -73,7 +71,7 @@ def changed_states(config: TransformerConfig, params: parameters.Params | None =
     return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "modernbert"])
 def test_a_sentence_depends_neither_on_padding_nor_on_its_neighbours(family):
     config = sizes(family)
     params = random_params(config)
@@ -105,7 +103,7 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(rate, seed):
     np.testing.assert_allclose(dropped[kept], 2**16 / round((1.0 - rate) * 2**16), rtol=1e-6)  # 16-bit draws
 
 
-@pytest.mark.parametrize("shape", [(3, 2000, 7), (3, 500, 2, 8), (3, 1001)])
+@pytest.mark.parametrize("shape", [(3, 2000, 7), (3, 1001)])
 def test_dropout_of_a_row_depends_on_its_own_key(shape):
     x, keys = jnp.ones(shape), row_keys(0, rows=3)
     dropped = np.asarray(dropout(x, 0.5, keys))
@@ -162,25 +160,14 @@ REPORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", REPORT)
-def test_dropout_masks_follow_the_report(number):
-    of_block = {block: rate for rate, blocks in REPORT[number].items() for block in blocks}
-    expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
-    assert scheduled(12, dropout_schedule=f"mask{number}") == (0.15, expected, expected)
+def test_dropout_masks_follow_the_report():
+    for number, rates_of_blocks in REPORT.items():
+        of_block = {block: rate for rate, blocks in rates_of_blocks.items() for block in blocks}
+        expected = tuple(of_block.get(block, 0.1) for block in range(1, 13))
+        assert scheduled(12, dropout_schedule=f"mask{number}") == (0.15, expected, expected)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "count", "blocks"),
-    [
-        ("none", 0, 3),
-        ("none", 2, 3),
-        ("none", 4, 3),
-        ("linear", 1, 3),
-        ("linear", 3, 3),
-        ("mask3", 1, 3),
-        ("mask3", 12, 12),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "count", "blocks"), [("none", 2, 3), ("linear", 1, 3), ("mask3", 1, 3)])
 def test_a_schedule_that_does_not_fit_is_refused(schedule, count, blocks):
     message = f"model.dropout_schedule: the schedule '{schedule}' does not fit {count} rates for {blocks} blocks"
     with pytest.raises(ConfigError, match=message):
@@ -194,8 +181,8 @@ NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,)}
     ("values", "message"),
     [
         ({}, ""),
-        (NO_DROPOUT, "it is off. Set model.hidden_dropout=(0.1,)"),
-        ({"model.dropout_masks": "shared"}, "model.dropout_masks='shared' makes it the same"),
+        (NO_DROPOUT, "only dropout could make them differ"),
+        ({"model.dropout_masks": "shared"}, "model.dropout_masks='independent'"),
         ({**NO_DROPOUT, "model.hidden_dropout": (0.0, 0.0, 0.0)}, ""),  # the embedding layer keeps the checkpoint's
         ({**NO_DROPOUT, "data.augmentation": "crop"}, ""),
         ({**NO_DROPOUT, "contrast.positives": "noise"}, ""),
@@ -211,7 +198,7 @@ def test_equal_views_cause_a_warning(values, message):
 # --- ways to compute that change nothing ---
 
 
-@pytest.mark.parametrize(("family", "positions"), [("bert", 1), ("mpnet", 2), ("modernbert", 3)])
+@pytest.mark.parametrize(("family", "positions"), [("mpnet", 1), ("modernbert", 3)])
 def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(family, positions):
     config = sizes(family)
     params = random_params(config)
@@ -224,10 +211,8 @@ def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(fami
             np.testing.assert_allclose(np.asarray(states)[real], np.asarray(expected)[real], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["mpnet", "modernbert"])
-def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients(family):
-    config = dataclasses.replace(sizes(family), num_blocks=1)
-    config = dataclasses.replace(config, windows=config.windows and (2,))
+def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients():
+    config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(2,))
     params, keys = random_params(config), row_keys(0)
 
     @partial(compiled, static_argnums=0)
@@ -253,12 +238,7 @@ LONG_LAYOUT = lay_out(np.array([[11, 3]]), length=11, capacity=16)
 
 @pytest.mark.parametrize(
     ("family", "options", "layout", "positions"),
-    [
-        ("bert", {}, None, None),
-        ("modernbert", {}, None, 5),
-        ("modernbert", {"windows": (2, 0, 5), "lanes": 16}, LONG_LAYOUT, None),
-        ("mpnet", {}, None, None),
-    ],
+    [("modernbert", {"windows": (2, 0, 5), "lanes": 16}, LONG_LAYOUT, None), ("mpnet", {}, None, 5)],
 )
 def test_attention_in_parts_has_the_states_and_gradients_of_the_whole(family, options, layout, positions):
     config = dataclasses.replace(sizes(family), **options)
@@ -291,10 +271,9 @@ def test_dropout_of_attention_in_parts_depends_on_the_key_of_the_row_and_on_the_
     assert not np.isclose(dropped[:3], dropped[3:6]).all(axis=1).any()
 
 
-@pytest.mark.parametrize("window", [0, 8])
-def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs(window):
+def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs():
     length = 1024
-    config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(window,), max_positions=length)
+    config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(0,), max_positions=length)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
 
     def planned(config: TransformerConfig) -> int:
@@ -310,14 +289,12 @@ def test_memory_of_attention_in_parts_holds_no_logits_of_all_pairs(window):
 # --- conditioning ---
 
 
-def test_every_token_sees_the_condition_without_dropout():
+def test_the_condition_has_no_dropout():
     config = sizes(hidden_dropout=0.5)
     params = random_params(config)
     condition = jnp.asarray(np.random.default_rng(1).normal(size=(3, 16)), jnp.float32)
     dropped = run(config, params, condition=condition, keys=row_keys(0))
     np.testing.assert_array_equal(dropped[0][:, 0], condition)
-    plain, conditioned = run(config, params), run(config, params, condition=condition)
-    assert ((plain[1] != conditioned[1]).any(axis=-1) == (MASK == 1))[MASK == 1].all()
 
 
 def test_the_gradient_reaches_the_condition_instead_of_the_replaced_embedding():
@@ -338,11 +315,10 @@ def test_the_gradient_reaches_the_condition_instead_of_the_replaced_embedding():
 # --- numerics ---
 
 
-@pytest.mark.parametrize("rows", [(5,), (2, 3), (2, 3, 4)])
-def test_the_gradients_of_a_dense_layer_are_those_of_the_product(rows):
+def test_the_gradients_of_a_dense_layer_are_those_of_the_product():
     graph, state = nnx.split(Dense(6, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
-    x, weights = (jnp.asarray(rng.normal(size=(*rows, size)), jnp.float32) for size in (6, 4))
+    x, weights = (jnp.asarray(rng.normal(size=(2, 3, size)), jnp.float32) for size in (6, 4))
 
     def ours(x, state):
         return jnp.sum(nnx.merge(graph, state)(x) * weights)
@@ -397,9 +373,8 @@ def test_the_gradients_of_a_layer_norm_follow_its_formula():
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
-def test_bfloat16_is_close_to_float32(family):
-    config = sizes(family)
+def test_bfloat16_is_close_to_float32():
+    config = sizes("modernbert")
     params = random_params(config)
     build = partial(Transformer, config, dtype=jnp.bfloat16)
     assert {shape.dtype for shape in parameters.shapes(build).values()} == {jnp.dtype("float32")}

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 import transformers
@@ -81,6 +83,11 @@ def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: 
         name: rng.normal(name.endswith("scale"), 0.3, shape.shape).astype(np.float32)
         for name, shape in parameters.shapes(partial(module, config)).items()
     }
+
+
+def bound(module: type[nnx.Module], config: hf.TransformerConfig, params: parameters.Params) -> nnx.Module:
+    """The module with these parameters."""
+    return parameters.bind(parameters.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))
 
 
 def hf_config_of(family: str, blocks: int = 3) -> dict:

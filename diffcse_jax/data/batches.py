@@ -178,13 +178,6 @@ class BatchSource:
         """Return the rows of the text, from 0, of a batch's anchors; this process's only."""
         return self.store.text_rows(self._rows(index)[self.shards.of(self.batch_size)])
 
-    def shapes_of(self, indices: range) -> dict[BatchShape, int]:
-        """Return the shapes of these batches, each with the first batch that has it, in this order."""
-        first: dict[BatchShape, int] = {}
-        for index in indices:
-            first.setdefault(smallest_shape(self.shapes, self._needed_shape(self._lengths(index))), index)
-        return first
-
     def _needed_shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
         length = smallest(self._lengths_of_batches, int(lengths.max()))
@@ -276,15 +269,6 @@ class Mixture:
         """Return the task of a batch and the rows, from 0, of the task's text; this process's only."""
         task, place = self._find(index)
         return task, self.sources[task].text_rows(place)
-
-    def shapes_of(self, indices: range) -> dict[tuple[str, BatchShape | None], int]:
-        """Return the tasks and shapes of these batches, each with the first batch that has it, in this order."""
-        first: dict[tuple[str, BatchShape | None], int] = {}
-        for index in indices:
-            task, place = self._find(index)
-            (shape,) = self.sources[task].shapes_of(range(place, place + 1))
-            first.setdefault((task, None if self.without_tokens else shape), index)
-        return first
 
     @functools.cached_property
     def _places(self) -> Int[np.ndarray, " batches"]:

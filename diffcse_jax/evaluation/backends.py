@@ -20,7 +20,6 @@ from diffcse_jax.io import expand_path, find_run
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import hf, parameters, pooling_modules
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS
-from diffcse_jax.models.sentence_head import NO_HEAD
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
@@ -64,18 +63,18 @@ class TorchEncoder:
         # The strict reader refuses what the JAX encoder refuses, before transformers reads the same files.
         checkpoint = hf.read(path_or_id)
         record = pooling_modules.recorded(checkpoint)
-        self.pooler = pooling_modules.choose_pooler(pooler, record.pooler if record else None, path_or_id)
-        self.prompts = pooling_modules.prompts_of(checkpoint.folder, record)
+        self.pooler = pooling_modules.choose_pooler(pooler, record.pooler, path_or_id)
+        self.prompts = record.prompts
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = load_tokenizer(checkpoint.folder)
         self._max_length = pooling_modules.max_length_of(checkpoint.folder, checkpoint.config.max_length)
-        recorded = record.truncate_dim if record else None
-        head = record.sentence_head.of(self.pooler) if record else NO_HEAD
+        head = record.sentence_head.of(self.pooler)
         # If the folder records a head of its own (dense + tanh), the pooler of transformers' model is a different one.
-        if record and record.head and self.pooler == "cls":
+        if record.head and self.pooler == "cls":
             head = pooling_modules.head_of_cls(record.head)
         size = head.embedding_size(self.pooler, checkpoint.config.hidden_size)
-        self.truncate_dim = pooling_modules.checked_truncation(recorded if truncate_dim is None else truncate_dim, size)
+        truncate_dim = record.truncate_dim if truncate_dim is None else truncate_dim
+        self.truncate_dim = pooling_modules.checked_truncation(truncate_dim, size)
         model, missing = _torch_model(checkpoint.folder, checkpoint.hf_config)
         self._model = model.to(self._device).eval()
         self._layers = head.layers

@@ -36,6 +36,7 @@ from diffcse_jax.io import (
 )
 from diffcse_jax.models import families, hf, pooling_modules
 from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.pooling_modules import RecordedPooler
 from diffcse_jax.run_folder.folder import is_hub_id, read_base_model
 from diffcse_jax.run_folder.records import SEARCH, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
@@ -161,16 +162,8 @@ def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
         write_json(folder / _TOKENIZER_FILES[0], _without_paths(read_json_object(folder / _TOKENIZER_FILES[0])))
     unlimited_tokenizer(load_tokenizer(saved.folder)).save(str(folder / "tokenizer.json"))
 
-    pooling_modules.write(
-        folder,
-        saved.pooler,
-        num_blocks=sizes.num_blocks,
-        hidden_size=sizes.hidden_size,
-        head=saved.pooler_head,
-        truncate_dim=truncate_dim,
-        prompts=saved.prompts,
-        sentence_head=saved.sentence_head,
-    )
+    record = RecordedPooler(saved.pooler, saved.pooler_head, truncate_dim, saved.sentence_head, saved.prompts)
+    pooling_modules.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = saved.max_length or sizes.max_length
     write_json(folder / pooling_modules.TEXT_SETTINGS, {"max_seq_length": length, "do_lower_case": False})
 

@@ -14,20 +14,12 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
-from diffcse_jax.models.forward import Computation, SharedForward, Teacher
+from diffcse_jax.models.forward import Computation, SharedForward
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Build, Params
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import option
 
 Metrics = dict[str, jax.Array]
-
-
-class Network(NamedTuple):
-    """A network that a loss adds to the run."""
-
-    build: Build  # builds the module, given dtype= and rngs=
-    params: Params | None = None  # its first parameters; None: initialised by `build`
-    frozen: bool = False
 
 
 class Checkpoints(NamedTuple):
@@ -35,7 +27,7 @@ class Checkpoints(NamedTuple):
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it
-    teachers: Mapping[str, Teacher] = MappingProxyType({})  # by the names that losses give
+    teachers: Mapping[str, Network] = MappingProxyType({})  # frozen sentence encoders by the names that losses give
     discriminator: Pretrained | None = None  # only if `difference.discriminator` names one
 
 

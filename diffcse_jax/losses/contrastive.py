@@ -15,10 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.losses.diffcse import Edited
 from diffcse_jax.losses.diffcse_variants import EditOptions
 from diffcse_jax.models.forward import START, Computation, SharedForward, fold_in_name, row_keys, start_as_teacher
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.models.pooling import cosine_similarity, dot_product, normalize
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
@@ -249,8 +250,7 @@ class Contrast(Loss):
         if self.second_encoder:
             networks["second_encoder"] = Network(partial(Transformer, encoder.config), encoder.transformer)
         if self.mask_duplicates == "similarity":
-            start = start_as_teacher(encoder, run.pooler)
-            networks[START] = Network(start.build, start.params, frozen=True)
+            networks[START] = start_as_teacher(encoder, run.pooler)
         return networks
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Duplicates | None:

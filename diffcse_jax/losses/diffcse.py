@@ -23,16 +23,18 @@ rule is the default, because it produced the published numbers, and an option se
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
-from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import ReplacedTokenHead, linear
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.options import option
 
@@ -66,6 +68,11 @@ class MaskOptions:
         choices=("bert", "mask"),
     )
 
+    def masked(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray) -> Masked:
+        """Mask random tokens of sentences."""
+        key, vocabulary = fold_in_name(key, "mask"), frozen.networks.vocabulary
+        return mask_tokens(key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
+
 
 @dataclasses.dataclass(frozen=True)
 class DiffCSE(Loss, MaskOptions):
@@ -86,13 +93,8 @@ class DiffCSE(Loss, MaskOptions):
         "all", "mean over all positions, padding included (authors' code), or over real tokens", choices=("all", "real")
     )
 
-    @property
-    def panels(self) -> dict[str, tuple[str, ...]]:
-        return {"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")}
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return ("diffcse",)
+    papers: ClassVar[tuple[str, ...]] = ("diffcse",)
+    panels = MappingProxyType({"replaced-token detection": ("rtd_accuracy", "rtd_share_kept", "rtd_accuracy_replaced")})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -134,9 +136,7 @@ def replace_tokens(
     frozen: Computation, rows: TokenRows, mask: MaskOptions, options: GeneratorOptions, key: PRNGKeyArray
 ) -> Edited:
     """Edit sentences: mask tokens, and let the generator fill them."""
-    vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-    masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=mask.mask_ratio, style=mask.mask_style)
-    return generate(frozen, rows, masked, options, fold_in_name(key, "generator"))
+    return generate(frozen, rows, mask.masked(frozen, rows, key), options, fold_in_name(key, "generator"))
 
 
 # x -> x': mask.
@@ -187,7 +187,7 @@ def generate(
         return jax.lax.map(choose_one, (states, keys), batch_size=TOKENS_AT_ONCE)
 
     def fill(rows: TokenRows, filled: jax.Array, dropout_keys: jax.Array, keys: jax.Array | None) -> jax.Array:
-        states = generator(rows, keys=dropout_keys)["last_hidden_state"]
+        states = generator(rows, keys=dropout_keys)[-1]
         shares = FEW if options.positions == "masked" else MOST
         return frozen.gather_positions(choose, filled, states, keys, shares=shares)
 
@@ -257,7 +257,7 @@ def discriminate(
     h = forward.embeddings.projected if condition == "projected" else forward.embeddings.pooled
 
     def read(rows: TokenRows, keys: jax.Array, h: jax.Array, *values: PyTree) -> PyTree:
-        return head(discriminator(rows, condition=h, keys=keys)["last_hidden_state"], *values)
+        return head(discriminator(rows, condition=h, keys=keys)[-1], *values)
 
     return forward.computation.map_chunks(read, rows, row_keys(key, len(rows.input_ids)), h, *values)
 

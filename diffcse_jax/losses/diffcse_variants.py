@@ -5,6 +5,7 @@
 
 import dataclasses
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -13,21 +14,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, Network, RunInfo
-from diffcse_jax.losses.diffcse import (
-    DiffCSE,
-    Edited,
-    Masked,
-    MaskOptions,
-    discriminate,
-    generate,
-    mask_tokens,
-    replace_tokens,
-)
+from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo
+from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, replace_tokens
 from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import option
 
 # Edits (Table 4).
@@ -59,15 +52,14 @@ class EditOptions(MaskOptions):
         Label 1 is on inserted tokens, on tokens that the generator replaced, and on tokens whose predecessor was
         dropped.
         """
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        lengths_key = fold_in_name(key, "lengths")
+        vocabulary, lengths_key = frozen.networks.vocabulary, fold_in_name(key, "lengths")
         changed = change_lengths(lengths_key, rows, self, vocabulary=vocabulary, max_length=run.max_length)
         if self.edit == "delete":
             return Edited(changed.rows, changed.labels)
         ratio, options = self.mask_ratio, run.generator
         if self.edit == "insert":
             ratio, options = 0.0, dataclasses.replace(options, positions="masked")
-        masked = mask_tokens(mask_key, changed.rows, vocabulary=vocabulary, ratio=ratio, style=self.mask_style)
+        masked = MaskOptions(ratio, self.mask_style).masked(frozen, changed.rows, key)
         masked = Masked(masked.rows, masked.selected | changed.inserted)
         edited = generate(frozen, changed.rows, masked, options, fold_in_name(key, "generator"))
         return Edited(edited.rows, edited.replaced | changed.labels)
@@ -224,9 +216,7 @@ class _RecoversTokens(Difference):
 class ConditionalMaskedLM(_RecoversTokens):
     """The discriminator recovers the masked tokens. The loss is the mean cross-entropy; there is no generator."""
 
-    @property
-    def panels(self) -> dict[str, tuple[str, ...]]:
-        return {"conditional masked LM": ("conditional_mlm_accuracy",)}
+    panels = MappingProxyType({"conditional masked LM": ("conditional_mlm_accuracy",)})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -234,9 +224,7 @@ class ConditionalMaskedLM(_RecoversTokens):
 
     def edited(self, frozen: Computation, rows: TokenRows, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Return masked sentences and the original tokens."""
-        vocabulary, mask_key = frozen.networks.vocabulary, fold_in_name(key, "mask")
-        masked = mask_tokens(mask_key, rows, vocabulary=vocabulary, ratio=self.mask_ratio, style=self.mask_style)
-        return masked, rows.input_ids
+        return self.masked(frozen, rows, key), rows.input_ids
 
     def predict(self, forward: SharedForward, edited: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         (rows, selected), original = edited
@@ -268,13 +256,8 @@ class CorrectiveLM(_RecoversTokens):
     embedding replaces. (COCO-LM takes the first mean over masked tokens only; DiffCSE asks for every position.)
     """
 
-    @property
-    def panels(self) -> dict[str, tuple[str, ...]]:
-        return {"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")}
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        return (*super().papers, "coco_lm")
+    papers = ("diffcse", "coco_lm")
+    panels = MappingProxyType({"corrective LM": ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")})
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Also return the head that gives the logit of p_copy for each token."""

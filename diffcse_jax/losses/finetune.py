@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import SharedForward, row_keys
 from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import Table, option, table
 
 ENCODER = "encoder"  # the name of stored embeddings by the frozen encoder

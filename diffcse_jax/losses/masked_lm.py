@@ -10,11 +10,12 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.losses.diffcse import Masked, mask_tokens
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import option
 
 
@@ -59,7 +60,7 @@ class AuxiliaryMaskedLM(Loss):
             return masked_language_model(head(states, word_embeddings), targets)
 
         def row_losses(masked: Masked, keys: jax.Array, targets: jax.Array) -> jax.Array:
-            states = encoder(masked.rows, keys=keys)["last_hidden_state"]
+            states = encoder(masked.rows, keys=keys)[-1]
             return computation.gather_positions(token_losses, masked.selected, states, targets, shares=FEW)
 
         losses = computation.map_chunks(row_losses, masked, row_keys(key, len(original)), original)
@@ -119,7 +120,7 @@ class Reconstruction(Loss):
         masked = mask_tokens(key, batch.rows, vocabulary=vocabulary, ratio=self.mask_ratio, style="bert")
         # XLA does not compute the blocks above this layer, because nothing uses them.
         layer = self.layer or len(generator.blocks) - self.blocks
-        states = frozen.map_chunks(lambda rows: generator(rows)["hidden_states"][layer], masked.rows)
+        states = frozen.map_chunks(lambda rows: generator(rows)[layer], masked.rows)
         return MaskedStates(masked, states, frozen.params["generator.embeddings.word.embedding"])
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError, counted
-from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, Network, RunInfo
-from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher, teacher_lists
+from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
+from diffcse_jax.models.forward import START, Computation, SharedForward, start_as_teacher
+from diffcse_jax.models.parameters import Network
 from diffcse_jax.models.pooling import POOLERS, cosine_similarity, is_pooler, similarity_lists
 from diffcse_jax.options import option
 
@@ -111,10 +112,9 @@ class RankingDistillation(Loss):
         return {START if name == START else f"teacher_{index}": name for index, name in enumerate(self.teachers)}
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
-        """Return the teachers, frozen. Teachers whose embeddings are stored have no network."""
+        """Return the teachers. Teachers whose embeddings are stored have no network."""
         by_name = {**checkpoints.teachers, START: start_as_teacher(checkpoints.encoder, run.pooler)}
-        teachers = {network: by_name[name] for network, name in self._by_network.items() if name in by_name}
-        return {network: Network(teacher.build, teacher.params, frozen=True) for network, teacher in teachers.items()}
+        return {network: by_name[name] for network, name in self._by_network.items() if name in by_name}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Compute the weighted mean of the teachers' similarity lists, from networks or from stored embeddings."""
@@ -122,7 +122,7 @@ class RankingDistillation(Loss):
         lists = [
             similarity_lists(tuple(jnp.moveaxis(stored[name], 1, 0)))
             if name in stored
-            else teacher_lists(frozen, network, batch)
+            else _lists_of(frozen, network, batch)
             for network, name in self._by_network.items()
         ]
         shares = jnp.array(self.shares or (1.0,) * len(lists))
@@ -133,6 +133,10 @@ class RankingDistillation(Loss):
         if self.form == "listmle":
             return list_mle(scores, inputs).mean(), {}
         return list_net(scores, inputs / self.teacher_temperature).mean(), {}
+
+
+def _lists_of(frozen: Computation, teacher: str, batch: Batch) -> Float[Array, "batch candidates"]:
+    return similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(teacher), batch.rows)))
 
 
 def list_net(
@@ -168,12 +172,11 @@ class Anchor(Loss):
 
     def networks(self, checkpoints: Checkpoints, run: RunInfo) -> dict[str, Network]:
         """Return the starting checkpoint, frozen."""
-        start = start_as_teacher(checkpoints.encoder, run.pooler)
-        return {START: Network(start.build, start.params, frozen=True)}
+        return {START: start_as_teacher(checkpoints.encoder, run.pooler)}
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> PyTree:
         """Compute the similarity lists of the starting checkpoint."""
-        return teacher_lists(frozen, START, batch)
+        return _lists_of(frozen, START, batch)
 
     def loss(self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray) -> tuple[Float[Array, ""], Metrics]:
         scores = similarity_lists(forward.encoded_views)

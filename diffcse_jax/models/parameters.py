@@ -6,13 +6,21 @@ definition again. With flat names, a rule over parameters is one regular express
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
 Build = Callable[..., nnx.Module]  # makes a module, given rngs=
 Params = dict[str, Any]  # of jax.Array, numpy.ndarray or jax.ShapeDtypeStruct
+
+
+class Network(NamedTuple):
+    """A network of a run: how to build it, and what it starts from."""
+
+    build: Build  # builds the module, given dtype= and rngs=
+    params: Params | None = None  # its first parameters; None: initialised by `build`
+    frozen: bool = False
 
 
 def definition(build: Build) -> nnx.GraphDef:

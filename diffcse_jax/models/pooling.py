@@ -85,7 +85,7 @@ def pool(
 def embed(network: Callable, rows: TokenRows, pooler: str, keys: RowKeys = None) -> Float[Array, "rows size"]:
     """Return the pooled hidden states of sentences. The last block computes only the positions that are read."""
     positions = 1 if pooler in CLS_POOLERS and rows.prompt_tokens is None else None
-    states = network(rows, keys=keys, last_positions=positions)["hidden_states"]
+    states = network(rows, keys=keys, last_positions=positions)
     return pool(states, rows.attention_mask, pooler, rows.prompt_tokens)
 
 

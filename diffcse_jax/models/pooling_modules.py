@@ -20,18 +20,16 @@ from diffcse_jax.models.hf import FLOATS, Pretrained, read_tensors
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import AVERAGED_LAYERS, POOLERS, SIMILARITIES, check_pooler
 from diffcse_jax.models.prompts import NO_PROMPTS, SETTINGS, Prompts, read_prompts
-from diffcse_jax.models.sentence_head import NO_HEAD, TORCH_ACTIVATIONS, HeadLayer, RecordedHead, SentenceHead
+from diffcse_jax.models.sentence_head import (
+    HEAD_SETTINGS,
+    NO_HEAD,
+    TORCH_ACTIVATIONS,
+    HeadLayer,
+    RecordedHead,
+    SentenceHead,
+)
 
 _TANH = "torch.nn.modules.activation.Tanh"
-# The modules that may follow the pooling: their settings with the defaults; 0 has no default.
-HEAD_MODULES: dict[str, dict[str, Any]] = {
-    "Dense": {
-        "in_features": 0, "out_features": 0, "bias": True, "activation_function": _TANH, "use_residual": False,
-    },
-    "LayerNorm": {"dimension": 0},
-    "Normalize": {},
-    "Dropout": {"dropout": 0.2},
-}  # fmt: skip
 _BEFORE_HEAD = (["Transformer", "Pooling"], ["Transformer", "WeightedLayerPooling", "Pooling"])
 # Poolers over one layer by the mode of a Pooling module, in the order in which sentence-transformers concatenates them.
 # Since release 5.2 the module records `pooling_mode`, before that a key of its own for each mode.
@@ -46,57 +44,44 @@ _MODES = {
 _KEYS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens"}
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TEXT_SETTINGS = "sentence_bert_config.json"  # how the transformer module reads text
-
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
 
 
 class RecordedPooler(NamedTuple):
-    """What a folder records: the pooler, the parameters of its dense + tanh head, and the size to cut embeddings to."""
+    """What a folder records."""
 
-    pooler: str
-    head: Params | None  # of the pooler `cls`
-    truncate_dim: int | None = None
-    pools_prompt: bool = True  # whether a prompt's tokens are pooled
+    pooler: str = ""  # empty: none
+    head: Params | None = None  # dense + tanh, of the pooler `cls`
+    truncate_dim: int | None = None  # the size that embeddings are cut to
     sentence_head: RecordedHead = NO_HEAD  # of other poolers
+    prompts: Prompts = NO_PROMPTS
 
 
-def write(
-    folder: Path,
-    pooler: str,
-    num_blocks: int,
-    hidden_size: int,
-    head: Params | None,
-    truncate_dim: int | None = None,
-    prompts: Prompts = NO_PROMPTS,
-    sentence_head: RecordedHead = NO_HEAD,
-) -> None:
+def write(folder: Path, record: RecordedPooler, num_blocks: int, hidden_size: int) -> None:
     """Write the settings, `modules.json` and the modules that follow the transformer into a Hugging Face folder.
 
     Poolers over two layers need `output_hidden_states` in its `config.json`. The pooler `cls` needs its head.
     """
-    cut = {} if truncate_dim is None else {"truncate_dim": truncate_dim}
-    write_json(folder / SETTINGS, {"similarity_fn_name": sentence_head.similarity} | cut | prompts.settings())
-    modules: list[tuple[str, dict, Params]] = [("Transformer", {}, {})]  # names, configurations, weights
-    config: dict[str, Any]
+    pooler, head, prompts = record.pooler, record.sentence_head, record.prompts
+    cut = {} if record.truncate_dim is None else {"truncate_dim": record.truncate_dim}
+    write_json(folder / SETTINGS, {"similarity_fn_name": head.similarity} | cut | prompts.settings())
+    modules: list[tuple[str, dict[str, Any], Params]] = [("Transformer", {}, {})]  # names, configurations, weights
+    size = {"word_embedding_dimension": hidden_size}
     if pooler in TWO_LAYER_POOLERS:
-        config = {"word_embedding_dimension": hidden_size, "layer_start": 0, "num_hidden_layers": num_blocks}
-        modules.append(("WeightedLayerPooling", config, {"layer_weights": _layer_weights(pooler, num_blocks)}))
-    of_pooler = {pooler: mode for mode, pooler in _MODES.items()} | {"cls": "cls"}
-    modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
-    if modes == [mode for mode in _MODES if mode in modes]:
-        names = dict.fromkeys((*_FIRST_MODES, *modes))
-        config = {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in names}
-    else:
-        config = {"pooling_mode": modes}
-    config |= {} if prompts.pooled else {"include_prompt": False}
-    modules.append(("Pooling", {"word_embedding_dimension": hidden_size} | config, {}))
+        layers = {"layer_start": 0, "num_hidden_layers": num_blocks}
+        weights = {"layer_weights": _layer_weights(pooler, num_blocks)}
+        modules.append(("WeightedLayerPooling", size | layers, weights))
+    modules.append(("Pooling", size | _pooling_config(pooler, prompts), {}))
     if pooler == "cls":
-        assert head is not None
-        sentence_head = head_of_cls(head)
-    for index, layer in enumerate(sentence_head.layers):
-        params = parameters.subset(sentence_head.params, f"layers.{index}")
+        assert record.head is not None
+        head = head_of_cls(record.head)
+    for index, layer in enumerate(head.layers):
+        settings = {key: getattr(layer, key) for key in HEAD_SETTINGS[layer.kind]}
+        if not layer.use_residual:
+            settings.pop("use_residual", None)  # releases before 5.7 do not know this key
+        params = parameters.subset(head.params, f"layers.{index}")
         weights = {_theirs(name): np.ascontiguousarray(np.asarray(array).T) for name, array in params.items()}
-        modules.append((layer.kind, _config_of(layer), weights))
+        modules.append((layer.kind, settings, weights))
     entries = []
     for index, (name, config, weights) in enumerate(modules):
         path = f"{index}_{name}" if index else ""  # the transformer's files are in the folder itself
@@ -110,47 +95,54 @@ def write(
     write_json(folder / "modules.json", entries)
 
 
+def _pooling_config(pooler: str, prompts: Prompts) -> dict[str, Any]:
+    of_pooler = {pooler: mode for mode, pooler in _MODES.items()} | {"cls": "cls"}
+    modes = [of_pooler.get(each, "mean") for each in pooler.split("+")]
+    config: dict[str, Any] = {} if prompts.pooled else {"include_prompt": False}
+    if modes != [mode for mode in _MODES if mode in modes]:
+        return config | {"pooling_mode": modes}
+    return {f"pooling_mode_{_KEYS.get(each, each)}": each in modes for each in (*_FIRST_MODES, *modes)} | config
+
+
 def head_of_cls(head: Params) -> RecordedHead:
     """Return the dense + tanh head of the pooler `cls` as a module."""
     layer = _tanh_layer(len(head["dense.bias"]))
     return RecordedHead("cls", (layer,), {name.replace("dense", "layers.0.linear"): head[name] for name in head})
 
 
-def recorded(checkpoint: Pretrained) -> RecordedPooler | None:
-    """Return the pooler that a checkpoint's folder records, or else the one that its authors evaluate it with, or None.
+def recorded(checkpoint: Pretrained) -> RecordedPooler:
+    """Return what a checkpoint's folder records, or the pooler that its authors evaluate it with if it records none.
 
     Raises CheckpointError as `read` does, or if the sizes of modules do not fit.
     """
-    if record := read(checkpoint.folder):
-        size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
-        for layer in record.sentence_head.layers:
-            expected = layer.in_features or layer.dimension or size
-            if expected != size:
-                where = f"{checkpoint.folder}/modules.json"
-                raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
-            size = layer.out_features or size
-        return record
-    pooler = checkpoint.evaluated_with
-    return RecordedPooler(pooler, checkpoint.pooler if pooler == "cls" else None) if pooler else None
+    record = read(checkpoint.folder)
+    if not record.pooler and (pooler := checkpoint.evaluated_with):
+        return record._replace(pooler=pooler, head=checkpoint.pooler if pooler == "cls" else None)
+    size = checkpoint.config.hidden_size * len(record.pooler.split("+"))
+    for layer in record.sentence_head.layers:
+        expected = layer.in_features or layer.dimension or size
+        if expected != size:
+            where = f"{checkpoint.folder}/modules.json"
+            raise CheckpointError(f"{where}: a module {layer.kind} reads {expected} features, and gets {size}")
+        size = layer.out_features or size
+    return record
 
 
-def read(folder: Path) -> RecordedPooler | None:
-    """Return the pooler of a sentence-transformers folder, or None for a folder without `modules.json`.
+def read(folder: Path) -> RecordedPooler:
+    """Read what a sentence-transformers folder records. Without `modules.json`, there are only prompts.
 
     Raises:
         CheckpointError: The modules are not a supported pooler, or their files are invalid.
     """
     if not os.path.isfile(folder / "modules.json"):
-        return None
+        return RecordedPooler(prompts=read_prompts(folder))
     modules = _read_modules(folder)
     kinds = [kind for kind, _ in modules]
     place = kinds.index("Pooling") if "Pooling" in kinds else len(kinds)
-    if kinds[: place + 1] not in _BEFORE_HEAD or not set(kinds[place + 1 :]) <= {*HEAD_MODULES}:
-        unknown = [kind for kind in kinds if kind not in (*_BEFORE_HEAD[1], *HEAD_MODULES)]
-        reason = "are not supported" if unknown else "are not supported in this order"
+    if kinds[: place + 1] not in _BEFORE_HEAD or not set(kinds[place + 1 :]) <= {*HEAD_SETTINGS}:
         raise CheckpointError(
-            f"{folder}/modules.json: the modules {', '.join(unknown or kinds)[:200]} {reason}. Supported: Transformer, "
-            f"Pooling, and then any of {', '.join(HEAD_MODULES)}"
+            f"{folder}/modules.json: the modules {', '.join(kinds)[:200]} are not supported. Supported: Transformer, "
+            f"Pooling, and then any of {', '.join(HEAD_SETTINGS)}"
         )
     path = folder / SETTINGS
     settings = read_json_object(path) if path.is_file() else {}
@@ -161,24 +153,23 @@ def read(folder: Path) -> RecordedPooler | None:
         known = ", ".join(SIMILARITIES)
         raise CheckpointError(f"{path}: similarity_fn_name {str(similarity)[:60]!r} is not one of {known}")
     config = read_json_object(modules[place][1] / "config.json")
-    pools_prompt = config.get("include_prompt") is not False
+    prompts = read_prompts(folder, pooled=config.get("include_prompt") is not False)
     pooler = _pooler_of(config, modules[place][1])
     if place == 2:
         if pooler != "avg":
             raise CheckpointError(f"{folder}/modules.json: WeightedLayerPooling with {pooler} pooling is not supported")
         pooler = _layer_pooler(modules[1][1])
     head = _read_head(modules[place + 1 :], pooler, similarity)
-    if pooler == "cls_before_pooler" and head.layers in [(_tanh_layer(layer.in_features),) for layer in head.layers]:
+    if pooler == "cls_before_pooler" and head.layers and head.layers == (_tanh_layer(head.layers[0].in_features),):
         dense = {name.replace("layers.0.linear", "dense"): array for name, array in head.params.items()}
-        return RecordedPooler("cls", dense, size, pools_prompt, RecordedHead("cls", similarity=similarity))
-    return RecordedPooler(pooler, None, size, pools_prompt, head)
+        return RecordedPooler("cls", dense, size, RecordedHead("cls", similarity=similarity), prompts)
+    return RecordedPooler(pooler, None, size, head, prompts)
 
 
 def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
-    """Return the number of tokens that texts are cut to.
+    """Return the number of tokens that texts are cut to: as recorded, in training (`trained`), or all positions.
 
-    It is the one that the folder records, or that of the sentences in training (`trained`) if they are longer, and at
-    most the number of positions. Since release 6, sentence-transformers records it with the tokenizer.
+    Since release 6, sentence-transformers records it with the tokenizer.
     """
     path, of_tokenizer = folder / TEXT_SETTINGS, folder / "tokenizer_config.json"
     recorded = read_json_object(path).get("max_seq_length") if path.is_file() else None
@@ -188,11 +179,6 @@ def max_length_of(folder: Path, positions: int, trained: int = 0) -> int:
         found = read_json_object(of_tokenizer).get("model_max_length")
         recorded = found if type(found) is int and found >= 3 else None
     return min(max(recorded or positions, trained), positions)
-
-
-def prompts_of(folder: Path, recorded: RecordedPooler | None) -> Prompts:
-    """Return the prompts of a folder, and whether its pooling reads them."""
-    return read_prompts(folder, pooled=recorded is None or recorded.pools_prompt)
 
 
 def _read_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -226,12 +212,6 @@ def _tanh_layer(size: int) -> HeadLayer:
     return HeadLayer("Dense", size, size, activation_function=_TANH)
 
 
-def _config_of(layer: HeadLayer) -> dict[str, Any]:
-    """Return the configuration of a module, without a residual if it has none: releases before 5.7 know no such key."""
-    config = {key: getattr(layer, key) for key in HEAD_MODULES[layer.kind]}
-    return {key: value for key, value in config.items() if key != "use_residual" or value}
-
-
 def _read_head(modules: list[tuple[str, Path]], pooler: str, similarity: str) -> RecordedHead:
     """Read the modules after the pooling."""
     layers = tuple(_read_layer(*module) for module in modules)
@@ -251,21 +231,23 @@ def _read_layer(kind: str, module: Path) -> HeadLayer:
     """Read the configuration of a module after the pooling; a Normalize may have none."""
     path = module / "config.json"
     config = {} if kind == "Normalize" and not path.is_file() else read_json_object(path)
-    settings = {key: config.get(key, default) for key, default in HEAD_MODULES[kind].items()}
-    for key, value in settings.items():
-        expected = (int, float) if key == "dropout" else (type(HEAD_MODULES[kind][key]),)
-        if type(value) not in expected or (type(value) is int and value < 1 and key != "dropout"):
+    layer = HeadLayer(kind, **{key: config[key] for key in HEAD_SETTINGS[kind] if key in config})
+    if kind == "Dense" and not layer.activation_function:
+        layer = layer._replace(activation_function=_TANH)
+    for key in HEAD_SETTINGS[kind] if kind != "Dropout" else ():  # which is not applied
+        value, default = getattr(layer, key), HeadLayer._field_defaults[key]
+        if not isinstance(value, type(default)) or (type(default) is int and value < 1):
             raise CheckpointError(f"{path}: {key}: {str(value)[:60]!r} is not a valid value")
     for key in ("module_input_name", "module_output_name"):
         if (name := config.get(key)) not in (None, "sentence_embedding"):
             raise CheckpointError(f"{path}: {key} {str(name)[:60]!r} is not supported, only sentence_embedding")
-    library, _, activation = settings.get("activation_function", _TANH).rpartition(".")
-    if not library.startswith("torch.nn") or activation not in TORCH_ACTIVATIONS:
+    library, _, activation = layer.activation_function.rpartition(".")
+    if kind == "Dense" and not (library.startswith("torch.nn") and activation in TORCH_ACTIVATIONS):
         raise CheckpointError(
-            f"{path}: the activation function {settings['activation_function'][:60]!r} is not supported. Supported are "
-            f"those of torch.nn named {', '.join(TORCH_ACTIVATIONS)}"
+            f"{path}: the activation function {layer.activation_function[:60]!r} is not supported. Supported are those "
+            f"of torch.nn named {', '.join(TORCH_ACTIVATIONS)}"
         )
-    return HeadLayer(kind, **settings)
+    return layer
 
 
 def _theirs(ours: str) -> str:
@@ -297,10 +279,10 @@ def _tensor(module: Path, name: str, axes: int) -> np.ndarray:
     return tensor
 
 
-def choose_pooler(explicit: str | None, recorded: str | None, source: str) -> str:
+def choose_pooler(explicit: str | None, recorded: str, source: str) -> str:
     """Return the explicit pooler if there is one, otherwise the recorded one. If there is neither, raise an error."""
     pooler = explicit or recorded
-    if pooler is None:
+    if not pooler:
         raise CheckpointError(f"{source} does not record its pooler. Choose one of: {', '.join(POOLERS)}")
     if explicit and recorded and explicit != recorded:
         warn_user(

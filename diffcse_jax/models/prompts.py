@@ -1,8 +1,7 @@
 """Prompts: texts that some encoders expect in front of each text, such as "query: ".
 
 They are recorded and applied as in sentence-transformers: `config_sentence_transformers.json` names prompts and perhaps
-a default one. A prompt is put in front of the text before it is tokenised. The configuration of the pooling says
-whether the prompt's tokens are pooled.
+a default one. The configuration of the pooling says whether the prompt's tokens are pooled.
 """
 
 import dataclasses
@@ -18,7 +17,6 @@ SETTINGS = "config_sentence_transformers.json"
 QUERY = "query"
 DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first that is recorded is used
 NO_PROMPT = "none"  # in `data.prompts`
-LONGEST_README = 1 << 20  # characters that are searched for prompts
 # How model cards write the prompts of the families of e5, nomic, and bge, arctic and mxbai.
 _IN_README = re.compile(
     r"[\"'`]((?:query|passage|search_query|search_document): "
@@ -28,19 +26,12 @@ _IN_README = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The prompts of an encoder.
+    """The prompts of an encoder."""
 
-    Attributes:
-        by_name: The recorded prompts.
-        default_name: The prompt of texts for which none is chosen. None: no prompt.
-        pooled: Whether pooling reads the prompt's tokens (`include_prompt`).
-        in_readme: Prompts that the folder's README names, if none is recorded.
-    """
-
-    by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    default_name: str | None = None
-    pooled: bool = True
-    in_readme: tuple[str, ...] = ()
+    by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as recorded
+    default_name: str | None = None  # of texts for which none is chosen; None: no prompt
+    pooled: bool = True  # whether pooling reads the prompt's tokens (`include_prompt`)
+    in_readme: tuple[str, ...] = ()  # prompts that the folder's README names, if none is recorded
 
     @property
     def default(self) -> str:
@@ -63,11 +54,7 @@ class Prompts:
         return self.default or self.query
 
     def choose(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """Return the prompt itself if one is given, the prompt of a name, or the default prompt.
-
-        Raises:
-            ConfigError: No prompt of this name is recorded.
-        """
+        """Return the prompt if it is given, that of a name, or the default. Raise ConfigError if there is none."""
         if prompt is not None:
             return prompt
         if prompt_name is None:
@@ -79,8 +66,7 @@ class Prompts:
 
     def warning(self, name: str) -> str:
         """Return a warning for texts that are encoded without a prompt; empty if the model needs none."""
-        if recorded := {key: value for key, value in self.by_name.items() if value}:
-            listed = ", ".join(f"{key} ({value!r})" for key, value in recorded.items())
+        if listed := ", ".join(f"{key} ({value!r})" for key, value in self.by_name.items() if value):
             return (
                 f"{name} was trained with prompts, and none is used here. It has: {listed}. Give a prompt_name, or use "
                 "encode_query and encode_document"
@@ -94,12 +80,9 @@ class Prompts:
         return ""
 
     def settings(self) -> dict[str, object]:
-        """Return the entries of `config_sentence_transformers.json`; empty without prompts.
-
-        sentence-transformers looks for the prompt of documents under its first name only.
-        """
+        """Return the entries of `config_sentence_transformers.json`; empty without prompts."""
         named = dict(self.by_name)
-        if self.document:
+        if self.document:  # sentence-transformers looks for it under the first name only
             named[DOCUMENT_NAMES[0]] = self.document
         return {"prompts": named, "default_prompt_name": self.default_name} if any(named.values()) else {}
 
@@ -108,11 +91,7 @@ NO_PROMPTS = Prompts()
 
 
 def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
-    """Read the prompts of a folder, or those that its README names if none is recorded.
-
-    Raises:
-        CheckpointError: The recorded prompts are not texts, or the default prompt is not one of them.
-    """
+    """Read the prompts of a folder, or those that its README names if none is recorded, or raise CheckpointError."""
     path = folder / SETTINGS
     recorded = read_json_object(path) if path.is_file() else {}
     by_name, default = recorded.get("prompts") or {}, recorded.get("default_prompt_name")
@@ -122,8 +101,7 @@ def read_prompts(folder: Path, *, pooled: bool = True) -> Prompts:
         raise CheckpointError(f"{path}: default_prompt_name {str(default)[:60]!r} is not one of the prompts")
     in_readme: list[str] = []
     if not any(by_name.values()) and os.path.isfile(folder / "README.md"):
-        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
-            in_readme = _IN_README.findall(file.read(LONGEST_README))
+        in_readme = _IN_README.findall((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
     return Prompts(by_name, default, pooled, tuple(dict.fromkeys(in_readme)))
 
 
@@ -145,23 +123,14 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
         return texts, prompts
     if len(asked) not in (1, columns):
         raise ConfigError(f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}")
-    texts = tuple(_text_of(prompts, each) for each in asked) * (columns // len(asked))
-    return texts, dataclasses.replace(prompts, by_name=_named(prompts, texts))
-
-
-def _text_of(prompts: Prompts, asked: str) -> str:
-    if asked in prompts.by_name or asked == NO_PROMPT:
-        return prompts.by_name.get(asked, "")
-    if not re.search(r"[\s:]", asked):
-        known = ", ".join([*prompts.by_name, NO_PROMPT])
-        raise ConfigError(
-            f"data.prompts: the starting checkpoint has no prompt {asked!r}. Known: {known}. A prompt itself has a "
-            "space or a colon, such as 'query: '"
-        )
-    return asked
-
-
-def _named(prompts: Prompts, texts: Sequence[str]) -> dict[str, str]:
-    """Return the recorded prompts with those of queries and documents that a model was trained with."""
-    named = dict(prompts.by_name) | {QUERY: texts[0]}
-    return named | {name: texts[-1] for name in DOCUMENT_NAMES if name in named or name == DOCUMENT_NAMES[0]}
+    known = {**prompts.by_name, NO_PROMPT: ""}
+    for each in asked:
+        if each not in known and not re.search(r"[\s:]", each):
+            raise ConfigError(
+                f"data.prompts: the starting checkpoint has no prompt {each!r}. Known: {', '.join(known)}. A prompt "
+                "itself has a space or a colon, such as 'query: '"
+            )
+    texts = tuple(known.get(each, each) for each in asked) * (columns // len(asked))
+    by_name = {**prompts.by_name, QUERY: texts[0], DOCUMENT_NAMES[0]: texts[-1]}
+    by_name |= {name: texts[-1] for name in DOCUMENT_NAMES if name in by_name}
+    return texts, dataclasses.replace(prompts, by_name=by_name)

@@ -26,7 +26,7 @@ TORCH_ACTIVATIONS = {name: _OF_JAX[name.lower()] for name in (*_NAMES, *_MORE_NA
 
 
 class HeadLayer(NamedTuple):
-    """A module after the pooling, with the settings that sentence-transformers has for its kind."""
+    """A module after the pooling, with the settings that sentence-transformers has for its kind (`HEAD_SETTINGS`)."""
 
     kind: str  # the name of the class
     in_features: int = 0
@@ -38,26 +38,24 @@ class HeadLayer(NamedTuple):
     dropout: float = 0.0  # is not applied
 
 
+HEAD_SETTINGS = {
+    "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    "LayerNorm": ("dimension",),
+    "Normalize": (),
+    "Dropout": ("dropout",),
+}
+
+
 class RecordedHead(NamedTuple):
-    """The modules after the pooling that a checkpoint records. The dense + tanh head of the pooler `cls` is not here.
+    """The modules after the pooling that a checkpoint records, without the dense + tanh head of the pooler `cls`."""
 
-    Attributes:
-        pooler: The pooler of the embeddings that the modules read.
-        layers: The modules, in order.
-        params: The parameters of `SentenceHead`.
-        similarity: How embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`.
-    """
-
-    pooler: str = ""
+    pooler: str = ""  # of the embeddings that the modules read
     layers: tuple[HeadLayer, ...] = ()
-    params: Params = Params()
-    similarity: str = "cosine"
+    params: Params = Params()  # of `SentenceHead`
+    similarity: str = "cosine"  # how embeddings are compared (`similarity_fn_name`), a name in `pooling.SIMILARITIES`
 
     def of(self, pooler: str, trained: Params | None = None) -> "RecordedHead":
-        """Return the head of embeddings by a pooler, with its entries of trained parameters if these are given.
-
-        Embeddings by another pooler than the recorded one have none.
-        """
+        """Return the head, empty for another pooler than the recorded one; with its trained parameters, if given."""
         if pooler != self.pooler:
             return NO_HEAD
         return self if trained is None else self._replace(params=parameters.subset(trained, SENTENCE_HEAD))

@@ -8,7 +8,7 @@ deterministic. Modules hold no random state.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -147,11 +147,8 @@ class TransformerConfig:
 def block_rates(rates: tuple[float, ...], num_blocks: int, schedule: str = "none") -> tuple[float, ...]:
     """Return one dropout rate for each block, or raise ValueError if the schedule does not fit.
 
-    Args:
-        rates: For `none`, one rate for all blocks or one for each. For `linear`, that of the first block and that of
-            the last. For a name in `DROPOUT_MASKS`, the rate of the blocks that the mask leaves out.
-        num_blocks: Number of blocks of the encoder.
-        schedule: `none`, `linear` or a name in `DROPOUT_MASKS`.
+    The schedule `none` takes one rate for all blocks or one for each, and `linear` that of the first block and that of
+    the last. A name in `DROPOUT_MASKS` takes the rate of the blocks that the mask leaves out.
     """
     if schedule == "none" and len(rates) in (1, num_blocks):
         return rates * (num_blocks // len(rates))
@@ -167,15 +164,36 @@ def block_rates(rates: tuple[float, ...], num_blocks: int, schedule: str = "none
     )
 
 
-class Transformer(nnx.Module):
+class Blocks(nnx.Module):
+    """Blocks of an encoder, the bias on attention logits that they share, and the norm after the last one."""
+
+    def __init__(self, config: TransformerConfig, indices: range, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
+        build = config.block or Block
+        self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in indices)
+        norm = partial(LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
+        self.final_norm = norm() if config.final_norm else None
+
+    def run(
+        self, states: Tokens, rows: TokenRows, keys_of_blocks: Sequence[RowKeys], last_positions: int | None = None
+    ) -> list[Float[Array, "rows _length hidden"]]:
+        """Return the output of each block. The last one computes `last_positions` first positions; None: all."""
+        bias, outputs = logit_bias(rows.attention_mask, self.attention_bias), []
+        for index, (block, keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
+            positions = last_positions if index == len(self.blocks) else None
+            states = block(states, rows, bias, keys=keys, positions=positions)
+            if index == len(self.blocks) and self.final_norm is not None:
+                states = self.final_norm(states)
+            outputs.append(states if positions else unpack(states, rows))
+        return outputs
+
+
+class Transformer(Blocks):
     """An encoder: tokens to hidden states. `dtype` is the computation type."""
 
     def __init__(self, config: TransformerConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.embeddings = config.embeddings(config, dtype=dtype, rngs=rngs)
-        self.attention_bias = config.attention_bias(config, rngs=rngs) if config.attention_bias else None
-        build = config.block or Block
-        self.blocks = nnx.List(build(config, index, dtype=dtype, rngs=rngs) for index in range(config.num_blocks))
-        self.final_norm = final_norm(config, dtype=dtype)
+        super().__init__(config, range(config.num_blocks), dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -184,33 +202,23 @@ class Transformer(nnx.Module):
         condition: Float[Array, "rows hidden"] | None = None,
         keys: RowKeys = None,
         last_positions: int | None = None,
-    ) -> dict[str, tuple[jax.Array, ...] | jax.Array]:
-        """Run the encoder.
+    ) -> tuple[Float[Array, "rows _length hidden"], ...]:
+        """Return the hidden states: the output of the embedding layer and of each block. Ignore values at padding.
 
         Args:
             rows: Sentences.
             condition: Embeddings that replace position 0 of the embedding layer's output, after its norm and dropout.
                 DiffCSE conditions its discriminator in this way (Section 3).
+            keys: A dropout key for each row. None: no dropout.
             last_positions: How many of the first positions the last block computes. None: all.
-
-        Returns:
-            `hidden_states`, a tuple of the embedding layer's and each block's output, shapes (rows, length, hidden),
-            and `last_hidden_state`, the last of them, (rows, last_positions, hidden). Ignore values at padding.
         """
-        embedding_keys, *keys_of_blocks = _split(keys, 1 + len(self.blocks))
+        embedding_keys, *keys_of_blocks = new_keys(keys, 1 + len(self.blocks))
         states = self.embeddings(rows, keys=embedding_keys)
-        hidden_states = [unpack(states, rows)]
+        embedded = unpack(states, rows)
         if condition is not None:
-            hidden_states[0] = hidden_states[0].at[:, 0].set(condition.astype(states.dtype))
-            states = pack(hidden_states[0], rows)
-        bias = logit_bias(rows.attention_mask, self.attention_bias)
-        for index, (block, block_keys) in enumerate(zip(self.blocks, keys_of_blocks, strict=True), start=1):
-            positions = last_positions if index == len(self.blocks) else None
-            states = block(states, rows, bias, keys=block_keys, positions=positions)
-            if index == len(self.blocks) and self.final_norm is not None:
-                states = self.final_norm(states)
-            hidden_states.append(states if positions else unpack(states, rows))
-        return {"hidden_states": tuple(hidden_states), "last_hidden_state": hidden_states[-1]}
+            embedded = embedded.at[:, 0].set(condition.astype(states.dtype))
+            states = pack(embedded, rows)
+        return (embedded, *self.run(states, rows, keys_of_blocks, last_positions))
 
 
 class Block(nnx.Module):
@@ -229,18 +237,19 @@ class Block(nnx.Module):
         gated: bool = False,
         unit_bias: bool | None = None,
         unit_dropout: bool = False,
+        attention_norm: bool = True,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         dense = partial(Dense, dtype=dtype, rngs=rngs)
-        units = partial(
-            dense, config.hidden_size, config.intermediate_size, bias=bias if unit_bias is None else unit_bias
-        )
+        unit_bias = bias if unit_bias is None else unit_bias
+        units = partial(dense, config.hidden_size, config.intermediate_size, bias=unit_bias)
+        norm = partial(LayerNorm, config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
         self.attention = SelfAttention(config, index, bias=bias, dtype=dtype, rngs=rngs)
-        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        self.attention_norm = norm() if attention_norm else None
         self.intermediate = units()
         self.output = dense(config.intermediate_size, config.hidden_size, bias=bias)
-        self.output_norm = LayerNorm(config.hidden_size, config.norm_epsilon, dtype=dtype)
+        self.output_norm = norm()
         self.gate = units() if gated else None
         self.unit_dropout = unit_dropout
         self.activation = config.activation
@@ -258,6 +267,7 @@ class Block(nnx.Module):
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         attended = dropout(attended, self.attention_output_dropout, attention_keys)
+        assert self.attention_norm is not None
         hidden_states = self.attention_norm(hidden_states + attended)
         units = self.activated(hidden_states)
         if unit_keys:
@@ -266,13 +276,16 @@ class Block(nnx.Module):
         return self.output_norm(hidden_states + transformed)
 
     def activated(self, hidden_states: Float[Array, "*outputs hidden"]) -> Float[Array, "*outputs intermediate"]:
-        """Return the intermediate units of the feed-forward network."""
-        inputs = [self.intermediate(hidden_states)]
-        if self.gate is not None:
-            inputs.append(self.gate(hidden_states))
+        """Return the activated units of the feed-forward network, times their gates if there are any (Shazeer 2020)."""
+
+        def activate(units: jax.Array, gate: jax.Array | None) -> jax.Array:
+            activated = ACTIVATIONS[self.activation](units)
+            return activated if gate is None else activated * gate
+
+        units = self.intermediate(hidden_states)
+        gate = None if self.gate is None else self.gate(hidden_states)
         with jax.named_scope("activation"):
-            function = partial(gated, ACTIVATIONS[self.activation])
-            return (jax.checkpoint(function) if self.recompute else function)(*inputs)
+            return (jax.checkpoint(activate) if self.recompute else activate)(units, gate)
 
 
 class SelfAttention(nnx.Module):
@@ -400,11 +413,8 @@ def logit_bias(attention_mask: Int[Array, "rows length"], of_positions: nnx.Modu
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
 
 
-def window_bias(window: int, queries: int, keys: int, first: int = 0) -> Float[Array, "1 1 queries keys"]:
-    """Return the bias on attention logits that hides tokens at a distance above `window`.
-
-    `first` is the position of the first query among the keys.
-    """
+def window_bias(window: int, queries: int, keys: int, first: int) -> Float[Array, "1 1 queries keys"]:
+    """Return the bias that hides tokens at a distance above `window`. `first` is the first query's position."""
     distance = jnp.abs(jnp.arange(first, first + queries)[:, None] - jnp.arange(keys)[None])
     return jnp.where(distance <= window, 0.0, HIDDEN)[None, None]
 
@@ -429,23 +439,6 @@ def rotate(
     return (x * cosines + turned * sines).astype(states.dtype)
 
 
-def gated(
-    activation: Callable[[jax.Array], jax.Array],
-    intermediate: Float[Array, "*outputs units"],
-    gate: Float[Array, "*outputs units"] | None = None,
-) -> Float[Array, "*outputs units"]:
-    """Return the activated units of a feed-forward network, times their gates if there are any (Shazeer 2020)."""
-    activated = activation(intermediate)
-    return activated if gate is None else activated * gate
-
-
-def final_norm(config: TransformerConfig, *, dtype: DTypeLike) -> LayerNorm | None:
-    """Return the norm after the last block, if the family has one."""
-    if not config.final_norm:
-        return None
-    return LayerNorm(config.hidden_size, config.norm_epsilon, bias=config.norm_bias, dtype=dtype)
-
-
 def trained_where(mask: jax.Array, vectors: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
     """Return the vectors, with gradient 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
@@ -455,10 +448,10 @@ def split_keys(
     keys: RowKeys, rows: TokenRows, positions: int | None, outputs: int = 2
 ) -> list[Key[Array, "..."] | None]:
     """Return a block's dropout keys: of each row for attention, and of each token for its outputs."""
-    of_attention, *of_outputs = _split(keys, 1 + outputs)
+    of_attention, *of_outputs = new_keys(keys, 1 + outputs)
     return [of_attention, *(None if part is None else token_keys(part, rows, positions) for part in of_outputs)]
 
 
-def _split(keys: RowKeys, count: int) -> list[RowKeys]:
+def new_keys(keys: RowKeys, count: int) -> list[RowKeys]:
     """Return `count` new keys for each row."""
     return [None] * count if keys is None else list(jax.vmap(partial(jax.random.split, num=count), out_axes=1)(keys))

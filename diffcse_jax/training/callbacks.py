@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tqdm
 
+from diffcse_jax import hosts
 from diffcse_jax.config import Config, flat
 from diffcse_jax.errors import UserError, require_extra
-from diffcse_jax.hosts import SECONDS_BETWEEN_LINES, hides_progress, log_line
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors
 from diffcse_jax.run_folder.records import MetricsWriter
 
@@ -33,19 +33,15 @@ def format_scores(scores: Mapping[str, float]) -> str:
 class Training:
     """A run as callbacks see it before its first step.
 
-    Attributes:
-        step: The step that training resumes from; 0 for a new run.
-        total_steps: Number of steps of the whole run.
-        start_scores: Dev scores of the starting checkpoint, the baseline.
-        stop: Asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`. May be called from
-            any thread.
+    `stop` asks training to stop, as Ctrl-C does: it saves, then raises `diffcse_jax.Interrupted`. It may be called from
+    any thread.
     """
 
     config: Config
     workdir: Path
-    step: int
-    total_steps: int
-    start_scores: Mapping[str, float]
+    step: int  # that training resumes from; 0 for a new run
+    total_steps: int  # of the whole run
+    start_scores: Mapping[str, float]  # dev scores of the starting checkpoint, the baseline
     stop: Callable[[], None]
 
 
@@ -76,29 +72,23 @@ class Callback:
         """Run after the last step, or when training ends for another reason."""
 
 
-class CallbackList(Callback):
-    """Several callbacks as one, called in order."""
-
-    def __init__(self, callbacks: Sequence[Callback]):
-        def call(method: str, *arguments: Any) -> None:
-            for each in callbacks:
-                getattr(each, method)(*arguments)
-
-        for method in ("on_step", "on_evaluation_start", "on_evaluation", "on_save"):
-            setattr(self, method, functools.partial(call, method))
-
-
 @contextlib.contextmanager
 def started(callbacks: Sequence[Callback], training: Training) -> Iterator[Callback]:
-    """Start the callbacks, yield them as one, and end them. On other processes than the first they do nothing."""
-    if jax.process_index():
-        yield Callback()
-        return
+    """Start the callbacks, yield them as one, and end them. On other processes than the first there are none."""
+    callbacks = () if jax.process_index() else callbacks
+
+    def call(method: str, *arguments: Any) -> None:
+        for each in callbacks:
+            getattr(each, method)(*arguments)
+
     with contextlib.ExitStack() as ends:
         for each in callbacks:
             each.on_start(training)
             ends.callback(each.on_end)
-        yield CallbackList(callbacks)
+        together = Callback()
+        for method in ("on_step", "on_evaluation_start", "on_evaluation", "on_save"):
+            setattr(together, method, functools.partial(call, method))
+        yield together
 
 
 class Rows(Callback, abc.ABC):
@@ -137,13 +127,13 @@ class TensorBoard(Rows):
 
     def on_start(self, training: Training) -> None:
         super().on_start(training)
-        self._workdir = training.workdir
-        try:  # SummaryWriter has a thread, which ends on a full disk
+        try:  # not SummaryWriter: its thread ends on a full disk, and training then waits for it
             writer = require_extra("tensorboardX.event_file_writer", "report").EventsWriter
         except UserError as error:
             log_line(f"notice: no TensorBoard events are written: {error}")
             return
         folder = training.workdir / "tensorboard"
+        self._writing = functools.partial(disk_errors, folder, safe="Checkpoints and earlier rows are intact.")
         with self._writing():
             folder.mkdir(exist_ok=True)
             self._events = writer(str(folder / "events"), f".{os.getpid()}")
@@ -151,23 +141,20 @@ class TensorBoard(Rows):
             self._write(training.step + 1, session_log={"status": "START"})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        summary = {"value": [{"tag": name, "simple_value": value} for name, value in values.items()]}
-        self._write(step, summary=summary)
+        if self._events:
+            summary = {"value": [{"tag": name, "simple_value": value} for name, value in values.items()]}
+            self._write(step, summary=summary)
 
     def on_end(self) -> None:
-        with self._writing():
-            if self._events:
+        if self._events:
+            with self._writing():
                 self._events.close()
 
     def _write(self, step: int, **content: Any) -> None:
-        if self._events:
-            event = require_extra("tensorboardX.proto.event_pb2", "report").Event
-            with self._writing():
-                self._events.write_event(event(wall_time=time.time(), step=step, **content))
-                self._events.flush()
-
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return disk_errors(self._workdir, safe="The checkpoints and the rows written before are intact.")
+        event = require_extra("tensorboardX.proto.event_pb2", "report").Event
+        with self._writing():
+            self._events.write_event(event(wall_time=time.time(), step=step, **content))
+            self._events.flush()
 
 
 class WandB(Rows):
@@ -198,48 +185,13 @@ class WandB(Rows):
 
 
 class Progress(Callback):
-    """Show progress on standard error: a bar on a terminal, elsewhere a line every 30 seconds or more."""
+    """Show progress on standard error."""
 
     def on_start(self, training: Training) -> None:
-        self._step, self._total, self._printed = training.step, training.total_steps, time.monotonic()
-        # The first and the latest step with metrics, and when each was complete. The first step is compiled before.
-        self._measured: list[tuple[int, float]] = []
-        self._bar = tqdm.tqdm(
-            desc="training",
-            initial=training.step,
-            total=training.total_steps,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
-            dynamic_ncols=True,
-            mininterval=1.0,
-            disable=hides_progress(),
-        )
+        self._shown = hosts.Progress("training", "steps", training.total_steps, done_before=training.step)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._step, numbers = step, ""
-        if "loss" in metrics:
-            rate = f", {metrics['sentences_per_second']:.0f} sentences/s" if self._measured else ""
-            self._measured = [*self._measured[:1], (step, time.monotonic())]
-            numbers = f"loss {metrics['loss']:.4f}{rate}"
-            self._bar.set_postfix_str(numbers, refresh=False)
-        self._bar.set_description_str("training", refresh=False)
-        self._bar.update(step - self._bar.n)
-        self._print(numbers)
-
-    def on_evaluation_start(self, step: int) -> None:
-        self._bar.set_description_str("scoring ")  # as long as "training"
-        self._print("scoring")
+        self._shown.update(1, f"loss {metrics['loss']:.4f}" if "loss" in metrics else "")
 
     def on_end(self) -> None:
-        self._bar.close()
-
-    def _print(self, text: str) -> None:
-        """Print a line if there is no bar and the last line is 30 seconds old."""
-        now = time.monotonic()
-        if not self._bar.disable or now - self._printed < SECONDS_BETWEEN_LINES:
-            return
-        self._printed, details = now, [text] if text else []
-        if len(self._measured) == 2:
-            (first, since), (last, until) = self._measured
-            seconds = (until - since) / (last - first) * (self._total - self._step)
-            details.append(f"about {tqdm.tqdm.format_interval(seconds)} left")
-        log_line(f"step {self._step:,} of {self._total:,}" + (f": {', '.join(details)}" if details else ""))
+        self._shown.close()

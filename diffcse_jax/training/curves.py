@@ -41,11 +41,8 @@ STYLE = {
 MOST_ACROSS = 4  # charts next to one another in a picture
 WIDEST_LINEAR = 30.0  # a positive line over a wider range gets a logarithmic axis
 MOST_MARKERS = 40  # points of a line that each get a marker
-MOST_ROWS = 400  # of the table of numbers
-
-SPEED = "sentences_per_second"
 SIMILARITIES = ("similarity_positive", "similarity_negative")
-SHOWN = {*SIMILARITIES, SPEED, "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
+SHOWN = {*SIMILARITIES, "sentences_per_second", "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
 
 Points = Sequence[tuple[float, float]]
 
@@ -87,15 +84,6 @@ class Chart:
     marks: Sequence[Mark] = ()
     note: str = ""  # a sentence below the chart
     log: bool | None = None  # a logarithmic vertical axis; None: the range of the values decides
-
-    @property
-    def numbers(self) -> list[list[str]]:
-        """Return the points as a table: the column titles, then a row for each x."""
-        columns = [dict(line.points) for line in self.lines]
-        xs = sorted({x for column in columns for x in column})
-        xs = xs[:: math.ceil(len(xs) / MOST_ROWS)] if xs else []
-        titles = [self.x_label, *(line.label or self.title for line in self.lines)]
-        return [titles, *([short(x), *(short(c[x]) if x in c else "" for c in columns)] for x in xs)]
 
     @property
     def is_log(self) -> bool:
@@ -163,17 +151,6 @@ def _draw(charts: Sequence[Chart], file: Any, size: tuple[float, float], **optio
         figure.savefig(file, **options)
 
 
-def short(value: float) -> str:
-    """Format a number with up to four digits, without an exponent where it can be read without."""
-    if not math.isfinite(value):
-        return str(value)
-    text = f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if value and not 1e-4 <= abs(value) < 1e6:
-        text = f"{value:.3g}"
-    mantissa, exponent, power = text.partition("e")  # float32's 1e-4 is below 1e-4 and rounds to 0.0001
-    return f"{mantissa}e{int(power)}" if exponent else text
-
-
 def colour_of(run: int) -> str:
     """Return the colour of the run at this position."""
     return COLOURS[run % len(COLOURS)]
@@ -197,13 +174,11 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Chart]]:
         panels["loss (weighted sum)"] = ["loss"]
     panels |= own | {"similarity of pairs and of others": SIMILARITIES}
 
-    speed = _panels({"sentences per second": [SPEED]}, runs, skip=1)
     note = "Without the first reading, which includes compilation."
-    rate = _panels({"learning rate": ["learning_rate"]}, runs)
     optimisation = [
-        *(dataclasses.replace(chart, note=note) for chart in speed),
+        *_panels({"sentences per second": ["sentences_per_second"]}, runs, skip=1, note=note),
         *_panels({"gradient norm before clipping": ["grad_norm"]}, runs),
-        *(dataclasses.replace(chart, log=False) for chart in rate),
+        *_panels({"learning rate": ["learning_rate"]}, runs, log=False),
     ]
     shown = SHOWN.union(*own.values())
     others = [name for name in names if name not in shown and not name.startswith(("loss_", "dev/", "start/"))]
@@ -234,7 +209,7 @@ def _selection_chart(metric: str, runs: Sequence[Run]) -> Chart:
     return Chart(f"dev metric {readable(metric)}", "step", lines, readable(metric), levels, marks, note)
 
 
-def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: int = 0) -> list[Chart]:
+def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: int = 0, **options: Any) -> list[Chart]:
     """Return a chart for each title and its metrics. With several runs, each metric gets a chart of its own."""
     several, charts = len(runs) > 1, []
     if several:
@@ -251,5 +226,5 @@ def _panels(panels: Mapping[str, Sequence[str]], runs: Sequence[Run], *, skip: i
                 before = run.points(name.replace("dev/", "start/"))[:1]
                 levels += [Level(f"{label} before training".strip(), y, colour_of(index)) for _, y in before]
         if lines:
-            charts.append(Chart(title, "step", lines, title, levels))
+            charts.append(Chart(title, "step", lines, title, levels, **options))
     return charts

@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tqdm
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray
-from safetensors import SafetensorError
+from jaxtyping import Array, Int, PRNGKeyArray
 from safetensors.numpy import load_file
 
 from diffcse_jax.batch import Batch, Vocabulary
@@ -27,7 +25,7 @@ from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.sampling import Crops
 from diffcse_jax.data.token_store import TokenStore
 from diffcse_jax.errors import CheckpointError, ConfigError, counted
-from diffcse_jax.hosts import hides_progress, log_line
+from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
 from diffcse_jax.losses.masked_lm import masked_language_model
@@ -50,15 +48,15 @@ def own_generator(
     weights, record = folder / "mlm_head.safetensors", folder / "report.json"
     if record.is_file():
         try:
-            recorded = json.loads(record.read_text())
-            head, found = load_file(weights), _summary(recorded)
-            if recorded.get("sha256", sha256([weights])) != sha256([weights]):
+            scores = json.loads(record.read_text())
+            log_line(f"generator: using the masked-LM head in {folder} ({_summary(scores)})")
+            if scores["sha256"] != sha256([weights]):
                 raise ValueError(f"{weights.name} does not match its checksum")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            head = load_file(weights)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"cannot read the generator's head in {folder}: {error}. Remove the folder to train the head again."
             ) from error
-        log_line(f"generator: using the masked-LM head in {folder} ({found})")
         return dataclasses.replace(encoder, mlm_head=head)
     log_line(f"generator: training a masked-LM head for {counted(config.generator.head_steps, 'step{s}')}")
     head, scores = train_head(config, encoder, store, vocabulary, mesh)
@@ -85,7 +83,7 @@ def train_head(
         The parameters of the head, and scores: accuracy (%) and perplexity on masked tokens of the batches that would
         come next, and the number of steps.
     """
-    options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
+    options, root = config.generator, _root_key(config)
     training = make_head_training(config, encoder.config, vocabulary, mesh)
     source = BatchSource(
         store,
@@ -99,19 +97,14 @@ def train_head(
     batches = (shard_batch(batch, mesh) for batch in make_batches(source))
     head, opt_state = jax.jit(training.initial, out_shardings=replicated(mesh))()
     frozen = jax.device_put(parameters.prefixed(encoder.transformer, "transformer"), replicated(mesh))
-    with tqdm.trange(options.head_steps, desc="masked-LM head", disable=hides_progress(), unit=" steps") as progress:
-        for index in progress:
+    with Progress("masked-LM head", "steps", options.head_steps) as progress:
+        for index in range(options.head_steps):
             head, opt_state, value = training.step(head, opt_state, frozen, next(batches), np.int32(index))
-            if index % 20 == 0:
-                progress.set_postfix(loss=f"{float(value):.2f}")
+            progress.update(1, f"loss {float(value):.2f}" if index % 20 == 0 else "")
     loss, key = jax.jit(training.loss), fold_in_name(root, "held out")
     held_out = [loss(head, frozen, batch, jax.random.fold_in(key, index)) for index, batch in enumerate(batches)]
     mean_loss, accuracy = np.mean([[float(value) for value in result] for result in held_out], axis=0)
-    scores = {
-        "accuracy": 100 * float(accuracy),
-        "perplexity": float(np.exp(np.float64(mean_loss))),
-        "steps": options.head_steps,
-    }
+    scores = {"accuracy": 100 * float(accuracy), "perplexity": float(np.exp(mean_loss)), "steps": options.head_steps}
     return {name: np.asarray(value) for name, value in parameters.subset(head, "head").items()}, scores
 
 
@@ -119,50 +112,48 @@ class HeadTraining(NamedTuple):
     """Functions that train a masked-LM head."""
 
     initial: Callable[[], tuple[Params, optax.OptState]]
-    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, batch, key) -> (loss, accuracy)
+    loss: Callable[..., tuple[jax.Array, jax.Array]]  # (head, frozen, batch, key) -> mean loss and accuracy
     step: Any  # compiled: (head, optimizer state, frozen, batch, index) -> (head, optimizer state, loss)
 
 
 def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Vocabulary, mesh: Mesh) -> HeadTraining:
     """Return the functions that train a masked-LM head on a frozen encoder of these sizes."""
-    options, root = config.generator, fold_in_name(jax.random.key(config.train.seed), "generator head")
+    options, root = config.generator, _root_key(config)
     build_head = partial(MaskedLMHead, sizes)
     modules: dict[str, parameters.Build] = {"transformer": partial(Transformer, sizes), "head": build_head}
     networks = Networks(vocabulary, {name: parameters.definition(build) for name, build in modules.items()})
-    loss = partial(_head_loss, networks, mesh.shape["data"], options.head_mask_ratio)
     optimizer = optax.adamw(optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1)))
 
     def initial() -> tuple[Params, optax.OptState]:
-        head = parameters.initial(build_head, fold_in_name(root, "initial weights"))
-        head = parameters.prefixed(head, "head")
+        head = parameters.prefixed(parameters.initial(build_head, fold_in_name(root, "initial weights")), "head")
         return head, optimizer.init(head)
 
+    def loss(head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray) -> tuple[jax.Array, jax.Array]:
+        anchors = batch.anchors
+        masked = mask_tokens(key, anchors, vocabulary=vocabulary, ratio=options.head_mask_ratio, style="bert")
+        computation = Computation(networks, head | frozen, devices=mesh.shape["data"])
+        states = computation.network("transformer")(masked.rows)[-1]
+        head_network, word_embeddings = computation.network("head"), frozen["transformer.embeddings.word.embedding"]
+
+        def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = head_network(states, word_embeddings)
+            return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
+
+        losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
+        return mean_where(losses, masked.selected), mean_where(right, masked.selected)
+
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(head: Params, opt_state: optax.OptState, frozen: Params, views: Batch, index: Int[Array, ""]) -> tuple:
+    def step(head: Params, opt_state: optax.OptState, frozen: Params, batch: Batch, index: Int[Array, ""]) -> tuple:
         key = jax.random.fold_in(fold_in_name(root, "train step"), index)
-        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, views, key)
+        (value, _), grads = jax.value_and_grad(loss, has_aux=True)(head, frozen, batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, head)
         return optax.apply_updates(head, updates), opt_state, value
 
     return HeadTraining(initial, loss, step)
 
 
-def _head_loss(
-    networks: Networks, devices: int, mask_ratio: float, head: Params, frozen: Params, views: Batch, key: PRNGKeyArray
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the mean cross-entropy and the accuracy on masked tokens of the anchors."""
-    anchors = views.anchors
-    masked = mask_tokens(key, anchors, vocabulary=networks.vocabulary, ratio=mask_ratio, style="bert")
-    computation = Computation(networks, head | frozen, devices=devices)
-    states = computation.network("transformer")(masked.rows)["last_hidden_state"]
-    head_network, word_embeddings = computation.network("head"), frozen["transformer.embeddings.word.embedding"]
-
-    def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = head_network(states, word_embeddings)
-        return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
-
-    losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
-    return mean_where(losses, masked.selected), mean_where(right, masked.selected)
+def _root_key(config: Config) -> PRNGKeyArray:
+    return fold_in_name(jax.random.key(config.train.seed), "generator head")
 
 
 def _summary(scores: dict[str, float]) -> str:

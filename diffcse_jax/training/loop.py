@@ -17,18 +17,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from diffcse_jax import hosts
-from diffcse_jax.batch import Batch
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.data.batches import Batches
-from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import Interrupted, UserError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.hosts import log_line, stop_requested
 from diffcse_jax.io import CHECKPOINTS, append_line, disk_errors
 from diffcse_jax.losses.base import Metrics
-from diffcse_jax.models import parameters
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import max_length_of
 from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState
 from diffcse_jax.run_folder.records import NOTHING, Measured, Record, read_metrics
 from diffcse_jax.training.callbacks import (
@@ -41,7 +37,8 @@ from diffcse_jax.training.callbacks import (
     started,
 )
 from diffcse_jax.training.networks import Built, StartingCheckpoint
-from diffcse_jax.training.step import learning_rate_schedule
+from diffcse_jax.training.sharding import shard_batch
+from diffcse_jax.training.step import TrainStep, learning_rate_schedule
 
 SHORT_RUN = 100  # runs of at most this many steps log every step, whatever train.log_every is
 RECENT_STEPS = 100  # metrics of this many steps are kept, until a row shows whether one of them was bad
@@ -51,15 +48,7 @@ Scores = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that training needs, except for what changes while it trains.
-
-    Attributes:
-        source: All batches.
-        text: Identifies the text that the batches are made of.
-        sentences: Returns the sentences of a step's batch, as JSON values.
-        model_of: Builds the model to evaluate from parameters; from the initial ones it builds the baseline. None: the
-            sentence encoder is evaluated, and the baseline is the starting checkpoint with the pooler that it records.
-    """
+    """Everything that training needs, except for what changes while it trains."""
 
     config: Config
     workdir: Path
@@ -67,29 +56,19 @@ class Run:
     base: StartingCheckpoint
     built: Built
     optimizer: optax.GradientTransformationExtraArgs
-    source: Batches
-    text: str
+    source: Batches  # all batches
+    text: str  # identifies the text that they are made of
     evaluation: DevEvaluation
-    sentences: Callable[[int], Sequence[Any]]
+    sentences: Callable[[int], Sequence[Any]]  # the sentences of a step's batch, as JSON values
     callbacks: Sequence[Callback] = ()
+    # Builds the model to evaluate from parameters, and the baseline from the initial ones. None: the sentence encoder
+    # is evaluated, and the baseline is the starting checkpoint with the pooler that it records.
     model_of: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
         """Evaluate the model with these parameters on the dev data."""
-        if self.model_of:
-            return self.evaluation.measure(self.model_of(params))
-        start = self.base.checkpoint
-        encoder = SentenceEncoder(  # all encoders of the same sizes share one compiled function
-            start.config,
-            parameters.subset(params, "encoder"),
-            self.base.tokenizer,
-            pooler=self.config.encoding_pooler,
-            pooler_head=parameters.subset(params, "projector"),
-            sentence_head=start.sentence_head.of(self.config.encoding_pooler, params),
-            prompts=self.base.prompts,
-            max_length=max_length_of(start.folder, start.config.max_length, self.config.data.max_length),
-        )
-        return self.evaluation.measure(encoder)
+        model = self.model_of(params) if self.model_of else self.base.encoder(self.config, params)
+        return self.evaluation.measure(model)
 
     def ends_at(self, step: int, baseline: Record) -> bool:
         """Return whether training is over after this step. The first process decides for all, and says why."""
@@ -113,8 +92,9 @@ def loop(
     run: Run,
     baseline: Record,
     checkpoints: Checkpoints,
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    train_step: TrainStep,
     state: TrainState,
+    frozen: Params,
     batches: grain.DatasetIterator,
 ) -> None:
     """Train until the run is complete or asked to stop.
@@ -142,7 +122,7 @@ def loop(
         writer = CheckpointWriter(run.workdir / CHECKPOINTS, checkpoints, observer)
         previous: Metrics = {}
         while step < total_steps:
-            state, metrics = train_step(state, next(batches))
+            state, metrics = train_step(state, frozen, shard_batch(next(batches), run.mesh))
             step += 1
             jax.block_until_ready(previous)
             previous = metrics
@@ -213,15 +193,10 @@ def keeps_quality(options: EvalConfig, drift_metric: str, start: Scores, scores:
 def reason_to_stop(
     options: EvalConfig, metric: str, drift_metric: str, start: Scores, evaluations: Sequence[Scores]
 ) -> str:
-    """Return why training ends now, or an empty string if it continues.
+    """Return why training ends after these evaluations, or an empty string if it continues.
 
-    Args:
-        options: `max_drop` ends training, unless `interpolate` will look for models within it. `patience` ends training
-            after that many evaluations in a row without a new best score.
-        metric: The dev score that chooses the best checkpoint.
-        drift_metric: The score of general quality; empty if it is not measured.
-        start: Scores of the starting checkpoint.
-        evaluations: Scores of the run so far, in order.
+    `max_drop` ends it, unless `interpolate` will look for models within it. `patience` ends it after that many
+    evaluations in a row without a new best score.
     """
     if not evaluations:
         return ""
@@ -243,10 +218,9 @@ def reason_to_stop(
 class MetricLogger:
     """Write rows of metrics, and find steps that were skipped because their loss or gradient is NaN or infinite.
 
-    A row is read from the device while the next step runs, so that the device never waits. Each row has the number of
-    skipped steps so far. If this number has grown, the metrics of the steps since the last row are read, too. They show
-    which steps were skipped, and which loss or parameter was to blame. The sentences of these steps are written to
-    `WORKDIR/report/bad_steps.jsonl`.
+    A row is read from the device while the next step runs, so that the device never waits. If its number of skipped
+    steps has grown, the metrics of the steps since the last row show which ones were skipped, and why. Their sentences
+    are written to `WORKDIR/report/bad_steps.jsonl`.
     """
 
     def __init__(self, run: Run, observer: Callback, state: TrainState, checkpoints: Checkpoints):

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,21 @@ from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.batch import Vocabulary
-from diffcse_jax.config import OWN_POOLER, Config
+from diffcse_jax.config import OWN_POOLER, Config, DataConfig
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, find_run
-from diffcse_jax.losses.base import Checkpoints, Network
+from diffcse_jax.losses.base import Checkpoints
 from diffcse_jax.models import parameters, pooling_modules
-from diffcse_jax.models.forward import Networks, Teacher, fold_in_name
+from diffcse_jax.models.forward import Networks, SentenceNetwork, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, MaskedLMHead
 from diffcse_jax.models.hf import Pretrained, read
-from diffcse_jax.models.parameters import Params
+from diffcse_jax.models.parameters import Network, Params
 from diffcse_jax.models.pooling_modules import RecordedPooler
-from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
-from diffcse_jax.models.sentence_head import NO_HEAD, SENTENCE_HEAD, SentenceHead
+from diffcse_jax.models.prompts import NO_PROMPTS, Prompts, read_prompts
+from diffcse_jax.models.sentence_head import SENTENCE_HEAD, SentenceHead
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 from diffcse_jax.search.vector_store import VectorStore, find_store
@@ -39,24 +39,18 @@ DEFAULT_POOLER = "avg"  # for model.pooler="own" if the checkpoint records none,
 
 @dataclasses.dataclass(frozen=True)
 class StartingCheckpoint:
-    """The starting checkpoint. With the pooler that it records, it is the baseline of the run.
+    """The starting checkpoint. With the pooler that it records, it is the baseline of the run."""
 
-    Attributes:
-        name: The checkpoint as the configuration names it.
-        recorded: The pooler that it records; None if it records none, as a raw masked LM does.
-        prompts: Its prompts, and those of `data.prompts`.
-    """
-
-    name: str
+    name: str  # as the configuration names it
     checkpoint: Pretrained
     tokenizer: PreTrainedTokenizerFast
-    recorded: RecordedPooler | None
-    prompts: Prompts = NO_PROMPTS
+    recorded: RecordedPooler  # without a pooler for a raw masked LM
+    prompts: Prompts = NO_PROMPTS  # its own, and those of `data.prompts`
 
     @property
     def head(self) -> Params | None:
         """The dense + tanh head of the recorded pooler `cls`, from which a kept projector starts."""
-        return self.recorded.head if self.recorded else None
+        return self.recorded.head
 
     @property
     def pooler_head(self) -> Params | None:
@@ -65,17 +59,27 @@ class StartingCheckpoint:
 
     def pooler(self, config: Config) -> str:
         """Return the pooler that the checkpoint records, or else the run's."""
-        pooler = self.recorded.pooler if self.recorded else config.encoding_pooler
+        pooler = self.recorded.pooler or config.encoding_pooler
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
-    def encoder(self, config: Config) -> SentenceEncoder:
-        """Return the starting checkpoint as its users use it."""
-        model, pooler, head = self.checkpoint, self.pooler(config), self.pooler_head
-        length = pooling_modules.max_length_of(model.folder, model.config.max_length)
-        options: dict[str, Any] = {"pooler_head": head, "sentence_head": model.sentence_head}
-        options |= {"prompts": self.prompts, "max_length": length}
-        return SentenceEncoder(
-            model.config, model.transformer, self.tokenizer, pooler=pooler, name=self.name, **options
+    def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
+        """Return the starting checkpoint as its users use it, or the encoder that a run has trained from it."""
+        start, pooler, longest = self.checkpoint, self.pooler(config), 0
+        transformer, pooler_head, head = start.transformer, self.pooler_head, start.sentence_head
+        if trained is not None:
+            pooler, longest = config.encoding_pooler, config.data.max_length
+            transformer, pooler_head = (parameters.subset(trained, name) for name in ("encoder", "projector"))
+            head = head.of(pooler, trained)
+        return SentenceEncoder(  # encoders of the same sizes share one compiled function
+            start.config,
+            transformer,
+            self.tokenizer,
+            pooler=pooler,
+            pooler_head=pooler_head,
+            sentence_head=head,
+            prompts=self.prompts,
+            max_length=pooling_modules.max_length_of(start.folder, start.config.max_length, longest),
+            name=self.name,
         )
 
     def is_trained_embedding(self, config: Config) -> bool:
@@ -86,13 +90,13 @@ class StartingCheckpoint:
     def describe_pooler(self, asked: str, config: Config) -> str:
         """Say how the run pools the checkpoint, if the user asked for `own` or the two differ."""
         if asked == OWN_POOLER:
-            if self.recorded:
+            if self.recorded.pooler:
                 return f"Starting from {self.name}, with its own pooler ({self.recorded.pooler})."
             return (
                 f"{self.name} records no pooler. It is trained as a raw masked LM, with the mean over tokens "
                 f"({DEFAULT_POOLER}). configs/base/masked_lm.py has the settings for such checkpoints."
             )
-        if self.recorded is None or self.is_trained_embedding(config):
+        if not self.recorded.pooler or self.is_trained_embedding(config):
             return ""
         return (
             f"notice: {self.name} is a sentence encoder with the pooler {self.recorded.pooler}, but this run trains "
@@ -101,61 +105,49 @@ class StartingCheckpoint:
         )
 
 
-def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler | None:
-    """Return the pooler that a checkpoint records, or None if it records none.
-
-    If the pooler cannot be read, this is an error only if `model.pooler`, the argument `asked`, is `own`.
-    """
+def recorded_pooler(checkpoint: Pretrained, asked: str) -> RecordedPooler:
+    """Return the pooler that a checkpoint records. An unreadable one is an error only if `model.pooler` asks for it."""
     try:
         return pooling_modules.recorded(checkpoint)
     except CheckpointError as error:
         if asked == OWN_POOLER:
             raise
         log_line(f"notice: {error}. As the baseline, it is read with the run's own pooler.")
-        return None
+        return RecordedPooler(prompts=read_prompts(checkpoint.folder))
 
 
 def open_start(config: Config, mesh: Mesh) -> tuple[Config, StartingCheckpoint, Vocabulary]:
-    """Load the starting checkpoint, and check that it fits the configuration.
+    """Return the configuration with its pooler resolved, the starting checkpoint and the tokenizer's vocabulary.
 
     Fine-tuning also reads a run, or one of its checkpoints.
-
-    Returns:
-        The configuration with the pooler resolved, the checkpoint, and the vocabulary of its tokenizer.
     """
     name, asked = config.model.name_or_path, config.model.pooler
     if config.needs("labels") and find_run(expand_path(name)):
         saved = read_encoder(expand_path(name))
-        head = saved.pooler_head
-        encoder = Pretrained(saved.folder, saved.hf_config, saved.transformer_config, saved.transformer, head, None)
-        recorded: RecordedPooler | None = RecordedPooler(saved.pooler, head if saved.pooler == "cls" else None)
-        encoder = dataclasses.replace(encoder, sentence_head=saved.sentence_head)
-        prompts = saved.prompts
+        head = saved.pooler_head if saved.pooler == "cls" else None
+        sizes, params = saved.transformer_config, saved.transformer
+        encoder = Pretrained(saved.folder, saved.hf_config, sizes, params, pooler=saved.pooler_head)
+        recorded = RecordedPooler(saved.pooler, head, sentence_head=saved.sentence_head, prompts=saved.prompts)
     else:
         encoder = read(name, needs_mlm_head=config.generator_is_start)
         recorded = recorded_pooler(encoder, asked)
-        prompts = pooling_modules.prompts_of(encoder.folder, recorded)
-        encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head if recorded else NO_HEAD)
+    encoder = dataclasses.replace(encoder, sentence_head=recorded.sentence_head)
     encoder = encoder.on(mesh.devices.flat[0].platform, mesh.shape["data"])
-    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, prompts)
+    base = StartingCheckpoint(name, encoder, load_tokenizer(encoder.folder), recorded, recorded.prompts)
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)
     _check_size(encoder, config)
-    sizes_for_run(encoder.config, config)
-    check_max_length(config, encoder.config, name)
+    _require_fit(config, f"model.name_or_path={name!r}", sizes_for_run(encoder.config, config))
     return config, base, vocabulary_of(config, base.tokenizer, encoder.config.vocab_size)
 
 
-def with_own_pooler(config: Config, recorded: RecordedPooler | None) -> Config:
-    """Return the configuration with `model.pooler="own"` replaced by the pooler that the checkpoint records.
-
-    The pooler `cls` has a dense + tanh head, which is trained as a projector that is kept.
-    """
+def with_own_pooler(config: Config, recorded: RecordedPooler) -> Config:
+    """Return the configuration with `model.pooler="own"` replaced by the pooler that the checkpoint records."""
     if config.model.pooler != OWN_POOLER:
         return config
-    model = dataclasses.replace(config.model, pooler=recorded.pooler if recorded else DEFAULT_POOLER)
-    if model.pooler == "cls":
+    model = dataclasses.replace(config.model, pooler=recorded.pooler or DEFAULT_POOLER)
+    if model.pooler == "cls":  # its dense + tanh head is trained as a projector that is kept
         if model.projector == "batchnorm":
             raise ConfigError(
                 f"model.projector={model.projector!r} with model.pooler={OWN_POOLER!r}: {model.name_or_path} records "
@@ -178,7 +170,7 @@ def build(
     encoder: Pretrained,
     generator: Pretrained | None,
     vocabulary: Vocabulary,
-    teachers: Mapping[str, Teacher] = MappingProxyType({}),
+    teachers: Mapping[str, Network] = MappingProxyType({}),
     projector: Params | None = None,
     discriminator: Pretrained | None = None,
 ) -> Built:
@@ -253,74 +245,50 @@ def _check_size(encoder: Pretrained, config: Config) -> None:
 
 
 def describe_equal_views(sizes: TransformerConfig, config: Config) -> str:
-    """Return a warning if both views of a single sentence have the same embedding, so that nothing is learned.
-
-    It is not an error: SimCSE's Table 3 has such rows.
-    """
+    """Return a warning if both views of a sentence have the same embedding, as in rows of SimCSE's Table 3."""
     if config.data.augmentation != "none" or not config.needs("dropout"):
         return ""
-    differ = "only dropout makes the two views of a sentence differ"
-    if not any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout)):
-        return f"{differ}, and it is off. Set model.hidden_dropout=(0.1,) and model.attention_dropout=(0.1,)."
-    if config.model.dropout_masks == "shared":
-        return f"{differ}, and model.dropout_masks='shared' makes it the same for both. Use 'independent'."
-    return ""
+    has_dropout = any((sizes.embedding_dropout, *sizes.hidden_dropout, *sizes.attention_dropout))
+    if has_dropout and config.model.dropout_masks == "independent":
+        return ""
+    return (
+        "the two views of a sentence are equal, because only dropout could make them differ. Set model.hidden_dropout="
+        "(0.1,), model.attention_dropout=(0.1,) and model.dropout_masks='independent'."
+    )
 
 
-def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained:
-    """Load the frozen masked LM that the configuration names. It must use the encoder's token ids.
-
-    If its folder has no tokenizer, only the numbers of tokens are compared.
-    """
+def load_generator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
+    """Load the frozen masked LM that the configuration names, if a loss needs it."""
+    if not config.needs("generator") or config.trains_generator_head:
+        return None
     if config.generator_is_start:
         return encoder
-    name = config.generator.name_or_path
-    generator = read(name, needs_mlm_head=True)
-    difference = _vocabulary_difference(generator, encoder, tokenizer)
-    _require_same_vocabulary(config, f"generator.name_or_path={name!r}", difference)
-    check_max_length(config, generator.config, name)
-    return generator
+    generator = read(config.generator.name_or_path, needs_mlm_head=True)
+    return _fitting(config, f"generator.name_or_path={config.generator.name_or_path!r}", generator, encoder, tokenizer)
 
 
 def load_discriminator(config: Config, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> Pretrained | None:
-    """Load the ELECTRA discriminator that the configuration names, if it names one.
-
-    Raises:
-        CheckpointError: It has no head for replaced tokens, or another vocabulary than the encoder.
-        ConfigError: It has another hidden size than the encoder, or fewer positions than data.max_length.
-    """
-    name = config.difference.discriminator
+    """Load the ELECTRA discriminator that the configuration names, if it names one."""
+    name, size = config.difference.discriminator, encoder.config.hidden_size
     if not name or "difference" not in config.losses:
         return None
     key, discriminator = f"difference.discriminator={name!r}", read(name)
-    if discriminator.discriminator_head is None:
-        raise CheckpointError(
-            f"{key} has no head for replaced tokens. Name an ELECTRA discriminator with its head, such as "
-            "google/electra-base-discriminator, or leave the key empty."
-        )
-    ours, theirs = encoder.config.hidden_size, discriminator.config.hidden_size
-    if ours != theirs:
+    if discriminator.discriminator_head is None or discriminator.config.hidden_size != size:
+        head = "no" if discriminator.discriminator_head is None else "a"
         raise ConfigError(
-            f"{key} has hidden states of {theirs}, but it reads the encoder's embedding, which has {ours}. Choose an "
-            "ELECTRA of that size (small: 256, base: 768, large: 1024), or leave the key empty."
+            f"{key} has {head} head for replaced tokens and hidden states of {discriminator.config.hidden_size}. It "
+            f"needs such a head, as google/electra-base-discriminator has, and hidden states of {size}, the size of "
+            "the encoder's embedding (ELECTRA small: 256, base: 768, large: 1024). Or leave the key empty."
         )
-    _require_same_vocabulary(config, key, _vocabulary_difference(discriminator, encoder, tokenizer))
-    check_max_length(config, discriminator.config, name)
-    return discriminator.like(encoder)
+    return _fitting(config, key, discriminator, encoder, tokenizer)
 
 
 class Teachers(NamedTuple):
-    """The sentence encoders that losses name.
+    """The sentence encoders that losses name."""
 
-    Attributes:
-        by_name: Encoders that run during training.
-        stores: Stored embeddings of the others.
-        digests: Digests of weights or embeddings, by the configuration key that names the teachers.
-    """
-
-    by_name: dict[str, Teacher]
-    stores: dict[str, VectorStore]
-    digests: dict[str, str]
+    by_name: dict[str, Network]  # those that run during training
+    stores: dict[str, VectorStore]  # stored embeddings of the others
+    digests: dict[str, str]  # of weights or embeddings, by the configuration key that names the teachers
 
 
 def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teachers:
@@ -332,13 +300,11 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
             if store := find_store(name):
                 if pooler:
                     raise ConfigError(f"{loss_name}.poolers: {name} holds embeddings, which have no pooler. Give ''.")
-                change = "data.pairs='crops' trains on parts of sentences" if config.data.pairs == "crops" else ""
-                if config.data.pairs == "lead" and config.data.cloze:
-                    change = "data.cloze trains on parts of texts (0 turns it off)"
-                if config.data.augmentation != "none":
-                    change = f"data.augmentation={config.data.augmentation!r} changes second views"
-                if change:
-                    raise ConfigError(f"{key}: {name} holds embeddings of the text, but {change}. Name the encoder.")
+                if changing := _settings_that_change_texts(config.data):
+                    raise ConfigError(
+                        f"{key}: {name} holds embeddings of whole texts, but {' and '.join(changing)} trains on other "
+                        "texts. Name the encoder instead."
+                    )
                 teachers.stores[name] = store
                 fingerprints.append(store.digest)
                 continue
@@ -346,43 +312,54 @@ def load_teachers(config: Config, tokenizer: PreTrainedTokenizerFast) -> Teacher
                 encoder = SentenceEncoder.from_pretrained(name, pooler=pooler or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
-            difference = _difference(encoder.tokenizer, tokenizer)
-            _require_same_vocabulary(config, f"{key}: {name!r}", difference)
-            check_max_length(config, encoder.config, f"{name} in {key}")
+            _require_fit(config, f"{key}: {name!r}", encoder.config, _difference(encoder.tokenizer, tokenizer))
             params = {name: np.asarray(array) for name, array in encoder.params.items()}
-            teachers.by_name[name] = Teacher(
-                encoder.config, encoder.pooler, params, encoder.truncate_dim, encoder.sentence_head.layers
-            )
+            build = partial(SentenceNetwork, encoder.config, encoder.pooler, encoder.truncate_dim)
+            build = partial(build, layers=encoder.sentence_head.layers)
+            teachers.by_name[name] = Network(build, params, frozen=True)
             fingerprints.append(encoder.fingerprint())
         if fingerprints:
             teachers.digests[key] = hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
     return teachers
 
 
-def check_max_length(config: Config, sizes: TransformerConfig, name: str) -> None:
-    """Raise ConfigError if a checkpoint has fewer positions than data.max_length."""
-    if config.data.max_length > sizes.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
-        )
+def _settings_that_change_texts(data: DataConfig) -> list[str]:
+    changes = {
+        "data.pairs='crops'": data.pairs == "crops",
+        f"data.cloze={data.cloze}": data.pairs == "lead" and data.cloze > 0,
+        f"data.augmentation={data.augmentation!r}": data.augmentation != "none",
+    }
+    return [setting for setting, changing in changes.items() if changing]
 
 
-def _require_same_vocabulary(config: Config, name: str, difference: str) -> None:
+def _require_fit(config: Config, name: str, sizes: TransformerConfig, difference: str = "") -> None:
+    """Check that a checkpoint has as many positions as data.max_length, and no difference in vocabulary."""
     if difference:
         raise CheckpointError(
             f"{name} and model.name_or_path={config.model.name_or_path!r} differ in their vocabulary ({difference}). "
             "Generators, discriminators and teachers read the encoder's token ids, so all need the same one. As a "
             "generator, use distilbert-base-uncased for BERT and distilroberta-base for RoBERTa."
         )
+    if config.data.max_length > sizes.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} is more than {name} can read. Use at most {sizes.max_length}."
+        )
 
 
-def _vocabulary_difference(checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return how a checkpoint's vocabulary differs from the encoder's. Without a tokenizer, only sizes are compared."""
+def _fitting(
+    config: Config, key: str, checkpoint: Pretrained, encoder: Pretrained, tokenizer: PreTrainedTokenizerFast
+) -> Pretrained:
+    """Return a checkpoint that reads the encoder's token ids, computed on the encoder's devices, or raise an error.
+
+    If its folder has no tokenizer, only the numbers of tokens are compared.
+    """
+    difference, folder = "", checkpoint.folder
     if checkpoint.config.vocab_size != encoder.config.vocab_size:
-        return f"{checkpoint.config.vocab_size} and {encoder.config.vocab_size} tokens"
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        return _difference(load_tokenizer(checkpoint.folder), tokenizer)
-    return ""
+        difference = f"{checkpoint.config.vocab_size} and {encoder.config.vocab_size} tokens"
+    elif (folder / "tokenizer.json").is_file():
+        difference = _difference(load_tokenizer(folder), tokenizer)
+    _require_fit(config, key, checkpoint.config, difference)
+    return checkpoint.like(encoder)
 
 
 def _difference(theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast) -> str:

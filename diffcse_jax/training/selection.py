@@ -39,9 +39,8 @@ def check_drift_metric(config: Config, evaluation: DevEvaluation, baseline: Reco
     metric = evaluation.drift_metric
     if metric and config.eval.max_drop and metric not in baseline.dev:
         raise ConfigError(
-            f"eval.max_drop={config.eval.max_drop:g} limits {metric}, but this run began without that score: it has "
-            f"{', '.join(sorted(baseline.dev))}. STS-B's dev set was found then but not now, or now but not then "
-            "(eval.data_dir, DIFFCSE_DATA_DIR). Restore the data, or use a new --workdir."
+            f"eval.max_drop={config.eval.max_drop:g} limits {metric}, but this run began with other dev data: it has "
+            f"{', '.join(sorted(baseline.dev))}. Restore eval.data_dir, or use a new --workdir."
         )
 
 
@@ -57,7 +56,8 @@ def select(run: Run, baseline: Record) -> Selection:
     metric, drift = evaluation.metric, evaluation.drift_metric
     checkpoints = run.workdir / CHECKPOINTS
     best = read_encoder(checkpoints / str(default_step(checkpoints)))  # ignores an earlier selection
-    measured = {weight: _measure(base, best, weight, evaluation) for weight in interpolations(options.interpolate)}
+    tried = [step / options.interpolate for step in range(1, options.interpolate + 1)] or [1.0]
+    measured = {weight: _measure(base, best, weight, evaluation) for weight in tried}
     keeping = [each for each in measured if keeps_quality(options, drift, baseline.dev, measured[each].scores)]
     ranked = sorted(keeping or measured, key=lambda weight: (-measured[weight].scores[metric], weight))
     higher = [weight for weight in ranked if measured[weight].scores[metric] > baseline.dev[metric]]
@@ -74,10 +74,8 @@ def select(run: Run, baseline: Record) -> Selection:
     if higher and evaluation.caveat:
         objections.append(f"But {evaluation.caveat}.")
     low, high = evaluation.interval(baseline.outcomes, chosen.outcomes)
-    doubt = ""
-    if higher and low <= 0:
-        doubt = "the interval includes 0"
-    elif higher and getattr(evaluation.chosen, "resampled", sum(map(len, chosen.outcomes))) < FEWEST:
+    doubt = "the interval includes 0" if higher and low <= 0 else ""
+    if not doubt and higher and getattr(evaluation.chosen, "resampled", sum(map(len, chosen.outcomes))) < FEWEST:
         doubt = f"fewer than {FEWEST} are too few"
     keeps_start = options.keep_start and bool(not higher or objections or doubt)
 
@@ -142,11 +140,6 @@ def _compare_systems(run: Run, best: SavedEncoder, weight: float) -> list[system
     for line in systems.describe(compared):
         log_line(line)
     return compared
-
-
-def interpolations(count: int) -> list[float]:
-    """Return the weights of the trained model to try: 1/count, 2/count, ... 1; for 0 only 1."""
-    return [step / count for step in range(1, count + 1)] or [1.0]
 
 
 def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) -> SavedEncoder:

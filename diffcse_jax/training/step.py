@@ -1,7 +1,6 @@
 """The train step: the inputs of the losses, their weighted sum, gradients and the update; and the optimizer."""
 
-import concurrent.futures
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,8 +29,9 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, confi
     """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
     # Compiled, so that the optimizer's state is created on its devices. The parameters are not donated, because
     # networks with the same initial weights share their NumPy arrays.
-    shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
-    return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
+    initialize = partial(_initialize, optimizer)
+    shardings = by_rules(jax.eval_shape(initialize, params), mesh, config)
+    return jax.jit(initialize, out_shardings=shardings)(params)
 
 
 def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
@@ -70,7 +70,10 @@ def make_train_step(
         inputs_key, dropout_key = jax.random.split(jax.random.fold_in(root, state.step))
 
         frozen_networks = Computation(networks, gathered(frozen, mesh), chunks, devices)
-        batch = with_second_views(config, frozen_networks, batch, fold_in_name(inputs_key, "second views"))
+        if config.data.augmentation == "mlm":
+            key = fold_in_name(inputs_key, "second views")
+            ratio = config.data.augmentation_ratio
+            batch = generated_second_views(frozen_networks, batch, ratio, config.generator, key)
         inputs = prepare(config.losses, frozen_networks, batch, inputs_key, config.run_info)
 
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
@@ -106,13 +109,6 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def with_second_views(config: Config, frozen: Computation, batch: Batch, key: PRNGKeyArray) -> Batch:
-    """Return the batch. If `data.augmentation` is `mlm`, the generator makes its second views."""
-    if config.data.augmentation != "mlm":
-        return batch
-    return generated_second_views(frozen, batch, config.data.augmentation_ratio, config.generator, key)
-
-
 def loss_of_batch(
     config: Config, trained: Computation, batch: Batch, inputs: Inputs, key: PRNGKeyArray
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -135,58 +131,20 @@ def _first_bad(grads: Params) -> jax.Array:
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
 
 
-class Programs:
-    """Compiled train steps by the shape of a batch. A thread compiles them in the order in which they are needed.
+def announced(step: Callable[[TrainState, Params, Batch], Any]) -> TrainStep:
+    """Return the step. It logs each new shape of batches, because it is then compiled, which takes a while."""
+    seen = set()
 
-    Args:
-        step: From `make_train_step`.
-        state: A state of the run. Only its shapes and shardings are read.
-        frozen: The frozen parameters.
-        batches: One batch of each expected shape, on the mesh. Other shapes are compiled when they occur.
-    """
+    def announced_step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        examples, views, length = batch.input_ids.shape
+        packed = f", {batch.layout.positions.size:,} without padding" if batch.layout else ""
+        shape = f"{examples} x {views} x {length} tokens{packed}"
+        if shape not in seen:
+            seen.add(shape)
+            log_line(f"compiling the train step for batches of {shape}")
+        return step(state, frozen, batch)
 
-    def __init__(self, step: Any, state: TrainState, frozen: Params, batches: Iterable[Batch]):
-        self._step, self._frozen = step, frozen
-        self._like = _abstract((state, frozen))
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compiling")
-        self._programs: dict[tuple[Hashable, ...], concurrent.futures.Future[jax.stages.Compiled]] = {}
-        for batch in batches:
-            self._start(batch)
-
-    def __enter__(self) -> "Programs":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """Run a step. If its program is not compiled yet, say so and wait."""
-        shape = _shape_of(batch)
-        if shape not in self._programs:
-            self._start(batch)
-        program = self._programs[shape]
-        if not program.done():
-            task, examples, views, length, tokens = shape
-            number, count = list(self._programs).index(shape) + 1, len(self._programs)
-            which = f" ({number} of at most {count})" if count > 1 else ""
-            sizes = f"{f'{task}, ' if task else ''}{examples} x {views} x {length} tokens"
-            packed = f", {tokens:,} without padding" if tokens else ""
-            log_line(f"compiling the train step{which} for batches of {sizes}{packed}")
-        return program.result()(state, self._frozen, batch)
-
-    def _start(self, batch: Batch) -> None:
-        arguments = (*self._like, _abstract(batch))
-        self._programs[_shape_of(batch)] = self._thread.submit(lambda: self._step.lower(*arguments).compile())
-
-
-def _abstract(arrays: Any) -> Any:
-    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays)
-
-
-def _shape_of(batch: Batch) -> tuple[Hashable, ...]:
-    """Return the tasks, examples, views, length and packed tokens (0: not packed) of a batch."""
-    tokens = batch.layout.positions.size if batch.layout else 0
-    return (", ".join(batch.labels or ()), *batch.input_ids.shape, tokens)
+    return announced_step
 
 
 # The optimizer: AdamW as in the authors' trainer, with its epsilon, linear decay, clipping, and no decay of norms

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from diffcse_jax import hosts
 from diffcse_jax.config import Config
 from diffcse_jax.data.augmentation import begins_word, open_augmentation
-from diffcse_jax.data.batches import SAMPLE, BatchSource, make_batches
+from diffcse_jax.data.batches import BatchSource, make_batches
 from diffcse_jax.data.pair_builders import stored_length
 from diffcse_jax.data.readers import Corpus, Place
 from diffcse_jax.data.sampling import Crops, Neighbours, examples_of
@@ -25,7 +25,7 @@ from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.hosts import log_line
-from diffcse_jax.io import expand_path, sha256, why_unreadable
+from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models.prompts import for_columns
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.checkpoints import Checkpoints
@@ -36,8 +36,8 @@ from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator
 from diffcse_jax.training.loop import Run, loop
 from diffcse_jax.training.selection import check_drift_metric, check_interpolation, select
-from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shard_batch, shards_of
-from diffcse_jax.training.step import Programs, initial_state, make_optimizer, make_train_step
+from diffcse_jax.training.sharding import by_rules, make_mesh, packing_of, resolved, shards_of
+from diffcse_jax.training.step import announced, initial_state, make_optimizer, make_train_step
 
 
 def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -58,22 +58,21 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     corpus = open_corpus(config.data)
-    hosts.decided_by_first(partial(_check_files, config))
 
     # 2. The models that the run reads, and whether they fit together.
     config, base, vocabulary = networks.open_start(config, mesh)
     encoder, tokenizer = base.checkpoint, base.tokenizer
     check_interpolation(config, base)
-    generator = None
-    if config.needs("generator") and not config.trains_generator_head:
-        hardware = mesh.devices.flat[0].platform, mesh.shape["data"]
-        generator = networks.load_generator(config, encoder, tokenizer).on(*hardware)
+    generator = networks.load_generator(config, encoder, tokenizer)
     discriminator = networks.load_discriminator(config, encoder, tokenizer)
     teachers = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
     max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
+    # These read files that may be missing, so they come before the text is tokenised.
+    evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
+    augmentation = open_augmentation(config.data, tokenizer)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     stored = () if config.data.pairs == "crops" else prompts  # spans get their prompt when they are drawn
     store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=stored, quiet=quiet)
@@ -91,12 +90,11 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
         shards=shards_of(mesh),
         packing=packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")),
         next_sentence=config.needs("next_sentence"),
-        augmentation=open_augmentation(config.data, tokenizer),
+        augmentation=augmentation,
         prompt_tokens=[len(ids) for ids in prompt_ids] * (len(examples.columns) // len(prompts)),
         pools_prompts=base.prompts.pooled,
         vectors=vectors,
     )
-    evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     digests = dict(teachers.digests)
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
@@ -137,13 +135,8 @@ def run_training(run: Run) -> str:
         if jax.process_index() == 0:
             record_start(run.workdir, config, text=run.text, step=step)
         if not run.ends_at(step, baseline):
-            # Compile the step for each shape among the next batches, in the order in which they are needed.
-            shapes = source.shapes_of(range(step, min(len(source), step + SAMPLE)))
-            expected = (shard_batch(source[index], mesh) for index in shapes.values())
-            train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
-            with Programs(train_step, state, frozen, expected) as programs:
-                compiled_step = lambda state, batch: programs(state, shard_batch(batch, mesh))  # noqa: E731
-                loop(run, baseline, checkpoints, compiled_step, state, batches)
+            train_step = announced(make_train_step(run.built.networks, config, run.optimizer, mesh))
+            loop(run, baseline, checkpoints, train_step, state, frozen, batches)
     return hosts.decided_by_first(lambda: select(run, baseline).verdict)
 
 
@@ -167,18 +160,6 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     few = f"{counted(examples, 'training example{s}')}, fewer than train.batch_size={train.batch_size}"
     log_line(f"notice: the text gives {few}. Training with batches of {size}.")
     return dataclasses.replace(config, train=dataclasses.replace(train, batch_size=size))
-
-
-def _check_files(config: Config) -> None:
-    """Check that the files with dev pairs and synonyms can be read, before any model is loaded."""
-    files = {}
-    if config.data.augmentation == "synonyms":
-        files["data.synonyms_file"] = config.data.synonyms_file
-    if {"pairs_retrieval", "pairs_spearman"}.intersection((config.eval.metric, *config.eval.beside)):
-        files["eval.pairs_file"] = config.eval.pairs_file
-    for key, file in files.items():
-        if file and file != "docstrings" and (reason := why_unreadable(expand_path(file))):
-            raise DataError(f"{key}: {reason}")
 
 
 def _measure_baseline(run: Run, *, resumed: bool) -> Record:

@@ -300,7 +300,7 @@ def pooler_of_start(pooler: str, config: Config) -> str:
     if pooler != OWN_POOLER:
         return pooler
     recorded = pooling_modules.recorded(hf.read(config.model.name_or_path))
-    return recorded.pooler if recorded else with_own_pooler(config, None).encoding_pooler
+    return recorded.pooler or with_own_pooler(config, recorded).encoding_pooler
 
 
 if __name__ == "__main__":

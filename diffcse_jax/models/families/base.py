@@ -53,6 +53,10 @@ class HfConfig:
         value = self._value(key, {})
         return HfConfig(self._checked(key, value, isinstance(value, Mapping), "an object"))
 
+    def rope(self) -> "HfConfig":
+        """Return the settings of rotary positions: nested in `rope_parameters` (transformers 5), or here."""
+        return self if self.values.get("rope_parameters") is None else self.inside("rope_parameters")
+
     def _value(self, key: str, default: Any = None) -> Any:
         name = self.names.get(key, key)
         return self.values[name] if default is None else self.values.get(name, default)
@@ -71,7 +75,7 @@ class SequenceClassifier(NamedTuple):
     classifier: str  # name of the last layer
 
 
-Modules = Mapping[str, str | tuple[str, ...]]  # ours by the checkpoint's names. Several of ours are stacked there
+Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     config.require("logn_attention_scale", False)
     if config.values.get("rope_scaling") is not None:
         config.require("rope_scaling", None)
-    rope = config if config.values.get("rope_parameters") is None else config.inside("rope_parameters")
+    rope = config.rope()
     rope.require("rope_type", "default", "linear")
     types = config.size("type_vocab_size", least=0, default=1)
     like_bert = bert.sizes(HfConfig({**config.values, "position_embedding_type": "absolute", "type_vocab_size": 1}))
@@ -66,10 +66,10 @@ FAMILIES = {
         | bert.TOKEN_TYPES,
         block_prefix="encoder.layer.",
         block={
-            "attention.qkv_proj": ("attention.query", "attention.key", "attention.value"),
+            "attention.qkv_proj": "attention.query+attention.key+attention.value",
             "attention.o_proj": "attention.output",
             "attn_ln": "attention_norm",
-            "mlp.up_gate_proj": ("gate", "intermediate"),
+            "mlp.up_gate_proj": "gate+intermediate",
             "mlp.down_proj": "output",
             "mlp_ln": "output_norm",
         },

@@ -4,63 +4,52 @@ Norms come before attention and the feed-forward network, whose units are gated.
 sees all tokens, the others a window. Dense layers and norms have no biases.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from functools import partial
 
-import jax
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
-from diffcse_jax.models.families.base import MOST_BLOCKS, Family, HfConfig
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, dropout
-from diffcse_jax.models.transformer import LogitBias, SelfAttention, TransformerConfig, gated, split_keys
+from diffcse_jax.models.families import bert
+from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.layers import dropout
+from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of blocks in config.json
 
 
-class ModernBertBlock(nnx.Module):
+class ModernBertBlock(Block):
     """Self-attention and a gated feed-forward network, each after a norm and followed by a residual connection.
 
     The first block has no norm before its attention: the embeddings have just been normalised.
     """
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        def norm() -> LayerNorm:
-            return LayerNorm(config.hidden_size, config.norm_epsilon, bias=False, dtype=dtype)
-
-        def dense(inputs: int, outputs: int) -> Dense:
-            return Dense(inputs, outputs, bias=False, dtype=dtype, rngs=rngs)
-
-        self.attention_norm = norm() if index else None
-        self.attention = SelfAttention(config, index, bias=False, dtype=dtype, rngs=rngs)
-        self.intermediate_norm = norm()
-        self.intermediate = dense(config.hidden_size, config.intermediate_size)
-        self.gate = dense(config.hidden_size, config.intermediate_size)
-        self.output = dense(config.intermediate_size, config.hidden_size)
-        self.activation = config.activation
+        super().__init__(config, index, bias=False, gated=True, attention_norm=index > 0, dtype=dtype, rngs=rngs)
         self.attention_rate = config.attention_dropout[index]
-        self.rate = config.hidden_dropout[index]
-        self.recompute = config.recompute
 
     def __call__(
         self, hidden_states: Tokens, rows: TokenRows, bias: LogitBias, *, keys: RowKeys, positions: int | None = None
     ) -> Float[Array, "*outputs hidden"]:
-        """Return the output at all tokens, or, with `positions`, rows of the first positions, which attend to all."""
-        probabilities_keys, attention_keys, output_keys = split_keys(keys, rows, positions)
+        probabilities_keys, attention_keys, unit_keys = split_keys(keys, rows, positions)
         normed = hidden_states if self.attention_norm is None else self.attention_norm(hidden_states)
         attended = self.attention(normed, rows, bias, keys=probabilities_keys, positions=positions)
         if positions is not None:
             hidden_states = unpack(hidden_states, rows)[:, :positions]
         hidden_states += dropout(attended, self.attention_rate, attention_keys)
-        normed = self.intermediate_norm(hidden_states)
-        with jax.named_scope("activation"):
-            function = partial(gated, ACTIVATIONS[self.activation])
-            units = (jax.checkpoint(function) if self.recompute else function)(
-                self.intermediate(normed), self.gate(normed)
-            )
-        return hidden_states + self.output(dropout(units, self.rate, output_keys))
+        units = self.activated(self.output_norm(hidden_states))
+        return hidden_states + self.output(dropout(units, self.output_dropout, unit_keys))
+
+
+# BERT's keys that have other names here.
+KEYS = {
+    "layer_norm_eps": "norm_eps",
+    "hidden_act": "hidden_activation",
+    "hidden_dropout_prob": "mlp_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
 
 
 def sizes(config: HfConfig) -> TransformerConfig:
@@ -68,26 +57,15 @@ def sizes(config: HfConfig) -> TransformerConfig:
     for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         config.require(key, False)
     config.require("decoder_bias", True)
-    num_blocks = config.size("num_hidden_layers", most=MOST_BLOCKS)
-    types = _block_types(config, num_blocks)
+    like_bert = bert.sizes(HfConfig({"hidden_activation": "gelu"} | dict(config.values), KEYS))
+    types = _block_types(config, like_bert.num_blocks)
     bases = {GLOBAL: _rotary_base(config, GLOBAL, "global_rope_theta", 160_000.0)}
     bases[LOCAL] = _rotary_base(config, LOCAL, "local_rope_theta", 10_000.0)
     window = config.size("local_attention", least=2, default=128) // 2
-    return TransformerConfig(
-        family=config.text("model_type"),
-        vocab_size=config.size("vocab_size"),
-        hidden_size=config.size("hidden_size"),
-        num_blocks=num_blocks,
-        num_heads=config.size("num_attention_heads"),
-        intermediate_size=config.size("intermediate_size"),
-        max_positions=config.size("max_position_embeddings"),
+    return dataclasses.replace(
+        like_bert,
         type_vocab_size=0,
-        norm_epsilon=config.rate("norm_eps"),
-        activation=config.text("hidden_activation", "gelu"),
-        pad_token_id=config.size("pad_token_id", least=0),
         embedding_dropout=config.rate("embedding_dropout"),
-        hidden_dropout=(config.rate("mlp_dropout"),) * num_blocks,
-        attention_dropout=(config.rate("attention_dropout"),) * num_blocks,
         mlm_activation=config.text("classifier_activation", "gelu"),
         mlm_transform_bias=False,
         norm_bias=False,
@@ -108,10 +86,9 @@ def _block_types(config: HfConfig, num_blocks: int) -> list[str]:
 
 
 def _rotary_base(config: HfConfig, block_type: str, old_key: str, default: float) -> float:
-    """Return the base of rotary positions. Configurations of transformers 4 and 5 have it in different places."""
-    if config.values.get("rope_parameters") is None:
+    if config.rope() is config:
         return config.number(old_key, default)
-    rope = config.inside("rope_parameters").inside(block_type)
+    rope = config.rope().inside(block_type)
     rope.require("rope_type", "default")
     return rope.number("rope_theta", default)
 
@@ -129,10 +106,10 @@ FAMILIES: Mapping[str, Family] = {
         block_prefix="layers.",
         block={
             "attn_norm": "attention_norm",
-            "attn.Wqkv": ("attention.query", "attention.key", "attention.value"),
+            "attn.Wqkv": "attention.query+attention.key+attention.value",
             "attn.Wo": "attention.output",
-            "mlp_norm": "intermediate_norm",
-            "mlp.Wi": ("intermediate", "gate"),
+            "mlp_norm": "output_norm",
+            "mlp.Wi": "intermediate+gate",
             "mlp.Wo": "output",
         },
         pooler={},

@@ -45,7 +45,7 @@ def sizes(config: HfConfig) -> TransformerConfig:
     if config.values.get("activation_function") == "swiglu":
         renamed["hidden_act"] = "silu"
     config = HfConfig({**renamed, **config.values})
-    rope = config if config.values.get("rope_parameters") is None else config.inside("rope_parameters")
+    rope = config.rope()
     rope.require("rope_type", "default")
     like_bert, base = bert.sizes(config), rope.number("rope_theta", 1000.0)
     return dataclasses.replace(like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks)
@@ -63,7 +63,7 @@ FAMILIES = {
         },
         block_prefix="encoder.layers.",
         block={
-            "attn.Wqkv": ("attention.query", "attention.key", "attention.value"),
+            "attn.Wqkv": "attention.query+attention.key+attention.value",
             "attn.out_proj": "attention.output",
             "norm1": "attention_norm",
             "mlp.fc11": "gate",
