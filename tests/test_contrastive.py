@@ -68,15 +68,12 @@ def with_dcl(z1, z2, z0, temperature):
     ("name", "loss", "arguments"),
     [
         ("infonce", of_views, "z1 z2"),
-        ("infonce_temp0.1", partial(of_views, temperature=0.1), "z1 z2"),
         ("hardneg0.0", of_views, "z1 z2 z3"),
         ("hardneg1.0", partial(of_views, hard_negative_weight=float(np.exp(1.0))), "z1 z2 z3"),
-        ("offdropout_m0.5", partial(of_separate, ratio=0.5), "z1 z2 z0"),
         ("offdropout_m0.9", partial(of_separate, ratio=0.9), "z1 z2 z0"),
-        ("offdropout_m1.0", partial(of_separate, ratio=1.0), "z1 z2 z0"),
         ("PAPER_eq3_offinfo_m0.9", partial(of_separate, ratio=0.9, form="paper"), "z1 z2 z0"),
         ("both_mean_m1.0", lambda z1, z2: of_separate(z1, z2, (z1 + z2) / 2, ratio=1.0), "z1 z2"),
-        *((f"dcl_alone_tau{tau}", partial(dcl, temperature=float(tau)), "z1 z2") for tau in ("5", "10", "1", "0.05")),
+        *((f"dcl_alone_tau{tau}", partial(dcl, temperature=float(tau)), "z1 z2") for tau in ("5", "0.05")),
         (
             "PAPER_eq5_dcl_tau5",
             lambda z1, z2: dimension_contrast(z1, z2, temperature=5.0, form="paper").sum(),
@@ -84,7 +81,6 @@ def with_dcl(z1, z2, z0, temperature):
         ),
         ("simcse_dcl_tau10_w0.1", lambda z1, z2: of_views(z1, z2) + 0.1 * dcl(z1, z2, 10.0), "z1 z2"),
         ("simcsepp_m0.9_tau5_w0.1", partial(with_dcl, temperature=5.0), "z1 z2 z0"),
-        ("simcsepp_m0.9_tau0.05_w0.1", partial(with_dcl, temperature=0.05), "z1 z2 z0"),
     ],
 )
 def test_values_and_gradients_are_those_of_the_authors_code(reference_dir, name, loss, arguments):

@@ -63,11 +63,6 @@ def test_a_pooler_follows_its_definition_without_padding(pooler):
     assert np.isfinite(pooled(STATES, np.zeros_like(MASK), pooler)).all()
 
 
-def test_one_block_is_both_top_and_last():
-    for pooler in ("avg_top2", "avg_first_last"):
-        np.testing.assert_allclose(pooled(STATES[:2], MASK, pooler), mean_over_tokens(*STATES[:2]), atol=1e-6)
-
-
 @pytest.fixture(scope="module")
 def reference_states(reference_dir) -> tuple[list[np.ndarray], np.ndarray]:
     """Hidden states of the real encoder on the reference sentences, and their mask."""

@@ -71,7 +71,7 @@ def changed_states(config: TransformerConfig, params: parameters.Params | None =
     return [not np.array_equal(*states) for states in zip(plain, dropped, strict=True)]
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "modernbert"])
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
 def test_a_sentence_depends_neither_on_padding_nor_on_its_neighbours(family):
     config = sizes(family)
     params = random_params(config)
@@ -297,38 +297,7 @@ def test_the_condition_has_no_dropout():
     np.testing.assert_array_equal(dropped[0][:, 0], condition)
 
 
-def test_the_gradient_reaches_the_condition_instead_of_the_replaced_embedding():
-    config = dataclasses.replace(sizes(), num_blocks=1)
-    only_first = 11
-    rows = ROWS._replace(input_ids=IDS.at[:, 0].set(only_first))
-
-    def loss(params: parameters.Params, condition: jax.Array) -> jax.Array:
-        return (apply(config, params, rows, condition=condition)[-1][:, 1] ** 2).mean()
-
-    gradients, condition_gradient = compiled(jax.grad(loss, argnums=(0, 1)))(random_params(config), jnp.ones((3, 16)))
-    assert np.abs(condition_gradient).max(axis=1).min() > 0.0
-    words = np.abs(gradients["embeddings.word.embedding"]).max(axis=1)
-    assert words[only_first] == 0.0
-    assert words[6] > 0.0
-
-
 # --- numerics ---
-
-
-def test_the_gradients_of_a_dense_layer_are_those_of_the_product():
-    graph, state = nnx.split(Dense(6, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    rng = np.random.default_rng(0)
-    x, weights = (jnp.asarray(rng.normal(size=(2, 3, size)), jnp.float32) for size in (6, 4))
-
-    def ours(x, state):
-        return jnp.sum(nnx.merge(graph, state)(x) * weights)
-
-    def plain(x, state):
-        bias = jnp.broadcast_to(state["bias"][...], weights.shape)
-        return jnp.sum((jnp.matmul(x, state["kernel"][...]) + bias) * weights)
-
-    ours, expected = (jax.grad(f, argnums=(0, 1))(x, state) for f in (ours, plain))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected)
 
 
 def test_gradients_in_bfloat16_are_summed_in_float32():
@@ -353,33 +322,3 @@ def test_layer_norm_keeps_its_digits_far_from_zero():
     expected = (exact - exact.mean(axis=1, keepdims=True)) / exact.std(axis=1, keepdims=True)
     norm = LayerNorm(16, 1e-12, dtype=jnp.float32)
     np.testing.assert_allclose(norm(jnp.asarray(rows)), expected, atol=2e-3)
-
-
-def test_the_gradients_of_a_layer_norm_follow_its_formula():
-    rng = np.random.default_rng(0)
-    rows, weights = (jnp.asarray(rng.normal(size=(2, 3, 16)), jnp.float32) for _ in range(2))
-    definition, params = nnx.split(LayerNorm(16, 1e-5, dtype=jnp.float32))
-    params = jax.tree.map(lambda array: jnp.asarray(rng.normal(size=array.shape), jnp.float32), params)
-
-    def written_out(params: nnx.State, rows: jax.Array) -> jax.Array:
-        mean, variance = rows.mean(axis=-1, keepdims=True), rows.var(axis=-1, keepdims=True)
-        scale, bias = (jnp.asarray(params[name].get_value())[None, None] for name in ("scale", "bias"))
-        return (((rows - mean) / jnp.sqrt(variance + 1e-5) * scale + bias) * weights).sum()
-
-    def ours(params: nnx.State, rows: jax.Array) -> jax.Array:
-        return (nnx.merge(definition, params)(rows) * weights).sum()
-
-    ours, expected = (jax.grad(f, argnums=(0, 1))(params, rows) for f in (ours, written_out))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), ours, expected)
-
-
-def test_bfloat16_is_close_to_float32():
-    config = sizes("modernbert")
-    params = random_params(config)
-    build = partial(Transformer, config, dtype=jnp.bfloat16)
-    assert {shape.dtype for shape in parameters.shapes(build).values()} == {jnp.dtype("float32")}
-    exact, rounded = run(config, params), run(config, params, dtype=jnp.bfloat16)
-    for states, expected in zip(rounded, exact, strict=True):
-        assert states.dtype == jnp.bfloat16
-        error = np.abs(np.asarray(states, np.float32) - expected)[MASK == 1]
-        assert 0.0 < error.mean() < 0.01 * np.abs(expected).mean()
