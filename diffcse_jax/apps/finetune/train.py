@@ -25,11 +25,8 @@ from diffcse_jax.evaluation.dev import build_drift_check
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, json_digest
 from diffcse_jax.losses.finetune import ENCODER, head_of
-from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
-from diffcse_jax.models.pooling_modules import max_length_of
-from diffcse_jax.models.sentence_head import RecordedHead
 from diffcse_jax.run_folder.folder import HEADS, open_run
 from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
 from diffcse_jax.training import networks
@@ -118,17 +115,9 @@ class Tuning:
         """Return the encoder and the heads with their first weights."""
         return networks.build(config, self.checkpoint, None, self.vocabulary, projector=self.start.head)
 
-    def encoder(self, transformer: Params, pooler_head: Params | None, head: RecordedHead) -> SentenceEncoder:
-        """Return an encoder with these weights and the pooler that the run trains."""
-        folder, sizes, pooler = self.checkpoint.folder, self.checkpoint.config, self.config.encoding_pooler
-        length = max_length_of(folder, sizes.max_length, self.config.data.max_length)
-        options: dict[str, Any] = {"pooler_head": pooler_head, "sentence_head": head, "prompts": self.start.prompts}
-        options["max_length"] = length
-        return SentenceEncoder(sizes, transformer, self.tokenizer, pooler=pooler, **options)
-
     def start_encoder(self) -> SentenceEncoder:
-        """Return the encoder to start from."""
-        return self.encoder(self.checkpoint.transformer, self.start.head, self.checkpoint.sentence_head)
+        """Return the encoder before the first step."""
+        return self.start.encoder(self.config, self.built(self.config).params)
 
     def train_heads(self, workdir: Path) -> Params:
         """Train the heads on embeddings of the frozen encoder, and return those that are best on dev."""
@@ -149,10 +138,7 @@ class Tuning:
         built = self.built(self.config)
 
         def model(params: Params) -> TaskModel:
-            head = self.checkpoint.sentence_head.of(self.config.encoding_pooler, params)
-            transformer, pooler_head = (parameters.subset(params, name) for name in ("encoder", "projector"))
-            encoder = self.encoder(transformer, pooler_head, head)
-            return self._model(encoder, params)
+            return self._model(self.start.encoder(self.config, params), params)
 
         return self._train(self.config, workdir, built._replace(params=built.params | heads), model, {})
 
