@@ -16,7 +16,6 @@ from diffcse_jax.io import read_json_object
 SETTINGS = "config_sentence_transformers.json"
 QUERY = "query"
 DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first that is recorded is used
-NO_PROMPT = "none"  # in `data.prompts`
 # How model cards write the prompts of the families of e5, nomic, and bge, arctic and mxbai.
 _IN_README = re.compile(
     r"[\"'`]((?:query|passage|search_query|search_document): "
@@ -123,7 +122,7 @@ def for_columns(prompts: Prompts, asked: Sequence[str], columns: int) -> tuple[t
         return texts, prompts
     if len(asked) not in (1, columns):
         raise ConfigError(f"data.prompts has {len(asked)} prompts, and the text {columns} columns. Give 1 or {columns}")
-    known = {**prompts.by_name, NO_PROMPT: ""}
+    known = {**prompts.by_name, "none": ""}
     for each in asked:
         if each not in known and not re.search(r"[\s:]", each):
             raise ConfigError(

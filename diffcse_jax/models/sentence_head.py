@@ -16,13 +16,14 @@ from diffcse_jax.models.parameters import Params
 from diffcse_jax.models.pooling import normalize
 
 SENTENCE_HEAD = "sentence_head"  # among the networks of a run
-NORM_EPSILON = 1e-5
 # Activations of torch.nn with their default arguments, by the names of the classes.
-_OF_JAX = {name.replace("_", ""): getattr(jax.nn, name) for name in dir(jax.nn)}
-_NAMES = ("Identity", "Tanh", "ReLU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "CELU", "SELU", "Mish", "ReLU6")
-_MORE_NAMES = ("Softplus", "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "LogSigmoid")
-TORCH_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]]
-TORCH_ACTIVATIONS = {name: _OF_JAX[name.lower()] for name in (*_NAMES, *_MORE_NAMES)} | {"GELU": ACTIVATIONS["gelu"]}
+TORCH_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "Identity": jax.nn.identity, "Tanh": jnp.tanh, "ReLU": jax.nn.relu, "GELU": ACTIVATIONS["gelu"],
+    "SiLU": jax.nn.silu, "Sigmoid": jax.nn.sigmoid, "LeakyReLU": jax.nn.leaky_relu, "ELU": jax.nn.elu,
+    "CELU": jax.nn.celu, "SELU": jax.nn.selu, "Mish": jax.nn.mish, "ReLU6": jax.nn.relu6,
+    "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign, "Hardtanh": jax.nn.hard_tanh,
+    "Hardswish": jax.nn.hard_swish, "Hardsigmoid": jax.nn.hard_sigmoid, "LogSigmoid": jax.nn.log_sigmoid,
+}  # fmt: skip
 
 
 class HeadLayer(NamedTuple):
@@ -95,7 +96,7 @@ class _Module(nnx.Module):
         self.layer = layer
         self.linear = dense(bias=layer.bias) if layer.kind == "Dense" else None
         self.residual = dense(bias=False) if projects else None
-        self.norm = LayerNorm(layer.dimension, NORM_EPSILON, dtype=dtype) if layer.kind == "LayerNorm" else None
+        self.norm = LayerNorm(layer.dimension, 1e-5, dtype=dtype) if layer.kind == "LayerNorm" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.layer.kind == "Normalize":

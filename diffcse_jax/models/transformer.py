@@ -24,7 +24,6 @@ from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, 
 
 LogitBias = Float[Array, "rows #heads #length length"]
 HIDDEN = np.finfo(np.float32).min / 2  # bias on logits of tokens that are not seen; a sum of two is finite
-TPU_LANES = 128
 # The dropout schedules of a report on adjusting dropout (docs/papers.md), for encoders of 12 blocks. Each one gives the
 # rates of the first blocks. The other blocks keep the usual rate.
 MASKED_BLOCKS = 12
@@ -122,7 +121,7 @@ class TransformerConfig:
 
     def on(self, platform: str, devices: int = 1) -> "TransformerConfig":
         """Return the same encoder for a platform (`cpu`, `gpu` or `tpu`), with rows split over that many devices."""
-        return dataclasses.replace(self, lanes=TPU_LANES if platform == "tpu" else 1, devices=devices)
+        return dataclasses.replace(self, lanes=128 if platform == "tpu" else 1, devices=devices)
 
     def without_dropout(self) -> "TransformerConfig":
         """Return the same encoder with all rates 0."""

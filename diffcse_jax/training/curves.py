@@ -44,14 +44,12 @@ MOST_MARKERS = 40  # points of a line that each get a marker
 SIMILARITIES = ("similarity_positive", "similarity_negative")
 SHOWN = {*SIMILARITIES, "sentences_per_second", "step", "bad_steps", "grad_norm", "learning_rate", "loss"}
 
-Points = Sequence[tuple[float, float]]
-
 
 class Line(NamedTuple):
     """A line through points (x, y). Its label is empty if the chart has one line."""
 
     label: str
-    points: Points
+    points: Sequence[tuple[float, float]]
     colour: str = COLOURS[0]
 
 

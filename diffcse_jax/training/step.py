@@ -29,9 +29,8 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, confi
     """Return the state before the first step, placed on the mesh by the rules of `sharding`."""
     # Compiled, so that the optimizer's state is created on its devices. The parameters are not donated, because
     # networks with the same initial weights share their NumPy arrays.
-    initialize = partial(_initialize, optimizer)
-    shardings = by_rules(jax.eval_shape(initialize, params), mesh, config)
-    return jax.jit(initialize, out_shardings=shardings)(params)
+    shardings = jax.tree.map(lambda array: array.sharding, abstract_state(params, optimizer, config, mesh))
+    return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
 
 
 def abstract_state(params: Params, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh) -> TrainState:
