@@ -120,7 +120,7 @@ def model_card(
         max_length=saved.max_length or sizes.max_length,
         other_poolers=OTHER_POOLERS,
         prompts=", ".join(f"{name} `{prompt}`" for name, prompt in saved.prompts.by_name.items() if prompt),
-        has_pooler=bool(families.find(sizes.family).pooler),
+        has_pooler=bool(families.FAMILIES[sizes.family].pooler),
         graph=GRAPH if onnx else "",
         command=command_of(config),
         configuration=json.dumps(portable(config), indent=2),

@@ -119,7 +119,7 @@ def export(
     print(f"exported to {output}: {origin(saved.interpolation, saved.step)}")
     for line in _describe_checks(check):
         print(line.replace("`", ""))
-    if families.find(saved.transformer_config.family).pooler and not saved.pooler_head:
+    if families.FAMILIES[saved.transformer_config.family].pooler and not saved.pooler_head:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{saved.pooler} does not use it. Do not use `pooler_output`"
@@ -142,7 +142,7 @@ def export_and_upload(
 def write_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = None) -> None:
     """Write configuration, weights, tokenizer and modules into an existing folder."""
     sizes = saved.transformer_config
-    architecture = families.find(sizes.family).architecture
+    architecture = families.FAMILIES[sizes.family].architecture
     hf_config = dict(saved.hf_config) | {"architectures": [architecture], "dtype": "float32"}
     for key in ("torch_dtype", "auto_map", "configuration_files"):  # the last two name files that are not exported
         hf_config.pop(key, None)
@@ -200,7 +200,7 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
 def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
     """Return the independent readers that are available here."""
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
-    has_hf_pooler = bool(families.find(saved.transformer_config.family).pooler)
+    has_hf_pooler = bool(families.FAMILIES[saved.transformer_config.family].pooler)
     if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
         from diffcse_jax.evaluation.backends import TorchEncoder
 

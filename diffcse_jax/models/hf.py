@@ -104,7 +104,7 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     check_export(folder)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))
-    family = families.find(config.family)
+    family = families.FAMILIES[config.family]
     stored = read_tensors(folder)
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
@@ -225,7 +225,7 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         supported = ", ".join(sorted(families.FAMILIES))
         raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
     try:
-        config = families.find(model_type).sizes(HfConfig(hf_config))
+        config = families.FAMILIES[model_type].sizes(HfConfig(hf_config))
         if config.hidden_size % config.num_heads:
             raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
         if config.rotary_bases and config.hidden_size // config.num_heads % 2:
@@ -280,7 +280,7 @@ class _Tensor(NamedTuple):
 @functools.lru_cache
 def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     """Return the arrays of a part by the checkpoint's names, without prefix."""
-    family = families.find(config.family)
+    family = families.FAMILIES[config.family]
     modules_of_part = family.modules if part == "transformer" else getattr(family, part)
     table = {theirs: ours.split("+") for theirs, ours in modules_of_part.items()}
     if part == "transformer":

@@ -107,7 +107,7 @@ def write_heads(model: TaskModel, saved: SavedEncoder, folder: Path) -> dict[str
 def why_not(task: Task, saved: SavedEncoder) -> str:
     """Return why transformers' classifiers cannot hold a head, or an empty string."""
     family = saved.transformer_config.family
-    classifier = families.find(family).sequence_classifier
+    classifier = families.FAMILIES[family].sequence_classifier
     if task.is_pair:
         return "transformers reads a pair as one sequence, but this head compares two embeddings"
     if classifier is None:
@@ -133,7 +133,7 @@ def write_sequence_classifier(task: Task, head: Params, saved: SavedEncoder, fol
         (folder / name).unlink()
     for module in folder.glob("[0-9]_*"):
         shutil.rmtree(module)
-    sizes, family = saved.transformer_config, families.find(saved.transformer_config.family)
+    sizes, family = saved.transformer_config, families.FAMILIES[saved.transformer_config.family]
     layers = [(head[f"layers.{n}.kernel"], head[f"layers.{n}.bias"]) for n in range(task.depth)]
     if saved.pooler_head and saved.pooler == "cls":
         layers.insert(0, (saved.pooler_head["dense.kernel"], saved.pooler_head["dense.bias"]))

@@ -19,8 +19,3 @@ FAMILIES: dict[str, Family] = {
     **nomic_bert.FAMILIES,
     **roberta.FAMILIES,
 }
-
-
-def find(model_type: str) -> Family:
-    """Return the family of a supported `model_type`."""
-    return FAMILIES[model_type]
