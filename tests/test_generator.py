@@ -129,7 +129,7 @@ def test_the_loss_at_gathered_positions_is_the_masked_mean():
 
     masked = mask_tokens(key, views.anchors.padded(), vocabulary=VOCABULARY, ratio=0.3, style="bert")
     states = bound(Transformer, SIZES, ENCODER.transformer)(masked.rows)[-1]
-    word_embeddings = ENCODER.transformer["embeddings.word.embedding"]
+    word_embeddings = frozen["transformer.embeddings.word.embedding"]
     logits = bound(MaskedLMHead, SIZES, parameters.subset(head, "head"))(states, word_embeddings)
     ids, selected = views.anchors.input_ids, masked.selected
     np.testing.assert_allclose(loss, np.mean(masked_language_model(logits, ids)[selected]), rtol=1e-5)
