@@ -239,12 +239,10 @@ class SentenceEncoder(Searcher):
             warn_of_cut(*counts) if self._cut_texts is None else self._cut_texts.append(counts)
         vectors = np.empty((len(distinct), self.dimension), np.float32)
         alone = _devices_lock if self._mesh.size > 1 else contextlib.nullcontext()
-        shown = Progress("encoding", "sentences", len(distinct)) if show_progress else contextlib.nullcontext()
-        with alone, shown as progress:
+        with alone, Progress("encoding", "sentences", len(distinct), quiet=not show_progress) as progress:
             for rows, computed in self._encode_distinct(token_ids, batch_size, prompt):
                 vectors[rows] = computed
-                if progress:
-                    progress.update(len(rows))
+                progress.update(len(rows))
         require_finite(vectors)
         if normalize or normalize_embeddings:
             vectors = pooling.normalize(vectors)
