@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,7 +87,7 @@ def encode(
         partial.replace(path)
 
 
-def _write_lines(file: TextIO, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
+def _write_lines(file: Any, records: list[Record], vectors: Float32[np.ndarray, "rows dimension"]) -> None:
     """Write an object on each line, with the shortest numbers that are exact in float32."""
     for record, vector in zip(records, vectors, strict=True):
         text = json.dumps(dict(record), ensure_ascii=False)
