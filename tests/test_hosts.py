@@ -27,7 +27,7 @@ from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.saved_encoder import read_encoder
 
 REPOSITORY = Path(__file__).parents[1]
-STEPS = 15  # enough for a process to be killed in the middle
+STEPS = 9  # enough for a process to be killed in the middle
 COMPILED = tempfile.TemporaryDirectory(prefix="compiled")  # shared by the processes of this file
 # `python train.py`, where the loss of a process is noticed sooner.
 TRAIN = """

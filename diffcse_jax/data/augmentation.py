@@ -20,7 +20,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.readers import Fault, checked, lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import expand_path, why_unreadable
+from diffcse_jax.io import expand_path
 
 Ids = Integer[np.ndarray, "B T"]
 Lengths = Int[np.ndarray, " B"]
@@ -115,16 +115,13 @@ def read_synonyms(
     of text that is not in the vocabulary.
     """
     table: dict[Word, list[Word]] = {}
-    if problem := why_unreadable(path):
-        raise DataError(f"data.synonyms_file: {problem}")
     for number, line in enumerate(lines(path), 1):
-        row = checked((line,))
-        if row is Fault.EMPTY:
+        if (row := checked((line,))) is Fault.EMPTY:
             continue
         word, *others = (field.strip() for field in line.split("\t"))
-        if not word or not others or not all(others) or isinstance(row, Fault):
-            expected = "expected a word and its synonyms, separated by tabs"
-            raise DataError(f"{path}, line {number}: {row if isinstance(row, Fault) else expected}")
+        if isinstance(row, Fault) or not (word and others and all(others)):
+            reason = row if isinstance(row, Fault) else "expected a word and its synonyms, separated by tabs"
+            raise DataError(f"{path}, line {number}: {reason}")
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
             encodings = (backend.encode(before + text, add_special_tokens=False) for text in (word, *others))

@@ -112,7 +112,8 @@ class Holdout:
                 seen.add(whole)
                 texts = {digest(text) for section in document for text in texts_of(section)}
                 found.append(np.fromiter(texts, np.uint64, len(texts)))
-                self._held |= texts if self.has(document) else set()
+                if self.has(document):
+                    self._held |= texts
         if share and len(seen) == 1:
             raise DataError(
                 f"{documents.name} is a single document, and data.held_out={share} keeps whole documents for "

@@ -27,10 +27,6 @@ from diffcse_jax.io import cache_folder, disk_errors, expand_path, hub_file, sha
 WIKI1M_FILE = "wiki1m_for_simcse.txt"
 PREPARED = "dataset_info.json"  # a folder that contains it is a prepared ArrayRecord data set
 KNOWN_EXTENSIONS = tuple(dict.fromkeys((*readers.EXTENSIONS, *documents.FORMATS)))
-KNOWN_DOCUMENTS = (
-    "a txt file; a csv, tsv, jsonl, json or Parquet file with a column `text` (and `title`); markdown, html, rst or "
-    "pdf files; a folder or pattern of any of these; or docstrings"
-)
 EXPECTED = "Give strings; tuples of strings (sentence, positive, hard negatives); or dicts, whose keys are columns"
 PASSAGE_TOKENS = 128  # approximate length of the passages into which `open_text` splits documents
 
@@ -151,7 +147,9 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
 
 def _advice(name: str, path: Path) -> str:
     """Return advice for a name that is not the name of a file."""
-    near = difflib.get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
+    near: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # the folder cannot be read either
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
     if not near and " " in name and not path.suffix:
         return ". To use sentences themselves from Python, give a list of strings"
     return (f" (did you mean {path.with_name(near[0])}?)" if near else "") + ". Known names: wiki1m, docstrings"
@@ -195,7 +193,10 @@ def _documents(source: Source, data: DataConfig, names: OptionNames = readers.TR
     columns, tables = data.columns, source.of_kinds(readers.TABLES)
     if reason := _why_no_documents(source, data):
         wish = f"data.documents={data.documents!r}, data.pairs={data.pairs!r} and data.held_out={data.held_out}"
-        raise DataError(f"{source.name}: {reason}. {wish} need documents: {KNOWN_DOCUMENTS}")
+        raise DataError(
+            f"{source.name}: {reason}. {wish} need documents: txt, markdown, html, rst or pdf files, tables with a "
+            "column `text` (and `title`), or docstrings"
+        )
     if len(columns) > (2 if tables else 0):
         expected = f"Name those of title and text in {names.columns}" if tables else f"Leave {names.columns} empty"
         raise DataError(f"{source.name}: {len(columns)} columns are named. {expected}")
