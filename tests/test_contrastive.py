@@ -144,18 +144,6 @@ def test_symmetric_contrast_is_the_mean_of_both_directions():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("form", "similarity"), [("code", "cosine"), ("paper", "dot")])
-def test_separate_info_nce_is_equation_3_of_paper_or_code(form, similarity):
-    z1, z2, n1, n2 = random_vectors(4)
-    similarities = cosines if similarity == "cosine" else np.inner
-    positive = np.diag(similarities(z1, z2)) / 0.2 * (0.8 if form == "code" else 1.0)
-    others = np.where(np.eye(7), 0.0, np.exp(similarities(n1, n2) / 0.2)).sum(axis=1)
-    others *= 0.8 if form == "paper" else 1.0
-    z1, z2, n1, n2 = map(jnp.array, (z1, z2, n1, n2))
-    losses = separate_info_nce((z1, z2), (n1, n2), temperature=0.2, ratio=0.8, form=form, similarity=similarity)
-    np.testing.assert_allclose(losses, -np.log(np.exp(positive) / (np.exp(positive) + others)), rtol=1e-4)
-
-
 @pytest.mark.parametrize(("positives", "negatives"), [("noise", "dropout"), ("dropout", "noise")])
 def test_noise_is_added_only_where_asked(positives, negatives):
     views = random_vectors(2, rows=300, dim=20)
@@ -315,18 +303,6 @@ def test_edited_contrast():
     np.testing.assert_allclose(negative, expected.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["code", "paper"])
-def test_dimension_contrast_agrees_with_numpy(form):
-    z1, z2 = np.random.default_rng(0).normal(1.0, 2.0, size=(2, 9, 4)).astype(np.float32)
-    if form == "code":
-        (a, b), scale = ((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5) for z in np.float64([z1, z2])), 1 / 9
-    else:
-        (a, b), scale = ((z - z.mean(0)) / z.std(0, ddof=1) for z in np.float64([z1, z2])), 1.0
-    weights = np.exp(scale * a.T @ b / 0.7)
-    losses = dimension_contrast(jnp.array(z1), jnp.array(z2), temperature=0.7, form=form)
-    np.testing.assert_allclose(losses, -np.log(np.diag(weights) / weights.sum(axis=1)), rtol=1e-4)
-
-
 def test_a_constant_column_has_a_finite_gradient():
     z = jnp.array(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32).at[:, 0].set(2.0)
     dcl = jax.grad(lambda z: dimension_contrast(z, z, temperature=5.0, form="code").mean())(z)
@@ -350,14 +326,10 @@ def test_decorrelation_agrees_with_numpy():
 def test_artificial_rows_lift_the_rank_and_let_the_loss_vanish():
     z1, z2 = jax.random.normal(jax.random.key(0), (2, 4, 16))
 
-    def correlation_and_loss(z1, z2):
-        columns = jnp.corrcoef(z1, z2, rowvar=False)[:16, 16:]
-        return columns, float(decorrelation(z1, z2, off_diagonal_weight=1.0).sum())
-
-    columns, loss = correlation_and_loss(z1, z2)
-    assert np.linalg.matrix_rank(columns, tol=1e-4) == 4 - 1  # one is lost to the mean
-    columns, lifted = correlation_and_loss(*with_artificial_rows(z1, z2, 10, jax.random.key(1)))
-    assert np.linalg.matrix_rank(columns, tol=1e-4) == 4 + 10 - 1
-    assert lifted < loss
-    _, vanishing = correlation_and_loss(*with_artificial_rows(z1, z2, 20_000, jax.random.key(1)))
-    assert vanishing < 0.05
+    losses = []
+    for count in (0, 10, 20_000):
+        rows = with_artificial_rows(z1, z2, count, jax.random.key(1))
+        correlation = jnp.corrcoef(*rows, rowvar=False)[:16, 16:]
+        assert np.linalg.matrix_rank(correlation, tol=1e-4) == min(4 + count - 1, 16)  # one is lost to the mean
+        losses.append(float(decorrelation(*rows, off_diagonal_weight=1.0).sum()))
+    assert losses[0] > losses[1] > 0.05 > losses[2]

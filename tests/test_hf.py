@@ -204,10 +204,9 @@ def test_sizes_and_rates_are_those_of_the_config_file(family):
     assert config.max_length == LENGTH + 4 - 2 * from_2
 
 
-@pytest.mark.parametrize("types", [0, 2])
-def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_positions(types, tmp_path):
+def test_gte_checkpoints_of_the_authors_have_other_names_and_another_scaling_of_positions(tmp_path):
     factor, head_size = 8.0, HIDDEN // 3
-    values = {"type_vocab_size": types, "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0 * factor}}
+    values = {"type_vocab_size": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0 * factor}}
     model = small_model("gte", blocks=2, heads=3, **values)
     # The formula of their code (its comments number it 6 in kexue.fm/archives/9706).
     exponents = torch.arange(0, head_size, 2).float() / head_size
@@ -463,16 +462,13 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
     [
         ({"model_type": "t5"}, "architecture 't5' is not supported; supported: bert, camembert, distilbert, electra, "),
         ({"hidden_act": "quick_gelu"}, "config.json: activation 'quick_gelu' is not supported; supported: gelu, "),
-        ({"position_embedding_type": "relative_key"}, 'position_embedding_type must be "absolute", not "relative_key"'),
         ({"hidden_size": ...}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "24"}, 'config.json: hidden_size must be a whole number from 1 to 10,000,000, not "24"'),
         ({"num_hidden_layers": 10**30}, "config.json: num_hidden_layers must be a whole number from 1 to 256, not 1"),
         ({"num_attention_heads": 5}, "config.json: 5 attention heads cannot share a hidden size of 16"),
-        ({"hidden_dropout_prob": 1}, "config.json: hidden_dropout_prob must be a number from 0 to below 1, not 1"),
         ({"hidden_act": ["gelu"]}, 'config.json: hidden_act must be a string, not ["gelu"]'),
         ({"pad_token_id": 10**6}, "config.json: pad_token_id 1000000 is not among "),
         (hf_config_of("distilbert") | {"dim": 0}, "config.json: dim must be a whole number from 1 to "),
-        (hf_config_of("mpnet") | {"pad_token_id": 0}, "config.json: pad_token_id must be 1, not 0"),
         (hf_config_of("nomic_bert") | {"rotary_scaling_factor": 2}, "rotary_scaling_factor must be null, not 2"),
         (hf_config_of("modernbert") | {"layer_types": ["chunked"]}, "layer_types must be a list of 3 times 'full_att"),
         (

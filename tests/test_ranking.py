@@ -67,11 +67,6 @@ def test_the_orders_of_a_list_are_a_distribution():
     np.testing.assert_allclose(sum(likelihoods), 1.0, rtol=1e-5)
 
 
-def test_of_equal_similarities_the_first_goes_before():
-    equal, falling = jnp.zeros((5, 4)), jnp.broadcast_to(-jnp.arange(4.0), (5, 4))
-    np.testing.assert_array_equal(list_mle(SCORES, equal), list_mle(SCORES, falling))
-
-
 def test_list_net_is_a_cross_entropy_and_the_anchor_what_it_exceeds_the_entropy_by():
     teacher = softmax(OTHERS)
     cross_entropy = -(teacher * np.log(softmax(SCORES))).sum(axis=1)
