@@ -133,7 +133,7 @@ def test_where_words_begin(minilm_dir):
         ("fast\tquick\nrun\n", r"synonyms\.tsv, line 2: expected a word and its synonyms, separated by tabs"),
         ("fast\tqu\0ick\n", r"synonyms\.tsv, line 1: NUL byte"),
         ("fast\tquick\n\nquick\tswift\n", r"synonyms\.tsv, line 3: text is not in the tokenizer's vocabulary"),
-        (None, r"cannot read .*synonyms\.tsv"),
+        (None, r"data\.synonyms_file: cannot read .*synonyms\.tsv"),
     ],
 )
 def test_a_table_of_synonyms_is_read_in_tokens_or_refused(tmp_path, text, message):

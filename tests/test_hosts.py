@@ -210,19 +210,15 @@ def test_quiet_leaves_warnings(verbosity, printed, capsys, monkeypatch):
     ],
 )
 def test_the_environment_numbers_the_processes(index, count, expected, monkeypatch):
-    set_environment(monkeypatch, {"JAX_PROCESS_ID": index, "JAX_NUM_PROCESSES": count})
+    for name, value in (("JAX_PROCESS_ID", index), ("JAX_NUM_PROCESSES", count)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     if not isinstance(expected, str):
         assert hosts.process_from_environment() == expected
         return
     with pytest.raises(ConfigError, match=expected):
         hosts.process_from_environment()
-
-
-def set_environment(monkeypatch, environment: dict[str, str | None]) -> None:
-    for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"):
-        monkeypatch.delenv(name, raising=False)
-        if environment.get(name) is not None:
-            monkeypatch.setenv(name, environment[name])
 
 
 def check_same(workdir: Path, expected: Path) -> None:

@@ -20,7 +20,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.readers import Fault, checked, lines
 from diffcse_jax.data.tokenizer import unlimited_tokenizer
 from diffcse_jax.errors import DataError
-from diffcse_jax.io import expand_path
+from diffcse_jax.io import expand_path, why_unreadable
 
 Ids = Integer[np.ndarray, "B T"]
 Lengths = Int[np.ndarray, " B"]
@@ -115,6 +115,8 @@ def read_synonyms(
     of text that is not in the vocabulary.
     """
     table: dict[Word, list[Word]] = {}
+    if problem := why_unreadable(path):
+        raise DataError(f"data.synonyms_file: {problem}")
     for number, line in enumerate(lines(path), 1):
         if (row := checked((line,))) is Fault.EMPTY:
             continue
