@@ -55,6 +55,7 @@ def small_model(
         config |= {"num_hidden_layers": blocks, "num_attention_heads": heads}
     if family == "modernbert":  # with windows that sentences exceed
         config |= {"hidden_activation": activation, "local_attention": 6, "pad_token_id": 0}
+        config |= {"position_embedding_type": "sans_pos"}  # as Ettin's encoders have it
     if family == "electra":
         config |= {"embedding_size": 10}
     config |= values

@@ -21,9 +21,10 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of blocks in conf
 
 
 class ModernBertBlock(Block):
-    """Self-attention and a gated feed-forward network, each after a norm and followed by a residual connection.
+    """Self-attention and a gated feed-forward network, each followed by a residual connection.
 
-    The first block has no norm before its attention: the embeddings have just been normalised.
+    A norm comes before each of them; `output_norm` before the feed-forward network. The first block has no norm before
+    its attention: the embeddings have just been normalised.
     """
 
     def __init__(self, config: TransformerConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -57,7 +58,9 @@ def sizes(config: HfConfig) -> TransformerConfig:
     for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         config.require(key, False)
     config.require("decoder_bias", True)
-    like_bert = bert.sizes(HfConfig({"hidden_activation": "gelu"} | dict(config.values), KEYS))
+    values = {"hidden_activation": "gelu"} | dict(config.values)
+    values |= {"position_embedding_type": "absolute", "type_vocab_size": 1}  # some have others, which nothing reads
+    like_bert = bert.sizes(HfConfig(values, KEYS))
     types = _block_types(config, like_bert.num_blocks)
     bases = {GLOBAL: _rotary_base(config, GLOBAL, "global_rope_theta", 160_000.0)}
     bases[LOCAL] = _rotary_base(config, LOCAL, "local_rope_theta", 10_000.0)
