@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -168,6 +169,9 @@ def test_only_results_of_this_model_are_used(tmp_path):
     apart = [tmp_path / "elsewhere.json", run / "results.json"]
     recorded(ours)
     assert card.recorded_results(run, saved, None, apart) == (ours, start)
+    (run / "selection.json").write_text("{}")
+    os.utime(run / "results.json", (0, 0))
+    assert card.recorded_results(run, saved, None, []) == ({}, None)
 
 
 def test_a_card_cites_the_methods_used():

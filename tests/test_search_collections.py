@@ -83,7 +83,7 @@ def test_the_command_compares_with_a_run(beir, tmp_path, minilm_dir):
         ("queries.jsonl", "[", "queries.jsonl, line 1: expected an object with"),
         ("qrels/test.tsv", "q1\td1\t1\nq1\tother\t1", "line 2: the document 'other' is not in the collection"),
         ("qrels/test.tsv", "q1\td1\t1\nq7\td1\t1", "line 2: the query 'q7' is not in the collection"),
-        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "the query 'q2' has no relevant document"),
+        ("qrels/test.tsv", "q1\td1\t1\nq2\td1\t0", "line 2: the query 'q2' has no relevant document"),
         ("qrels/test.tsv", "q1\td1\t1\nq2\td1\tmuch", "line 2: expected a query, a document and a grade"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
     ],

@@ -117,8 +117,8 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
         if extension(path) not in KNOWN_EXTENSIONS:
             raise DataError(f"{option}: {name} has an unknown extension. Known: {known_kinds}")
         return Source(name, path.parent, (path,), "file")
-    pattern = os.path.expanduser(name) if is_pattern else f"{glob.escape(str(path))}/**/*"
-    matches = sorted(glob.glob(pattern, recursive=True), reverse=True)  # without hidden files
+    matches = glob.glob(os.path.expanduser(name), recursive=True) if is_pattern else _paths_below(path, option)
+    matches = sorted(matches, reverse=True)
     files = {os.path.realpath(match): Path(match) for match in matches}  # a link to a folder above repeats files
     found = sorted(file for file in files.values() if not file.is_dir())
     if is_pattern and not found:
@@ -143,6 +143,20 @@ def find_source(name: str, names: OptionNames = readers.TRAINING_OPTIONS) -> Sou
     notes = ["skipped the queries and judgements of search collections"] if judged else []
     notes += [f"skipped {counted(len(others), 'file{s} of other kinds')}: {_counts(others)}"] if others else []
     return Source(name, root, known, "files", "; ".join(notes))
+
+
+def _paths_below(folder: Path, option: str) -> list[str]:
+    """Return the paths of all files in a folder and the folders below it, without hidden ones."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{option}: cannot read the folder {error.filename}: {error.strerror}")
+
+    found, seen = [], set[str]()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [] if os.path.realpath(root) in seen else [each for each in folders if not each.startswith(".")]
+        seen.add(os.path.realpath(root))
+        found += [os.path.join(root, each) for each in names if not each.startswith(".")]
+    return found
 
 
 def _advice(name: str, path: Path) -> str:

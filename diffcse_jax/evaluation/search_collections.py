@@ -69,6 +69,7 @@ def read_collection(folder: Path) -> Collection:
     documents, queries = (_read_texts(_first_file(folder, names)) for names in (_DOCUMENTS, _QUERIES))
     path = _first_file(folder, _JUDGEMENTS)
     judgements: dict[str, dict[str, int]] = {}
+    first_lines: dict[str, int] = {}
     for number, line in _lines(path):
         fields = line.split("\t") if line.count("\t") > 1 else line.split()
         *ids, grade = (field.strip() for field in fields)
@@ -81,9 +82,10 @@ def read_collection(folder: Path) -> Collection:
             if key not in known:
                 raise DataError(f"{path}, line {number}: the {kind} {key[:60]!r} is not in the collection")
         judgements.setdefault(query, {})[document] = int(grade)
+        first_lines.setdefault(query, number)
     for query, grades in judgements.items():
         if max(grades.values()) < 1:
-            raise DataError(f"{path}: the query {query[:60]!r} has no relevant document")
+            raise DataError(f"{path}, line {first_lines[query]}: the query {query[:60]!r} has no relevant document")
     if not judgements:
         raise DataError(f"{path} has no judgements")
     return Collection(documents, {query: queries[query] for query in judgements}, judgements)

@@ -20,7 +20,7 @@ from diffcse_jax.io import HUB_REPOSITORY, expand_path, find_run, read_json_obje
 from diffcse_jax.models import families
 from diffcse_jax.models.pooling import OTHER_POOLERS
 from diffcse_jax.run_folder.folder import BaseModel, is_local
-from diffcse_jax.run_folder.records import origin
+from diffcse_jax.run_folder.records import SELECTION, origin
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -202,14 +202,16 @@ def recorded_results(
 ) -> tuple[Results, Results | None]:
     """Return the test results of the exported model, empty if unknown, and of its starting checkpoint, or None.
 
-    They are read from files of `diffcse evaluate`, by default those in the folder of the run.
+    They are read from files of `diffcse evaluate`, by default those in the folder of the run that are newer than its
+    selection.
 
     Raises:
         ConfigError: The given files have no results of this model.
     """
     run = find_run(source) or source
-    found = [path for name in _RESULT_FILES if (path := run / name).is_file()]
-    rows = [row for path in files or found for row in _read_rows(path)]
+    since = (run / SELECTION).stat().st_mtime if (run / SELECTION).is_file() else 0.0
+    newer = [path for name in _RESULT_FILES if (path := run / name).is_file() and path.stat().st_mtime >= since]
+    rows = [row for path in files or newer for row in _read_rows(path)]
     places = {source.resolve()} | ({(run / "export").resolve()} if source == run else set())
     for model in rows:
         cut, place = model.get("truncate_dim"), expand_path(model["model"]).resolve()
