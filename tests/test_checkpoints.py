@@ -1,6 +1,7 @@
 """Which checkpoints are kept, which is the best one, and how damage is detected. Whole runs are in test_resume.py."""
 
 import json
+import logging
 import math
 import resource
 import shutil
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DiskError
 from diffcse_jax.models import parameters
-from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests
+from diffcse_jax.run_folder.checkpoints import Checkpoints, TrainState, array_digests, read_arrays
 from diffcse_jax.run_folder.folder import open_run
 from diffcse_jax.run_folder.records import Measured
 from diffcse_jax.run_folder.saved_encoder import read_encoder
@@ -167,6 +168,17 @@ assert state() == earlier, (earlier, state())
 assert sys.unraisablehook is before
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_using_checkpoints_leaves_logging_and_hooks_alone(two_checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("absl"), "filters", [])
+    monkeypatch.setattr(sys, "unraisablehook", before := lambda unraisable: None)
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    with opened(workdir):
+        assert logging.getLogger("absl").filters
+    read_arrays(workdir / "checkpoints" / "1", ["params"])
+    assert sys.unraisablehook is before
+    assert not logging.getLogger("absl").filters
 
 
 def test_changed_metrics_are_reported(tmp_path, capsys):

@@ -64,7 +64,8 @@ class Checkpoints:
             except CheckpointError:
                 self._scores[step] = _UNKNOWN
         self._remove_discarded()
-        _hide_messages()
+        self._hidden_messages = _hidden_messages()
+        self._hidden_messages.__enter__()
         with self._disk_errors():
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -83,6 +84,8 @@ class Checkpoints:
             with self._disk_errors():
                 self._manager.close()
             self._remove_discarded()
+            if kind is None:
+                self._hidden_messages.__exit__(None, None, None)
         except UserError:
             if kind is None:  # otherwise a consequence of the error that is reported already
                 raise
@@ -277,8 +280,7 @@ def read_record(checkpoint: Path) -> Record:
 def read_arrays(checkpoint: Path, items: Sequence[str]) -> tuple[Record, dict[str, Any]]:
     """Read the record and items of a checkpoint as NumPy arrays, whatever devices saved them."""
     record, arrays = read_record(checkpoint), {}
-    _hide_messages()
-    with _damage_named(checkpoint):
+    with _damage_named(checkpoint), _hidden_messages():
         for item in items:
             handler = ocp.StandardCheckpointHandler(multiprocessing_options=_this_process_alone())
             folder = checkpoint.absolute() / item
@@ -324,20 +326,28 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname
 
 
-def _hide_messages() -> None:
-    """Hide messages of Orbax from now on, which warns about normal things and logs each error several times.
+@contextlib.contextmanager
+def _hidden_messages() -> Iterator[None]:
+    """Hide messages of Orbax, which warns about normal things and logs each error several times.
 
-    At the first failure it closes its event loop, so that later ones raise an error that nobody can catch.
+    At the first failure it closes its event loop, so that later ones raise an error that nobody can catch. These may
+    come after the block, so they stay hidden if it fails. Other messages and errors of the process are shown.
     """
-    logging.getLogger("absl").addFilter(_is_not_of_orbax)
-    usual = sys.unraisablehook
+    absl, usual = logging.getLogger("absl"), sys.unraisablehook
+    if _is_not_of_orbax in absl.filters:
+        yield
+        return
 
     def without_late_errors(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
             usual(unraisable)
 
-    if getattr(usual, "__name__", "") != without_late_errors.__name__:
-        sys.unraisablehook = without_late_errors
+    absl.addFilter(_is_not_of_orbax)
+    sys.unraisablehook = without_late_errors
+    yield
+    absl.removeFilter(_is_not_of_orbax)
+    if sys.unraisablehook is without_late_errors:  # otherwise someone else's hook calls ours
+        sys.unraisablehook = usual
 
 
 def array_digests(tree: Any) -> dict[str, str]:
