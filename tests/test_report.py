@@ -71,7 +71,7 @@ def write_run(folder, *, finished=True, **groups):
         writer.write(step, {"dev/stsb_spearman": 50 + 5.0 * step})
     write_baseline(folder, Record(0, "avg", {"stsb_spearman": 60.0}, "stsb_spearman", "text"))
     start = {"time": "2026-01-02T03:04:05+00:00", "host": "here", "step": 0, "versions": {"jax": "0.10"}, "git": None}
-    start |= {"digests": {"text": "0123"}}
+    start |= {"digests": {"text": "0123", "files": {"config.json": "4567"}}}
     devices = {"kind": "cpu", "count": 2, "hosts": 1}
     (folder / "starts.jsonl").write_text(json.dumps(start | {"devices": devices}) + '\n{"time": "202')
     if finished:
@@ -90,8 +90,9 @@ def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
     shown = checked(page.render_report([run], compared("start", "mine"), now="today"))
     assert (run.before, run.best, run.label) == (60.0, (6, 80.0), "mine")
     texts = ("Better than the start: 80.00, was 60.00.", "+20.00", "1 step skipped")
-    for text in (*texts, "diffcse evaluate --model", "diffcse train --config"):
+    for text in (*texts, "diffcse evaluate --model", "diffcse train --config", "digest of text"):
         assert text in shown.text
+    assert "digest of files" not in shown.text  # of several files
     titles = set(shown.values("aria-label"))
     assert {"dev metric stsb spearman", "contrast loss", "replaced-token detection"} <= titles
     assert "new measure (training batches)" in titles

@@ -149,7 +149,7 @@ class Run:
             "devices": f"{devices['count']} \N{MULTIPLICATION SIGN} {devices['kind']}, hosts: {devices['hosts']}",
             "commit": f"{git['commit'][:12]}{' with changes' * git['dirty']}" if git else "unknown",
             **last["versions"],
-            **{f"digest of {name}": str(digest)[:16] for name, digest in last["digests"].items()},
+            **{f"digest of {name}": each[:16] for name, each in last["digests"].items() if isinstance(each, str)},
         }
 
 
