@@ -9,7 +9,7 @@ questions: BM25, the starting checkpoint, the trained model (the best checkpoint
 and both with BM25, whose weight is the default. `recommended` is what the run recommends, with the weight that it
 chose. Paired randomisation tests compare scores of the same questions, which are means over the seeds.
 
-WORK keeps each result, so the same command goes on where it was interrupted. A run takes about 10 minutes on two cores.
+WORK keeps each result, so the same command resumes after an interruption.
 """
 
 import argparse

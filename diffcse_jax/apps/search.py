@@ -51,7 +51,7 @@ def search(
     if source == queries_file == STDIN and not queries:
         raise ConfigError("--input -: standard input cannot hold the queries, too. Give QUERY or --queries")
     opened = None if source == STDIN else find_index(expand_path(source))
-    if threshold is not None and opened is None:  # hybrid scores have none, so a recommended mode would be refused
+    if threshold is not None and opened is None:  # a recommended hybrid mode would refuse the threshold
         mode = mode or "dense"
     mode, weight = _mode_of(opened, model, mode, weight)
     encoder = None

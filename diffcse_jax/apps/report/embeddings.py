@@ -83,7 +83,7 @@ def sample_of(config: Config) -> Sample:
 
 def _dev_sample(config: Config) -> Sample:
     if config.needs("labels"):
-        raise DataError("the dev metric is that of labelled tasks")
+        raise DataError("labelled tasks have a metric of their own")
     if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
         raise DataError("neither eval.data_dir nor $DIFFCSE_DATA_DIR names SentEval's data")
 
