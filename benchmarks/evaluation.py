@@ -76,8 +76,7 @@ def torch_pairs(task: Any, folder: Path) -> dict[str, sts.ScoredPairs]:
     """Return all pairs that SentEval encodes for a task."""
     if isinstance(task, sts.StsYear):
         return {subset: task.load(folder, subset) for subset in task.splits}
-    regression = senteval.REGRESSION_TASKS[task.name == "SICKRelatedness"]
-    return {split: regression.load(folder, split) for split in ("train", "dev", "test")}
+    return {split: task.load(folder, split) for split in ("train", "dev", "test")}
 
 
 def torch_features(task: senteval.TransferTask, folder: Path, encoder: torch_senteval.Encoder) -> dict[str, tuple]:

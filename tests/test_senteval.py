@@ -136,7 +136,6 @@ def test_fixed_splits_are_sentevals(trained, tmp_path):
         ("SUBJ", ["SUBJ/subj.objective", "SUBJ/subj.subjective"], []),
         ("SST2", ["SST/binary/sentiment-train", "SST/binary/sentiment-dev"], ["SST/binary/sentiment-test"]),
         ("STSBenchmark", ["STS/STSBenchmark/sts-dev.csv"], ["STS/STSBenchmark/sts-test.csv"]),
-        ("SICKRelatedness-senteval", ["SICK/SICK_train.txt", "SICK/SICK_trial.txt"], ["SICK/SICK_test_annotated.txt"]),
     ],
 )
 def test_dev_reads_no_test_file(task, dev, test, tmp_path):

@@ -65,7 +65,6 @@ class Settings:
     post_dimension: int | None = None
     queries: Path | None = None
     top_k: int = 3
-    regression: bool = False
     runs: Path | None = None
     against: Path | None = None
     model: str = ""  # the name of the model in files of rankings; set for each model

@@ -1,10 +1,10 @@
-"""SentEval's two trained models: a classifier, and a regression of similarities.
+"""SentEval's classifier.
 
 SentEval trains one PyTorch model after the other and sets all seeds to 1111 before each. Fits on equally many rows
 therefore start from the same weights and see the same permutations, whatever the rows and the L2 regularization. Here
 several classifiers train side by side in one compiled program, each with all regularizations. Initial weights, batches,
-updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0, `tools/relatedness.py`); only
-the order of float32 sums differs.
+updates and early stopping are those of the original (`tools/classifier.py` with `nhid` 0); only the order of float32
+sums differs.
 """
 
 import functools
@@ -14,10 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Float32, Float64, Int, Int32
-
-from diffcse_jax.evaluation.sts import correlations
+from jaxtyping import Array, Float, Float32, Int, Int32
 
 SEED = 1111
 REGULARIZATIONS = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -27,7 +24,6 @@ FITS_AT_ONCE = 16  # with more, batches no longer fit into the caches of a CPU
 NO_ROW = -1
 
 Inputs = Float32[np.ndarray, "_ dim"]
-Gold = Float[np.ndarray, " _"]
 Weights = Float32[np.ndarray, "classes dim_and_bias"]
 Batches = Int32[Array | np.ndarray, "*fits batches batch_size"]
 
@@ -212,66 +208,3 @@ def _updated(state: _State, features: Array, labels: Array, real: Array, optimiz
 
 def _logits(weights: Array | np.ndarray, features: Array) -> Array:
     return jnp.einsum("rcd,bd->brc", weights, features, precision="highest")
-
-
-# Regression: a softmax layer predicts a distribution over the scores 1 to 5, whose mean is the predicted score.
-
-LEVELS = np.arange(1, 6, dtype=np.float32)
-REGRESSION = Recipe(ADAM, batch_size=64, tenacity=3, passes_per_block=50)
-REGRESSION_LAST_PASS = 1000
-_ADAM = optax.adam(ADAM.learning_rate)
-
-
-def train_regression(features: Inputs, gold: Gold, dev_features: Inputs, dev_gold: Gold, stops_by: str) -> Weights:
-    """Return the weights after the block of passes with the best dev correlation, `pearson` or `spearman`.
-
-    Source: Tai, Socher and Manning 2015, section 4.2. Features are |u - v| and u * v of pairs, `gold` their scores.
-    """
-    inputs, targets = jnp.asarray(with_bias(features)), jnp.asarray(level_weights(gold))
-    weights = jnp.asarray(initial_weights(len(LEVELS), features.shape[1]))
-    opt_state = _ADAM.init(weights)
-    generator = np.random.RandomState(SEED)
-    best, best_weights, failures = -1.0, np.asarray(weights), 0
-    for _ in range(0, REGRESSION_LAST_PASS + 1, REGRESSION.passes_per_block):
-        batches = _positions(generator, len(features), REGRESSION).astype(np.int32)
-        weights, opt_state = _regression_block(weights, opt_state, inputs, targets, batches)
-        score = correlations(predict_score(np.asarray(weights), dev_features), dev_gold)[stops_by]
-        if score > best:
-            best, best_weights = score, np.asarray(weights)
-        elif failures >= REGRESSION.tenacity:
-            break
-        else:
-            failures += 1
-    return best_weights
-
-
-def predict_score(weights: Weights, features: Inputs) -> Float64[np.ndarray, " rows"]:
-    """Return the expected score of each row, summed in float64 as in SentEval."""
-    return np.asarray(jax.nn.softmax(with_bias(features) @ weights.T)) @ LEVELS.astype(np.float64)
-
-
-def level_weights(gold: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows levels"]:
-    """Return scores as distributions over the two nearest levels. Below 1, the distribution sums to the score."""
-    return np.maximum(0, 1 - np.abs(gold[:, None] - LEVELS)).astype(np.float32)
-
-
-@jax.jit
-def _regression_block(
-    weights: Float32[Array, "levels dim_and_bias"],
-    opt_state: optax.OptState,
-    inputs: Float32[Array, "rows dim_and_bias"],
-    targets: Float32[Array, "rows levels"],
-    batches: Batches,
-) -> tuple[Float32[Array, "levels dim_and_bias"], optax.OptState]:
-    def loss(weights: Array, rows: Array) -> Array:
-        predicted = jax.nn.softmax(jnp.dot(inputs[rows], weights.T, precision="highest"))
-        squares = jnp.square(predicted - targets[rows]).mean(axis=1)
-        real = (rows != NO_ROW).astype(jnp.float32)
-        return (squares * real).sum() / real.sum()
-
-    def update(carry: tuple[Array, optax.OptState], rows: Array) -> tuple[tuple, None]:
-        weights, opt_state = carry
-        updates, opt_state = _ADAM.update(jax.grad(loss)(weights, rows), opt_state)
-        return (optax.apply_updates(weights, updates), opt_state), None
-
-    return jax.lax.scan(update, (weights, opt_state), jnp.asarray(batches))[0]

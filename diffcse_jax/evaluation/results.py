@@ -27,10 +27,6 @@ SHORT_NAMES = {
     "SICKRelatedness": "SICK-R",
     "average sts": "average",
     "average transfer": "average",
-    "STSBenchmark-senteval": "STS-B regression",
-    "SICKRelatedness-senteval": "SICK-R regression",
-    "STSBenchmark-finetune": "STS-B finetune",
-    "SICKRelatedness-finetune": "SICK-R finetune",
 }
 _DECIMALS = {"alignment": 3, "uniformity": 3, "n": 0, "ntrain": 0, "ndev": 0, "ntest": 0}
 

@@ -13,7 +13,6 @@ from diffcse_jax.errors import ConfigError, DataError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, results, search_collections
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.results import Results
-from diffcse_jax.evaluation.senteval import REGRESSION_TASKS
 from diffcse_jax.evaluation.senteval_data import missing_files, senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import PROMPTED, expand_groups, find_task, own_kind
@@ -103,8 +102,6 @@ def _plan(settings: Settings) -> dict[str, Task]:
     if settings.top_k < 1:
         raise ConfigError(f"--top_k: expected at least 1, got {settings.top_k}")
     names = expand_groups(settings.tasks.split(","), settings.mode)
-    if settings.regression:
-        names += [task.name for task in REGRESSION_TASKS if task.name not in names]
     if settings.queries:
         if "retrieval" not in names:
             raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")

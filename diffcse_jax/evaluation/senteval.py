@@ -1,4 +1,4 @@
-"""SentEval's trained tasks: the accuracy of a linear classifier, or the correlation of a regression, on embeddings.
+"""SentEval's trained tasks: the accuracy of a linear classifier on embeddings.
 
 File formats, folds, choice of the regularization, rounding and random numbers are those of SentEval
 (`tools/validation.py`), in the settings that SimCSE and DiffCSE report.
@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import DEFAULTS, Embeddings, Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
-from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, StsTask, read_lines, read_table, single_spaced
+from diffcse_jax.evaluation.sts import SICKR, read_lines, read_table, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -235,38 +235,6 @@ class TransferTask(Task):
         return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[settings.mode])
 
 
-@dataclasses.dataclass(frozen=True)
-class SimilarityRegression(StsTask):
-    """A regression that trains on the train split, stops early by the dev split, and is scored on the test split.
-
-    The original SentEval stops by Pearson's correlation and calls these tasks `STSBenchmark` and `SICKRelatedness`,
-    which here, as in SimCSE, are the tasks without training. SimCSE's copy stops by Spearman's.
-    """
-
-    stops_by: str = "pearson"
-    splits_of = Task.splits_of  # those of StsTask, and `train`
-
-    def load(self, folder: Path, split: str) -> ScoredPairs:
-        """Read the pairs of a split in SentEval's order: by word counts, then by score."""
-        pairs = super().load(folder, split)
-        rows = zip(pairs.first, pairs.second, pairs.gold, strict=True)
-        ordered = sorted(rows, key=lambda row: (len(row[0].split()), len(row[1].split()), row[2]))
-        first, second, gold = map(list, zip(*ordered, strict=True))
-        return ScoredPairs(first, second, np.array(gold))
-
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> Scores:
-        splits = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
-        parts = iter(sts.encode_groups(encoder, [side for p in splits.values() for side in (p.first, p.second)]))
-        features = {split: difference_and_product(next(parts), next(parts)) for split in splits}
-        train, dev = ((features[split], splits[split].gold) for split in ("train", "dev"))
-        weights = classifier.train_regression(*train, *dev, self.stops_by)
-        scores = {
-            split: sts.correlations(classifier.predict_score(weights, features[split]), pairs.gold)
-            for split, pairs in splits.items()
-        }
-        return scores.get("test", scores["dev"]) | {"ntrain": scores["train"]["n"], "dev": scores["dev"]}
-
-
 def _binary(name: str, positive: str, negative: str) -> TransferTask:
     splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
     return TransferTask(name, splits, {positive: 1, negative: 0}, read_class, nested_cross_validation)
@@ -295,11 +263,4 @@ TRANSFER_TASKS = (
 OTHER_TASKS = (
     _sst("SST5", "fine", SENTIMENT, read_fine_sentiment),
     TransferTask("SICKEntailment", SICKR.splits, ENTAILMENT, _read_sick, fixed_splits),
-)
-REGRESSION_TASKS, FINETUNE_TASKS = (
-    tuple(
-        SimilarityRegression(f"{task.name}-{suffix}", task.splits, task.columns, task.header, stops_by)
-        for task in (STSB, SICKR)
-    )
-    for suffix, stops_by in (("senteval", "pearson"), ("finetune", "spearman"))
 )
