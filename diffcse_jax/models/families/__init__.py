@@ -8,7 +8,7 @@ from diffcse_jax.models.families import bert, distilbert, electra, gte, modernbe
 from diffcse_jax.models.families.base import Family
 
 # What turns a configuration of other code into that of transformers, by its `model_type`.
-CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte}
+CONVERTED = {"gte": gte.as_gte, "new": gte.as_gte, "nomic_bert": nomic_bert.as_nomic_bert}
 FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
     **distilbert.FAMILIES,

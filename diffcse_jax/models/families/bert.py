@@ -1,6 +1,10 @@
 """BERT (Devlin et al. 2019)."""
 
-from diffcse_jax.models.families.base import MOST_BLOCKS, Family, HfConfig, SequenceClassifier
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from diffcse_jax.models.families.base import Family, SequenceClassifier
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -12,33 +16,35 @@ TOKEN_TYPES = {"embeddings.token_type_embeddings": "embeddings.token_type"}
 FEED_FORWARD = {"intermediate.dense": "intermediate", "output.dense": "output", "output.LayerNorm": "output_norm"}
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
-    """Read the sizes of any encoder whose configuration has BERT's keys."""
-    config.require("is_decoder", False)
-    config.require("position_embedding_type", "absolute")
-    num_blocks = config.size("num_hidden_layers", most=MOST_BLOCKS)
-    hidden_dropout = config.rate("hidden_dropout_prob")
+def sizes(config: PreTrainedConfig, **names: str) -> TransformerConfig:
+    """Read the sizes of an encoder whose configuration has BERT's keys, some perhaps under other names."""
+
+    def value(key: str) -> Any:
+        return getattr(config, names.get(key, key))
+
+    num_blocks, hidden_dropout = config.num_hidden_layers, value("hidden_dropout_prob")
     return TransformerConfig(
-        family=config.text("model_type"),
-        vocab_size=config.size("vocab_size"),
-        hidden_size=config.size("hidden_size"),
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
         num_blocks=num_blocks,
-        num_heads=config.size("num_attention_heads"),
-        intermediate_size=config.size("intermediate_size"),
-        max_positions=config.size("max_position_embeddings"),
-        type_vocab_size=config.size("type_vocab_size", default=2),
-        norm_epsilon=config.rate("layer_norm_eps"),
-        activation=config.text("hidden_act"),
-        pad_token_id=config.size("pad_token_id", least=0, default=0),
+        num_heads=config.num_attention_heads,
+        intermediate_size=value("intermediate_size"),
+        max_positions=config.max_position_embeddings,
+        type_vocab_size=getattr(config, "type_vocab_size", 0),
+        norm_epsilon=getattr(config, names.get("layer_norm_eps", "layer_norm_eps"), 1e-12),
+        activation=value("hidden_act"),
+        pad_token_id=config.pad_token_id,
         embedding_dropout=hidden_dropout,
         hidden_dropout=(hidden_dropout,) * num_blocks,
-        attention_dropout=(config.rate("attention_probs_dropout_prob"),) * num_blocks,
+        attention_dropout=(value("attention_probs_dropout_prob"),) * num_blocks,
     )
 
 
 BERT = Family(
     architecture="BertModel",
     sizes=sizes,
+    supported={"is_decoder": False, "position_embedding_type": "absolute"},
     prefix="bert.",
     modules=EMBEDDINGS | TOKEN_TYPES,
     block_prefix="encoder.layer.",

@@ -2,14 +2,13 @@
 
 import dataclasses
 
+from transformers import PreTrainedConfig
+
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, HfConfig, SequenceClassifier
+from diffcse_jax.models.families.base import Family, SequenceClassifier
 from diffcse_jax.models.transformer import TransformerConfig
 
-KEYS = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
+NAMES = {
     "intermediate_size": "hidden_dim",
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout",
@@ -17,16 +16,17 @@ KEYS = {
 }
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    like_bert = HfConfig({"layer_norm_eps": 1e-12} | dict(config.values), KEYS)
-    return dataclasses.replace(bert.sizes(like_bert), type_vocab_size=0, attention_output_dropout=False)
+    like_bert = bert.sizes(config, **NAMES)
+    return dataclasses.replace(like_bert, type_vocab_size=0, attention_output_dropout=False)
 
 
 FAMILIES = {
     "distilbert": Family(
         architecture="DistilBertModel",
         sizes=sizes,
+        supported={},
         prefix="distilbert.",
         modules=bert.EMBEDDINGS,
         block_prefix="transformer.layer.",

@@ -7,10 +7,11 @@ import dataclasses
 
 from flax import nnx
 from jax.typing import DTypeLike
+from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import HfConfig, SequenceClassifier
+from diffcse_jax.models.families.base import SequenceClassifier
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig
 
@@ -28,11 +29,11 @@ class ElectraEmbeddings(Embeddings):
         return embedded if self.project is None else self.project(embedded)
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of a generator or a discriminator."""
     return dataclasses.replace(
         bert.sizes(config),
-        embedding_size=config.size("embedding_size"),
+        embedding_size=config.embedding_size,
         embeddings=ElectraEmbeddings,
         mlm_activation="gelu",
     )

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.families.base import Family, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GTE_BLOCK = partial(Block, gated=True, unit_bias=False, unit_dropout=True)
@@ -20,36 +22,24 @@ def as_gte(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Their scaling of rotary positions (`ntk`) is a larger base and slower positions.
     """
-    config, converted = HfConfig(values), {**values, "model_type": "gte"}
-    scaling = {} if values.get("rope_scaling") is None else config.inside("rope_scaling").values
+    converted, scaling = {**values, "model_type": "gte"}, values.get("rope_scaling") or {}
     if scaling.get("type") == "ntk" and scaling.get("mixed_b") is None:
-        factor = config.inside("rope_scaling").number("factor")
-        head_size = config.size("hidden_size") // config.size("num_attention_heads")
-        base = config.number("rope_theta") * factor
+        factor, head_size = scaling["factor"], values["hidden_size"] // values["num_attention_heads"]
+        base = values["rope_theta"] * factor
         converted |= {"rope_scaling": None, "rope_theta": base}
         converted["rope_parameters"] = {"rope_type": "linear", "rope_theta": base, "factor": factor ** (2 / head_size)}
     return converted
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    config.require("position_embedding_type", "rope")
-    config.require("layer_norm_type", "layer_norm")
-    config.require("pack_qkv", True)
-    config.require("logn_attention_scale", False)
-    if config.values.get("rope_scaling") is not None:
-        config.require("rope_scaling", None)
-    rope = config.rope()
-    rope.require("rope_type", "default", "linear")
-    types = config.size("type_vocab_size", least=0, default=1)
-    like_bert = bert.sizes(HfConfig({**config.values, "position_embedding_type": "absolute", "type_vocab_size": 1}))
+    like_bert, rope = bert.sizes(config), config.rope_parameters
     return dataclasses.replace(
         like_bert,
-        type_vocab_size=types,
         mlm_activation="gelu",
         block=GTE_BLOCK,
-        rotary_bases=(rope.number("rope_theta"),) * like_bert.num_blocks,
-        rotary_factor=rope.number("factor") if rope.text("rope_type", "default") == "linear" else 1.0,
+        rotary_bases=(rotary_base(rope, "linear"),) * like_bert.num_blocks,
+        rotary_factor=rope["factor"] if rope["rope_type"] == "linear" else 1.0,
     )
 
 
@@ -57,6 +47,14 @@ FAMILIES = {
     "gte": Family(
         architecture="GteModel",
         sizes=sizes,
+        supported={
+            "is_decoder": False,
+            "position_embedding_type": "rope",
+            "layer_norm_type": "layer_norm",
+            "pack_qkv": True,
+            "logn_attention_scale": False,
+            "rope_scaling": None,
+        },
         prefix="gte.",
         other_prefix="new.",
         modules={

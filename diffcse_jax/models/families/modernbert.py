@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens, unpack
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.families.base import Family, rotary_base
 from diffcse_jax.models.layers import dropout
 from diffcse_jax.models.transformer import Block, LogitBias, TransformerConfig, split_keys
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"  # types of blocks in config.json
 
 
 class ModernBertBlock(Block):
@@ -44,8 +43,7 @@ class ModernBertBlock(Block):
         return hidden_states + self.output(dropout(units, self.output_dropout, unit_keys))
 
 
-# BERT's keys that have other names here.
-KEYS = {
+NAMES = {
     "layer_norm_eps": "norm_eps",
     "hidden_act": "hidden_activation",
     "hidden_dropout_prob": "mlp_dropout",
@@ -53,53 +51,29 @@ KEYS = {
 }
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
-        config.require(key, False)
-    config.require("decoder_bias", True)
-    values = {"hidden_activation": "gelu"} | dict(config.values)
-    values |= {"position_embedding_type": "absolute", "type_vocab_size": 1}  # some have others, which nothing reads
-    like_bert = bert.sizes(HfConfig(values, KEYS))
-    types = _block_types(config, like_bert.num_blocks)
-    bases = {GLOBAL: _rotary_base(config, GLOBAL, "global_rope_theta", 160_000.0)}
-    bases[LOCAL] = _rotary_base(config, LOCAL, "local_rope_theta", 10_000.0)
-    window = config.size("local_attention", least=2, default=128) // 2
+    bases = {kind: rotary_base(rope) for kind, rope in config.rope_parameters.items()}
     return dataclasses.replace(
-        like_bert,
-        type_vocab_size=0,
-        embedding_dropout=config.rate("embedding_dropout"),
-        mlm_activation=config.text("classifier_activation", "gelu"),
+        bert.sizes(config, **NAMES),
+        type_vocab_size=0,  # some have others, which nothing reads
+        embedding_dropout=config.embedding_dropout,
+        mlm_activation=config.classifier_activation,
         mlm_transform_bias=False,
         norm_bias=False,
         final_norm=True,
         block=ModernBertBlock,
-        rotary_bases=tuple(bases[each] for each in types),
-        windows=tuple(window if each == LOCAL else 0 for each in types),
+        rotary_bases=tuple(bases[kind] for kind in config.layer_types),
+        windows=tuple(config.local_attention // 2 if kind != "full_attention" else 0 for kind in config.layer_types),
     )
-
-
-def _block_types(config: HfConfig, num_blocks: int) -> list[str]:
-    """Return the type of each block: listed, or by the distance of the global ones."""
-    every = config.size("global_attn_every_n_layers", default=3)
-    types = config.values.get("layer_types") or [LOCAL if index % every else GLOBAL for index in range(num_blocks)]
-    if not isinstance(types, list) or len(types) != num_blocks or not {GLOBAL, LOCAL}.issuperset(map(str, types)):
-        raise ValueError(f"layer_types must be a list of {num_blocks} times {GLOBAL!r} or {LOCAL!r}")
-    return types
-
-
-def _rotary_base(config: HfConfig, block_type: str, old_key: str, default: float) -> float:
-    if config.rope() is config:
-        return config.number(old_key, default)
-    rope = config.rope().inside(block_type)
-    rope.require("rope_type", "default")
-    return rope.number("rope_theta", default)
 
 
 FAMILIES: Mapping[str, Family] = {
     "modernbert": Family(
         architecture="ModernBertModel",
         sizes=sizes,
+        supported=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+        | {"is_decoder": False, "decoder_bias": True},
         prefix="model.",
         modules={
             "embeddings.tok_embeddings": "embeddings.word",

@@ -6,15 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from transformers import PreTrainedConfig
 
 from diffcse_jax.models.families import bert, roberta
-from diffcse_jax.models.families.base import HfConfig
 from diffcse_jax.models.layers import Embedding
 from diffcse_jax.models.transformer import TransformerConfig
 
-# transformers' MPNet has these values, whatever the configuration says.
-BUCKETS = 32
-PAD_TOKEN_ID = 1
+BUCKETS = 32  # transformers' MPNet has this value, whatever the configuration says, and the padding id 1
 
 
 class RelativeAttentionBias(nnx.Module):
@@ -42,10 +40,8 @@ def relative_buckets(positions: int) -> Int[np.ndarray, "positions positions"]:
     return (bucket + half * (relative > 0)).astype(np.int32)
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of an encoder."""
-    config.require("relative_attention_num_buckets", BUCKETS)
-    config.require("pad_token_id", PAD_TOKEN_ID)
     return dataclasses.replace(roberta.sizes(config), type_vocab_size=0, attention_bias=RelativeAttentionBias)
 
 
@@ -54,6 +50,7 @@ FAMILIES = {
         roberta.ROBERTA,
         architecture="MPNetModel",
         sizes=sizes,
+        supported=bert.BERT.supported | {"relative_attention_num_buckets": BUCKETS, "pad_token_id": 1},
         prefix="mpnet.",
         modules=bert.EMBEDDINGS | {"encoder.relative_attention_bias": "attention_bias.bucket"},
         block={

@@ -1,14 +1,18 @@
 """NomicBERT (Nussbaum et al. 2024): BERT with rotary positions, gated units, and blocks without biases."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
+
+from transformers import PreTrainedConfig
 
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, HfConfig
+from diffcse_jax.models.families.base import Family, rotary_base
 from diffcse_jax.models.transformer import Block, TransformerConfig
 
 GATED_BLOCK = partial(Block, bias=False, gated=True)  # its norms have biases
-# Keys of the first configurations, and BERT's names of them.
+# Keys of the authors' first configurations, and BERT's names of them.
 FIRST_KEYS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -20,34 +24,19 @@ FIRST_KEYS = {
     "attn_pdrop": "attention_probs_dropout_prob",
     "rotary_emb_base": "rope_theta",
 }
-SUPPORTED = {
-    "prenorm": False,
-    "parallel_block": False,
-    "causal": False,
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "use_rms_norm": False,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None,
-    "num_experts": 0,
-}
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
-    """Read the sizes of an encoder."""
-    for key, value in SUPPORTED.items():
-        if config.values.get(key, value) not in (value, None):
-            config.require(key, value)
-    renamed = {ours: config.values[theirs] for theirs, ours in FIRST_KEYS.items() if theirs in config.values}
-    if config.values.get("activation_function") == "swiglu":
+def as_nomic_bert(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of the authors' code as transformers writes it."""
+    renamed = {name: values[first] for first, name in FIRST_KEYS.items() if first in values}
+    if values.get("activation_function") == "swiglu":
         renamed["hidden_act"] = "silu"
-    config = HfConfig({**renamed, **config.values})
-    rope = config.rope()
-    rope.require("rope_type", "default")
-    like_bert, base = bert.sizes(config), rope.number("rope_theta", 1000.0)
+    return {**renamed, **values}
+
+
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
+    """Read the sizes of an encoder."""
+    like_bert, base = bert.sizes(config), rotary_base(config.rope_parameters)
     return dataclasses.replace(like_bert, block=GATED_BLOCK, rotary_bases=(base,) * like_bert.num_blocks)
 
 
@@ -55,6 +44,22 @@ FAMILIES = {
     "nomic_bert": Family(
         architecture="NomicBertModel",
         sizes=sizes,
+        supported={
+            "is_decoder": False,
+            "position_embedding_type": "absolute",
+            "prenorm": False,
+            "parallel_block": False,
+            "causal": False,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "use_rms_norm": False,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "rotary_scaling_factor": None,
+            "num_experts": 0,
+        },
         prefix="nomic_bert.",
         modules={
             "embeddings.word_embeddings": "embeddings.word",

@@ -7,9 +7,10 @@ import dataclasses
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from transformers import PreTrainedConfig
 
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import HfConfig, SequenceClassifier
+from diffcse_jax.models.families.base import SequenceClassifier
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
@@ -25,13 +26,11 @@ class RobertaEmbeddings(Embeddings):
         return trained_where(numbers != self.pad_token_id, super().embedded_positions(numbers))
 
 
-def sizes(config: HfConfig) -> TransformerConfig:
+def sizes(config: PreTrainedConfig) -> TransformerConfig:
     """Read the sizes of any encoder with RoBERTa's positions and masked-LM head."""
-    pad_token_id = config.size("pad_token_id", least=0, default=1)
     return dataclasses.replace(
         bert.sizes(config),
-        pad_token_id=pad_token_id,
-        position_offset=pad_token_id + 1,
+        position_offset=config.pad_token_id + 1,
         mlm_activation="gelu",
         embeddings=RobertaEmbeddings,
     )
