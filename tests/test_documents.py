@@ -386,11 +386,10 @@ def test_linked_folders_are_read_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "reason"),
     [
-        ("a.csv", "sentence\none\n", {"pairs": "lead"}, r"no column 'text'\. It has: sentence\. Name the columns"),
-        ("a.jsonl", '{"body": "a"}', {"pairs": "lead"}, r"no column 'text'\. It has: body\. .* in data\.columns"),
+        ("a.jsonl", '{"body": "a"}', {"pairs": "lead"}, r"no column 'text'\. It has: body\. .* \(data\.columns or"),
         ("folder/a.md", "# One\n", {}, r"folder: these files contain documents\. Set data\.pairs"),
-        ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"only a single txt file can have blank lines"),
-        ("wiki1m", "", {"documents": "blank_lines"}, r"wiki1m: its sentences are in no order"),
+        ("folder/a.md", "# One\n", {"documents": "blank_lines"}, r"need documents: a single txt file with blank"),
+        ("wiki1m", "", {"pairs": "lead"}, r"wiki1m: .* data\.pairs='lead' .* need documents: txt, markdown,"),
     ],
 )
 def test_sources_without_documents_are_refused(tmp_path, monkeypatch, name, content, options, reason):

@@ -179,7 +179,7 @@ def test_columns_ids_and_files_are_kept(tmp_path, text, capsys):
     cli.main(["encode", "--input", text, text, "--model", "hash"])
     assert [(row["file"], row["line"]) for row in objects(capsys)] == [(text, line) for line in (1, 2, 3, 4)] * 2
     message = error_of(capsys, *options, "--columns", "none")
-    assert "no column 'none' (--columns). It has: doi, title, abstract" in message
+    assert "no column 'none'. It has: doi, title, abstract. Name the columns in --columns" in message
 
 
 @pytest.mark.parametrize("name", ["/*.jsonl", "/list.JSON.GZ"])

@@ -155,7 +155,7 @@ def test_tables_of_any_kind(tmp_path):
             {"dev_share": 0.5},
             "no training row of class 'rare'",
         ),
-        (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct it, or set data\.on_bad_line=skip"),
+        (CLASSES + " ,1\n", {}, r"mine\.file\), line 32: empty\. Correct or remove it"),
         ("text,class\n", {}, r"rows\.csv \(finetune\.tasks\.mine\.file\): no usable line"),
         (CLASSES, {"loss": "binary_cross_entropy"}, "needs two classes, not 3"),
         ("first,second,class\na,b,nan\n", {"kind": "regression"}, "line 2: 'nan' is not a finite number"),

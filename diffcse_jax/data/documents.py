@@ -9,10 +9,10 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diffcse_jax.data import markup
-from diffcse_jax.data.readers import Fault, Place, RowFile, extension, lines, opened
+from diffcse_jax.data.readers import Entry, Fault, Place, RowFile, extension, lines, opened
 from diffcse_jax.data.sentences import sentences_of
 from diffcse_jax.errors import UserError
 from diffcse_jax.io import sha256
@@ -68,9 +68,8 @@ def of_text_file(path: Path, *, sentence_a_line: bool) -> Documents:
                 numbers, text = zip(*group, strict=True)
                 yield numbers[0], (Section(numbers[0], "", text, sentence_a_line),)
             elif not blocks:
-                yield from (
-                    (number, (Section(number, "", [line]),) if is_text else Fault.EMPTY) for number, line in group
-                )
+                for number, line in group:
+                    yield number, (Section(number, "", [line]),) if is_text else Fault.EMPTY
 
     return Documents(str(path), read, lambda: sha256([path]))
 
@@ -85,15 +84,16 @@ def of_files(
     name: str, root: Path, prose: Sequence[Path], tables: Sequence[RowFile], columns: Sequence[str], note: str
 ) -> Documents:
     """Return each file of prose (see `FORMATS`) and each row of a table, whose columns are title and text or text."""
+    columns = tuple(columns or TITLE_AND_TEXT)
 
     def read() -> Iterator[Placed]:
         for path in prose:
-            yield _of_prose(path.relative_to(root).as_posix(), path)
+            yield path.relative_to(root).as_posix(), _of_prose(path.relative_to(root).as_posix(), path)
         for table in tables:
             file = f"{table.path.relative_to(root).as_posix()}, {table.unit} " if len(tables) > 1 or prose else ""
-            for number, entry in table.entries(columns or TITLE_AND_TEXT):
+            for number, entry in table.entries(columns):
                 place = f"{file}{number}" if file else number
-                yield place, _of_row(place, entry, columns or TITLE_AND_TEXT)
+                yield place, _of_row(place, entry, columns)
 
     def fingerprint() -> str:
         files = [*prose, *(table.path for table in tables)]
@@ -103,28 +103,27 @@ def of_files(
     return Documents(name, read, fingerprint, note)
 
 
-def _of_row(place: Place, entry: dict[str, Any] | Fault, columns: Sequence[str]) -> Document | Fault:
+def _of_row(place: Place, entry: Entry, columns: Sequence[str]) -> Document | Fault:
     if isinstance(entry, Fault):
         return entry
-    *title_column, text_column = columns
-    if text_column not in entry:
+    if columns[-1] not in entry:
         return Fault.MISSING_KEY
-    title, text = (entry.get(title_column[0]) or "" if title_column else ""), entry[text_column]
+    title, text = (entry.get(columns[0]) or "") if len(columns) > 1 else "", entry[columns[-1]]
     if not (isinstance(title, str) and isinstance(text, str)):
         return Fault.NOT_STRING
     return (Section(place, " ".join(title.split()), text.split("\n")),)
 
 
-def _of_prose(place: str, path: Path) -> Placed:
+def _of_prose(place: str, path: Path) -> Document | Fault:
     with opened(path) as file:
         content = file.read()
     if extension(path) == ".txt":
         text = content.decode("utf-8-sig", errors="surrogateescape").replace("\r\n", "\n")
-        return place, (Section(place, "", text.split("\n")),) if text.strip() else Fault.EMPTY
+        return (Section(place, "", text.split("\n")),) if text.strip() else Fault.EMPTY
     try:
         found = list(markup.READERS[extension(path)](content))
     except UserError:  # a library is missing
         raise
     except (Exception, SystemExit):  # for damaged and encrypted files, libraries raise many types
-        return place, Fault.UNREADABLE
-    return place, tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY
+        return Fault.UNREADABLE
+    return tuple(Section(place, title, text) for title, text in found) or Fault.EMPTY

@@ -26,7 +26,6 @@ from diffcse_jax.errors import DataError, NoSentencesError, counted
 from diffcse_jax.io import why_unreadable
 
 LONGEST_TEXT = 1 << 17  # characters of a text in a row
-ROLES = ("sentence", "positive", "hard_negative")
 UTF8_ADVICE = (
     "Text must be UTF-8. To convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE (or -f UTF-16, if most "
     "lines contain NUL bytes)"
@@ -51,17 +50,6 @@ class Fault(enum.StrEnum):
     UNREADABLE = "unreadable"
 
 
-class OptionNames(NamedTuple):
-    """The names of the options that chose the source, for errors."""
-
-    file: str = "data.train_file"
-    columns: str = "data.columns"
-    bad_line: str = "set data.on_bad_line=skip"  # empty: there is no such option
-
-
-TRAINING_OPTIONS = OptionNames()
-
-
 @dataclasses.dataclass(frozen=True)
 class Corpus:
     """A source of rows. Each pass reads the source again; memory holds a part of it."""
@@ -76,7 +64,6 @@ class Corpus:
     reading: tuple[str, ...] = ()
     unit: str = "line"  # what a place is the number of
     note: str = ""  # what was left out before reading, for example files of other kinds
-    names: OptionNames = TRAINING_OPTIONS
     skipped: collections.Counter[Fault] = dataclasses.field(default_factory=collections.Counter)  # by the latest pass
     counted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # such as `document{s}`
 
@@ -109,9 +96,8 @@ class Corpus:
                 continue
             if self.on_bad_line == "error":
                 at = f"{self.unit} {place}" if isinstance(place, int) else place
-                advice = f" {UTF8_ADVICE}." if row is Fault.NOT_UTF8 else ""
-                alternative = f", or {self.names.bad_line}" if self.names.bad_line else ""
-                raise DataError(f"{self.name}, {at}: {row}.{advice} Correct it{alternative}")
+                advice = f"{UTF8_ADVICE}. " if row is Fault.NOT_UTF8 else ""
+                raise DataError(f"{self.name}, {at}: {row}. {advice}Correct or remove it")
             self.skipped[row] += 1
         if not found:
             details = f" ({summary})" if (summary := self.summary()) else ""
@@ -134,17 +120,6 @@ class Corpus:
         return UTF8_ADVICE if self.skipped[Fault.NOT_UTF8] else ""
 
 
-def column_names(count: int, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
-    """Return names for columns: the roles, then `hard_negative_2`, `hard_negative_3`, ..."""
-    return (*roles, *(f"{roles[-1]}_{number}" for number in range(2, count - 1)))[:count]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names for a message, and cut a long list."""
-    text = ", ".join(names)
-    return text if len(text) <= 500 else f"{text[:500]}..."
-
-
 def checked(row: Row) -> Row | Fault:
     """Return the row without surrounding white space, or its fault. Undecodable bytes arrive as surrogates."""
     row = tuple(text.strip() for text in row)
@@ -160,6 +135,12 @@ def checked(row: Row) -> Row | Fault:
         except UnicodeEncodeError:
             return Fault.NOT_UTF8
     return row
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names for a message, and cut a long list."""
+    text = ", ".join(names)
+    return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 # Bytes and lines
@@ -194,15 +175,15 @@ def lines(path: Path) -> Iterator[str]:
 
 # Kinds of files
 
+Entry = dict[str, Any] | Fault  # the values of a row by column
 
-@dataclasses.dataclass(frozen=True)
-class RowFile:
-    """An open file of rows."""
+
+class RowFile(NamedTuple):
+    """An open file of rows. An empty file may have no columns."""
 
     path: Path
     columns: tuple[str, ...]
-    # Starts a pass over the numbered rows. The argument lists the columns that are needed.
-    entries: Callable[[Sequence[str]], Iterator[tuple[int, dict[str, Any] | Fault]]]
+    entries: Callable[[Sequence[str]], Iterator[tuple[int, Entry]]]  # starts a pass over numbered rows of some columns
     unit: str = "line"  # what the numbers count
 
 
@@ -211,7 +192,6 @@ def open_file(path: Path, wanted: Sequence[str] = ()) -> RowFile:
 
     Raises:
         DataError: The content does not fit the extension.
-        NoSentencesError: The file is empty, so that its columns are unknown.
     """
     return _OPENERS[extension(path)](path, wanted)
 
@@ -222,9 +202,7 @@ def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile
 
 
 def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
-    """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
-    first = next(lines(path), "")
-    delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
+    delimiter = "\t" if extension(path) == ".tsv" else ","
     try:
         header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter), []))
     except csv.Error as error:
@@ -238,7 +216,7 @@ def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
             "A file with one sentence per line needs the extension .txt"
         )
 
-    def entries(_: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    def entries(_: Sequence[str]) -> Iterator[tuple[int, Entry]]:
         reader = csv.reader(lines(path), delimiter=delimiter)
         next(reader)
         while True:
@@ -258,35 +236,32 @@ def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
     return RowFile(path, header, entries)
 
 
-def _open_json(path: Path, wanted: Sequence[str]) -> RowFile:
+def _open_json(path: Path, _: Sequence[str]) -> RowFile:
     is_list = extension(path) == ".json" and next(filter(None, map(str.strip, lines(path))), "").startswith("[")
 
+    def items() -> Iterator[Any]:
+        try:
+            yield from json.loads("".join(lines(path)))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not valid JSON: {error}") from error
+
     def values() -> Iterator[Any]:
-        if is_list:
-            try:
-                yield from json.loads("".join(lines(path)))
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path} is not valid JSON: {error}") from error
-            return
         for line in lines(path):
             try:
                 yield json.loads(line) if line.strip() else Fault.EMPTY
             except (ValueError, RecursionError):
                 yield Fault.NOT_OBJECT
 
-    def entries(_: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
-        for number, value in enumerate(values(), 1):
+    def entries(_: Sequence[str]) -> Iterator[tuple[int, Entry]]:
+        for number, value in enumerate(items() if is_list else values(), 1):
             entry = {"sentence": value} if is_list and isinstance(value, str) else value
             yield number, entry if isinstance(entry, dict | Fault) else Fault.NOT_OBJECT
 
-    first = next((entry for _, entry in entries() if isinstance(entry, dict)), None)
-    if first is None:
-        expected = "a list of strings or objects, or one" if extension(path) == ".json" else "one"
-        raise NoSentencesError(f"{path}: no JSON object found. Expected {expected} object per line")
+    first = next((entry for _, entry in entries(()) if isinstance(entry, dict)), {})
     return RowFile(path, tuple(first), entries, "item" if is_list else "line")
 
 
-def _open_parquet(path: Path, wanted: Sequence[str]) -> RowFile:
+def _open_parquet(path: Path, _: Sequence[str]) -> RowFile:
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return kind in (pa.string(), pa.large_string(), pa.string_view())
@@ -297,7 +272,7 @@ def _open_parquet(path: Path, wanted: Sequence[str]) -> RowFile:
     if not columns:
         raise DataError(f"{path}: no column of strings. It has: {listed(schema.names)}")
 
-    def entries(needed: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    def entries(needed: Sequence[str]) -> Iterator[tuple[int, Entry]]:
         with _parquet_errors(path), pq.ParquetFile(path) as file:
             batches = file.iter_batches(1000, columns=[column for column in needed if column in columns])
             yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from diffcse_jax.data.readers import Corpus, OptionNames
+from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.sources import open_text
 from diffcse_jax.errors import DataError
 
@@ -94,10 +94,7 @@ def read_records(
         if columns or id_column:
             raise DataError("standard input has no columns. Remove --columns and --id_column")
         lines = ((line.decode(errors="surrogateescape"),) for line in sys.stdin.buffer)
-        names = OptionNames(bad_line="")
-        corpus = Corpus(
-            "standard input", (TEXT,), lambda: enumerate(lines, 1), _refuse_digest, on_bad_line, names=names
-        )
+        corpus = Corpus("standard input", (TEXT,), lambda: enumerate(lines, 1), _refuse_digest, on_bad_line)
         return Records(corpus, (), has_id=False)
     if id_column and (not columns or id_column in columns):
         raise DataError(f"--id_column {id_column} needs the columns of text, without itself. Add --columns NAME ...")
