@@ -27,14 +27,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.export import SAMPLES
 from diffcse_jax.hosts import StopRequest
-from diffcse_jax.losses.finetune import (
-    Task,
-    binary_cross_entropy,
-    build_head,
-    cross_entropy,
-    features,
-    squared_error,
-)
+from diffcse_jax.losses.finetune import Task, build_head, features
 from diffcse_jax.models import hf, parameters
 from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.run_folder.folder import HEADS
@@ -48,19 +41,6 @@ RNG = np.random.default_rng(0)
 U, V = (jnp.asarray(RNG.normal(size=(3, 4)).astype(np.float32)) for _ in range(2))
 PAIR = ("first", "second")
 STEPS = 4
-
-
-def test_losses_are_one_value_per_example():
-    logits, labels = jnp.asarray(RNG.normal(size=(4, 3)).astype(np.float32)), jnp.array([2, 0, 1, 1])
-    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(cross_entropy(logits, labels), -np.log(shares[np.arange(4), labels]), rtol=1e-5)
-    logit, which = logits[:, :1], jnp.array([1, 0, 1, 0])
-    sigmoid = 1 / (1 + np.exp(-logit[:, 0]))
-    np.testing.assert_allclose(
-        binary_cross_entropy(logit, which), -np.log(np.where(which == 1, sigmoid, 1 - sigmoid)), rtol=1e-5
-    )
-    values = jnp.array([1.0, 2.0, 3.0, 4.0])
-    np.testing.assert_allclose(squared_error(logit, values), np.square(logit[:, 0] - values), rtol=1e-5)
 
 
 def test_the_input_of_a_head():

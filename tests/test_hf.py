@@ -357,7 +357,7 @@ def saved_by_training_code(family: str, projector: torch.nn.Module, folder: Path
     return encoder
 
 
-@pytest.mark.parametrize(("family", "lm_head"), [("bert", ", lm_head"), ("roberta", "")])
+@pytest.mark.parametrize(("family", "lm_head"), [("bert", "lm_head, "), ("roberta", "")])
 def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, family, lm_head):
     projector, folder = torch.nn.Module(), tmp_path / "mine"
     projector.net = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
@@ -365,7 +365,7 @@ def test_the_encoder_of_a_diffcse_training_model_is_read(tmp_path, capsys, famil
     checkpoint = read(str(folder))
     assert capsys.readouterr().err == (
         f"notice: {folder} was saved by the training code of SimCSE or DiffCSE. Reading its encoder; left out: "
-        f"mlp{lm_head}, aux_bert, electra_head, generator. Its authors evaluate it with the pooler cls_before_pooler.\n"
+        f"aux_bert, electra_head, generator, {lm_head}mlp. Its authors evaluate it with the pooler cls_before_pooler.\n"
     )
     assert recorded(checkpoint) == RecordedPooler("cls_before_pooler")
     assert checkpoint.pooler is None
@@ -381,7 +381,7 @@ def test_the_head_of_a_simcse_training_model_is_the_pooler(tmp_path, capsys):
     checkpoint = read(str(folder))
     assert recorded(checkpoint) == RecordedPooler()
     printed = capsys.readouterr().err
-    assert "Reading its encoder and its dense + tanh head. They evaluate unsupervised" in printed
+    assert "Reading its encoder; left out: nothing. They evaluate unsupervised" in printed
     vectors = np.random.default_rng(0).normal(size=(3, HIDDEN)).astype(np.float32)
     head = bound(MlpProjector, checkpoint.config, checkpoint.pooler)
     assert_close([head(jnp.asarray(vectors))], [torch.tanh(projector.dense(torch.tensor(vectors)))], atol=1e-6)
@@ -426,7 +426,6 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
             "bert.encoder.layer.0.output.dense.weight": torch.zeros(40, HIDDEN),
             "bert.encoder.layer.2.output.dense.weight": torch.zeros(HIDDEN, 40),
             query: tensors[query].to(torch.int8),
-            WORDS: tensors[f"bert.{WORDS}"] + 1,
             "generator.weight": torch.zeros(1),  # without a projector, this is not a model of the training code
         }
 
@@ -436,7 +435,6 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
     assert sorted(problem.strip() for problem in problems) == [
         "missing: cls.predictions.transform.dense.bias",
         "missing: encoder.layer.1.attention.self.query.weight",
-        f"stored twice with different values: {WORDS}, once as {WORDS}",
         "unknown: encoder.layer.2.output.dense.weight",
         "unknown: generator.weight",
         "unsupported: encoder.layer.0.attention.self.query.weight holds int8. Quantised weights cannot be read",
@@ -444,7 +442,7 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
         "wrong shape: encoder.layer.0.output.dense.weight is (40, 24), config.json says (24, 40)",
     ]
     rewrite(folder, lambda tensors: tensors | {f"surprise.{number}": torch.zeros(1) for number in range(80)})
-    assert len(assert_refused(folder, r"and 38 more$").splitlines()) == 52
+    assert len(assert_refused(folder, r"and 37 more$").splitlines()) == 52
 
 
 def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):

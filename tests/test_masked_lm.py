@@ -1,4 +1,4 @@
-"""Masked-LM losses: the cross-entropy, and InfoCSE's reconstruction."""
+"""InfoCSE's reconstruction."""
 
 import dataclasses
 import functools
@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax
 from tiny_networks import ENCODER, GENERATOR, VOCABULARY, config_of, deeper, random_batch, views_of
 
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses import prepare
-from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.heads import ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import bind, definition
@@ -78,11 +76,3 @@ def test_generators_that_do_not_fit_are_refused():
         generator = dataclasses.replace(GENERATOR, config=dataclasses.replace(SIZES, **sizes))
         with pytest.raises(ConfigError, match=message):
             networks.build(config, ENCODER, generator, VOCABULARY)
-
-
-def test_masked_language_model_is_the_cross_entropy_of_the_original_token():
-    rng = np.random.default_rng(0)
-    logits, ids = rng.normal(0, 30, size=(2, 5, 11)).astype(np.float32), rng.integers(0, 11, size=(2, 5))
-    losses = masked_language_model(jnp.array(logits), jnp.array(ids))
-    expected = -np.take_along_axis(log_softmax(np.float64(logits), axis=-1), ids[..., None], -1)[..., 0]
-    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch, TokenRows, Vocabulary
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.losses.base import Checkpoints, GeneratorOptions, Loss, Metrics, RunInfo
 from diffcse_jax.losses.diffcse import DiffCSE, Edited, Masked, MaskOptions, discriminate, generate, replace_tokens
-from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models.forward import FEW, MOST, Computation, SharedForward, fold_in_name, mean_where, row_keys
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.layers import Dense
@@ -234,7 +234,8 @@ class ConditionalMaskedLM(_RecoversTokens):
 
         def at_token(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = head(states, word_embeddings)
-            return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
+            correct = jnp.argmax(logits, axis=-1) == targets
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
         def at_gaps(states: jax.Array, selected: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
@@ -289,7 +290,7 @@ class CorrectiveLM(_RecoversTokens):
         (losses, correct), copy_logits = discriminate(
             forward, rows, at_rows, where, replaced, original, condition=self.condition, key=key
         )
-        copy_loss = mean_where(copy_mechanism(copy_logits, ~replaced), where)
+        copy_loss = mean_where(optax.sigmoid_binary_cross_entropy(copy_logits, ~replaced), where)
         return mean_where(losses, where) + self.copy_weight * copy_loss, {
             "corrective_lm_copy_loss": copy_loss,
             "corrective_lm_copy_accuracy": mean_where((copy_logits > 0) == ~replaced, where),
@@ -308,10 +309,5 @@ def corrective_language_model(
     `kept` is true where the input is the target.
     """
     copy_logits = jax.lax.stop_gradient(copy_logits)
-    generated = jax.nn.log_sigmoid(-copy_logits) - masked_language_model(logits, targets)
+    generated = jax.nn.log_sigmoid(-copy_logits) - optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return -jnp.where(kept, jnp.logaddexp(jax.nn.log_sigmoid(copy_logits), generated), generated)
-
-
-def copy_mechanism(copy_logits: Float[Array, "*tokens"], kept: Bool[Array, "*tokens"]) -> Float[Array, "*tokens"]:
-    """Compute the binary cross-entropy of p_copy per token. Class 1: the input is the original token."""
-    return jax.nn.softplus(jnp.where(kept, -copy_logits, copy_logits))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import PurePath
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import SharedForward, row_keys
@@ -166,24 +166,8 @@ def features(task: Task, embeddings: Sequence[Float[Array, "rows hidden"]]) -> F
     return jnp.concatenate([parts[name] for name in task.features], axis=1)
 
 
-def cross_entropy(logits: Float[Array, "rows classes"], labels: Int[Array, " rows"]) -> Float[Array, " rows"]:
-    """Compute -log softmax(logits) at the label, one value per example."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits, axis=1), labels[:, None], axis=1)[:, 0]
-
-
-def binary_cross_entropy(logits: Float[Array, "rows 1"], labels: Int[Array, " rows"]) -> Float[Array, " rows"]:
-    """Compute -log sigmoid(logit) for the second class, -log (1 - sigmoid(logit)) for the first, per example."""
-    signs = 2.0 * labels.astype(jnp.float32) - 1.0
-    return jax.nn.softplus(-signs * logits[:, 0])
-
-
-def squared_error(outputs: Float[Array, "rows 1"], labels: Float[Array, " rows"]) -> Float[Array, " rows"]:
-    """Compute (output - label)^2 per example."""
-    return (outputs[:, 0] - labels) ** 2
-
-
-FUNCTIONS = {
-    "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared_error": squared_error,
+FUNCTIONS = {  # of outputs and labels, one value per example
+    "cross_entropy": optax.softmax_cross_entropy_with_integer_labels,
+    "binary_cross_entropy": lambda logits, labels: optax.sigmoid_binary_cross_entropy(logits[:, 0], labels),
+    "squared_error": lambda outputs, labels: optax.squared_error(outputs[:, 0], labels),
 }

@@ -5,8 +5,8 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
@@ -17,14 +17,6 @@ from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_whe
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
 from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import option
-
-
-def masked_language_model(
-    logits: Float[Array, "*tokens vocab"], input_ids: Int[Array, "*tokens"]
-) -> Float[Array, "*tokens"]:
-    """Compute the cross-entropy of the original token, per token. The caller averages over masked tokens."""
-    target_logits = jnp.take_along_axis(logits, input_ids[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +49,7 @@ class AuxiliaryMaskedLM(Loss):
         word_embeddings = computation.params["encoder.embeddings.word.embedding"] if self.tied else None
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return masked_language_model(head(states, word_embeddings), targets)
+            return optax.softmax_cross_entropy_with_integer_labels(head(states, word_embeddings), targets)
 
         def row_losses(masked: Masked, keys: jax.Array, targets: jax.Array) -> jax.Array:
             states = encoder(masked.rows, keys=keys)[-1]
@@ -129,7 +121,9 @@ class Reconstruction(Loss):
         embeddings = forward.embeddings.projected if self.condition == "projected" else forward.embeddings.pooled
 
         def token_losses(states: jax.Array, targets: jax.Array) -> jax.Array:
-            return masked_language_model(head.vocabulary(states, given.word_embeddings), targets)
+            return optax.softmax_cross_entropy_with_integer_labels(
+                head.vocabulary(states, given.word_embeddings), targets
+            )
 
         def row_losses(masked: Masked, states: jax.Array, h: jax.Array, keys: jax.Array, ids: jax.Array) -> jax.Array:
             outputs = head(masked.rows, states, h, keys=keys)

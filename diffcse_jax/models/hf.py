@@ -112,8 +112,9 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     evaluated_with = published_pooler(name_or_path, stored)
     if any(name.startswith((_BATCHNORM_PROJECTOR, _DENSE_PROJECTOR, "aux_bert.")) for name in stored):
         stored = _encoding_part(stored, family, name_or_path, evaluated_with)
-    tensors, problems = _normalised_names(stored, family)
+    tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
     params: dict[str, Params] = {}
+    problems: list[str] = []
     used: set[str] = set()
     for part in _PARTS:
         names = _tensors_of(part, config)
@@ -142,9 +143,8 @@ def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
         if words is not None and not np.array_equal(tensors.get(family.decoder, words), words):
             problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
     if problems:
-        if len(problems) > MOST_PROBLEMS:
-            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS:,} more"]
-        listed = "\n  ".join(problems)
+        more = [f"and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
+        listed = "\n  ".join(problems[:MOST_PROBLEMS] + more)
         raise CheckpointError(f"{name_or_path} does not hold a {config.family} encoder as expected:\n  {listed}")
     return Pretrained(
         folder,
@@ -324,17 +324,10 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
     return tensors
 
 
-def _normalised_names(tensors: Mapping[str, np.ndarray], family: Family) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors without the encoder's prefix and TensorFlow's names of norms, and problems."""
-    renamed: dict[str, np.ndarray] = {}
-    problems = []
-    for given, array in tensors.items():
-        name = given.removeprefix(family.prefix).removeprefix(family.other_prefix)
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-        if name in renamed and not np.array_equal(renamed[name], array):
-            problems.append(f"stored twice with different values: {name}, once as {given}")
-        renamed[name] = array
-    return renamed, problems
+def _normalised(name: str, family: Family) -> str:
+    """Return the name of a tensor without the encoder's prefix, and not as TensorFlow names the arrays of norms."""
+    name = name.removeprefix(family.prefix).removeprefix(family.other_prefix)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
 
 
 def _encoding_part(
@@ -351,14 +344,12 @@ def _encoding_part(
             left_out.add(part)
         else:
             kept[name] = tensor
-    parts = ", ".join(part for part in _TRAINING_PARTS if part in left_out)
     how = f"Its authors evaluate it with the pooler {pooler}."
     if pooler is None:
         how = "They evaluate unsupervised models with the pooler cls_before_pooler, supervised models with cls."
     print(
         f"notice: {name_or_path} was saved by the training code of SimCSE or DiffCSE. "
-        f"Reading its encoder{'' if 'mlp' in left_out else ' and its dense + tanh head'}"
-        f"{f'; left out: {parts}' if parts else ''}. {how}",
+        f"Reading its encoder; left out: {', '.join(sorted(left_out)) or 'nothing'}. {how}",
         file=sys.stderr,
     )
     return kept

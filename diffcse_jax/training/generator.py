@@ -28,7 +28,6 @@ from diffcse_jax.errors import CheckpointError, ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, sha256, write_json, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
-from diffcse_jax.losses.masked_lm import masked_language_model
 from diffcse_jax.models import parameters
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
@@ -137,7 +136,8 @@ def make_head_training(config: Config, sizes: TransformerConfig, vocabulary: Voc
 
         def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = head_network(states, word_embeddings)
-            return masked_language_model(logits, targets), jnp.argmax(logits, axis=-1) == targets
+            correct = jnp.argmax(logits, axis=-1) == targets
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
         losses, right = computation.gather_positions(at_tokens, masked.selected, states, anchors.input_ids, shares=FEW)
         return mean_where(losses, masked.selected), mean_where(right, masked.selected)
