@@ -86,16 +86,6 @@ def test_share_of_masked_tokens_and_what_becomes_of_them():
         assert_share(drawn[token], count, same_by_chance)
 
 
-def test_a_rows_mask_depends_on_its_key_and_number_alone():
-    ids = np.random.default_rng(0).integers(4, 40, (3, 16), np.int32)
-    for whole, part in zip(masked(ids, seed=0), masked(ids[:2, :9], seed=0), strict=True):
-        np.testing.assert_array_equal(whole[:2, :9], part)
-    ids = np.full((2, 200), 10, np.int32)
-    (_, first), (_, second) = masked(ids, seed=0), masked(ids, seed=1)
-    assert (first[0] != first[1]).any()
-    assert (first != second).any()
-
-
 @given(ids_of_any_kind, ids_of_any_kind, selections, lengths, st.sampled_from(["all", "masked"]))
 def test_the_generators_tokens_and_labels_spare_position_0_and_padding(ids, tokens, selected, lengths, positions):
     real = np.arange(SHAPE[1]) < lengths[:, None]
@@ -221,15 +211,6 @@ def test_lengths_change_in_the_shares_that_were_asked_for():
                 assert_share(count, 100 * places, share)
             else:
                 assert count == 0
-
-
-def test_changed_lengths_depend_on_neither_padding_nor_other_rows():
-    lengths = np.array([5, 8, 6])
-    short = changed_lengths(lengths[:2], 0, edit="mixed")
-    long = changed_lengths(lengths, 0, positions=12, edit="mixed")
-    assert short == tuple(part[:2] for part in long)
-    rows = TokenRows(jnp.full((2, 4), 10), jnp.ones((2, 4), jnp.int32), layout=None)
-    assert change_lengths(KEY, rows, EditOptions(), vocabulary=VOCABULARY, max_length=4).rows is rows
 
 
 @pytest.mark.parametrize(

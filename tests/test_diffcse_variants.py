@@ -109,18 +109,3 @@ def test_both_sentences_are_the_mean_of_the_two():
 def test_what_recovers_originals_takes_no_other_edits(kind):
     with pytest.raises(ConfigError, match=rf"difference\.edit='insert' needs difference\.objective='rtd': '{kind}'"):
         config_of({"difference": {"objective": kind, "edit": "insert"}})
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {"vectors", "mask_token", "generator"}),
-        ({"edit": "delete"}, {"vectors", "mask_token"}),
-        ({"edit": "mixed", "sentence": "both"}, {"vectors", "mask_token", "generator", "next_sentence"}),
-        ({"objective": "conditional_mlm", "sentence": "next"}, {"vectors", "mask_token", "next_sentence"}),
-        ({"objective": "corrective_lm"}, {"vectors", "mask_token", "generator"}),
-    ],
-)
-def test_what_each_kind_needs(options, expected):
-    config = config_of({"difference": options, "data": {"documents": "blank_lines"}})
-    assert config.losses["difference"].needs == expected | {"hidden_size"}

@@ -1,6 +1,5 @@
 import concurrent.futures
 import copy
-import json
 import pickle
 import runpy
 
@@ -13,15 +12,10 @@ from hypothesis import strategies as st
 from tiny_model import HIDDEN, MAX_LENGTH, random_params, write_tiny_model
 
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.config import Config
-from diffcse_jax.encoder import checked_sentences
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
-from diffcse_jax.io import find_run
 from diffcse_jax.models import hf
-from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.models.transformer import Transformer
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 
 SENTENCES = [
     "a dog runs in the park",
@@ -40,11 +34,6 @@ def tiny_dir(tmp_path_factory, minilm_dir):
 @pytest.fixture(scope="module")
 def tiny(tiny_dir):
     return SentenceEncoder.from_pretrained(tiny_dir, pooler="avg")
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return SentenceEncoder.from_pretrained("minilm")
 
 
 @pytest.mark.parametrize(
@@ -79,22 +68,38 @@ def test_vectors_are_cut_before_they_are_normalised(tiny, tiny_dir):
             SentenceEncoder.from_pretrained(tiny_dir, pooler="avg", truncate_dim=size)
 
 
-def test_one_sentence_gives_one_vector(tiny):
-    assert tiny.encode(["a dog"]).shape == (1, HIDDEN)
-    assert tiny.encode([]).shape == (0, HIDDEN)
-    one, (unit,) = (
-        tiny.encode("a dog"),
-        tiny.encode(["a dog"], normalize_embeddings=True),
-    )  # sentence-transformers' name
-    np.testing.assert_array_equal(one, tiny.encode(["a dog"])[0])
-    np.testing.assert_array_equal(tiny.encode("a dog", normalize=True), unit)
-    np.testing.assert_allclose(unit, one / np.linalg.norm(one), rtol=1e-6)
+def test_one_text_an_iterator_and_no_text(tiny):
+    one, many = tiny.encode("a dog"), tiny.encode(iter(SENTENCES))
+    assert (one.shape, many.shape, tiny.encode([]).shape) == ((HIDDEN,), (5, HIDDEN), (0, HIDDEN))
+    unit = one / np.linalg.norm(one)
+    for name in ("normalize", "normalize_embeddings"):  # the name in sentence-transformers
+        np.testing.assert_allclose(tiny.encode("a dog", **{name: True}), unit, rtol=1e-6)
+    expected = many @ unit / np.linalg.norm(many, axis=1)
+    np.testing.assert_allclose(tiny.similarity(iter(SENTENCES), "a dog"), expected, atol=1e-6)
+    assert tiny.similarity(SENTENCES, ["a dog", "no"]).shape == (5, 2)
+    tiny.build_index(iter(SENTENCES))
+    assert [hits[0][0] for hits in tiny.search(iter(SENTENCES), top_k=1)] == SENTENCES
 
 
 @given(st.lists(st.text(alphabet="abc dé", max_size=MAX_LENGTH - 2), min_size=1, max_size=9), st.integers(1, 10))
 def test_rows_follow_their_sentences_at_any_batch_size(tiny, sentences, batch_size):
     one_by_one = np.stack([tiny.encode(sentence) for sentence in sentences])
     np.testing.assert_allclose(tiny.encode(sentences, batch_size=batch_size), one_by_one, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        (b"bytes", "expected a string or an iterable of strings, got bytes"),
+        ({"a": "b"}, "got dict"),
+        (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
+        ([("a", "b")], "an embedding of its own: give one flat list"),
+        (["the cat", "caf\udce9"], r"'caf\\udce9' contains a lone surrogate"),
+    ],
+)
+def test_what_is_not_text_is_refused(tiny, sentences, message):
+    with pytest.raises(DataError, match=message):
+        tiny.encode(sentences)
 
 
 def test_invalid_options_are_refused(tiny, tiny_dir):
@@ -114,39 +119,6 @@ def test_computation_in_bfloat16_is_near_float32(tiny, tiny_dir):
     assert 0 < np.abs(half - tiny.encode(SENTENCES)).max() < 0.05
 
 
-def test_long_sentences_are_taken_fewer_at_a_time(tiny, monkeypatch):
-    sentences = [" ".join(["dog"] * length) for length in range(1, 33)]
-    expected, make_batch, shapes = tiny.encode(sentences), tiny._batch, []
-
-    def recorded(token_ids, rows, length):
-        shapes.append((rows, length))
-        return make_batch(token_ids, rows, length)
-
-    monkeypatch.setattr(tiny, "_batch", recorded)
-    monkeypatch.setattr("diffcse_jax.encoder.CPU_TOKENS_PER_BATCH", 320)
-    np.testing.assert_allclose(tiny.encode(sentences), expected, atol=1e-5)
-    assert shapes == [(8, 40), (16, 28), (24, 16)]  # multiples of the eight devices
-
-
-def test_similarity_is_the_cosine(tiny):
-    u, v = tiny.encode("a dog"), tiny.encode("the cat")
-    expected = u @ v / np.linalg.norm(u) / np.linalg.norm(v)
-    assert tiny.similarity("a dog", "the cat") == pytest.approx(expected, abs=1e-6)
-    assert tiny.similarity("a dog", SENTENCES).shape == (5,)
-    assert tiny.similarity(SENTENCES, ["a dog", "no"]).shape == (5, 2)
-
-
-def test_search_finds_meaning(minilm):
-    minilm.build_index(["A puppy plays in the garden.", "Share prices collapsed.", "He cooks pasta for dinner."])
-    (best, score), second = minilm.search("the stock market crashed", top_k=2)
-    assert best == "Share prices collapsed."
-    assert score == pytest.approx(float(minilm.similarity("the stock market crashed", best)), abs=1e-6)
-    assert second[1] < score
-    assert minilm.search("the stock market crashed", threshold=score + 0.01) == []
-    found = minilm.search(["a small dog", "preparing a meal"], top_k=1)
-    assert [row[0][0] for row in found] == ["A puppy plays in the garden.", "He cooks pasta for dinner."]
-
-
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):
     fits = " ".join(["dog"] * (MAX_LENGTH - 2))
     assert not np.allclose(tiny.encode(fits), tiny.encode(fits + " cat", max_length=MAX_LENGTH - 1))
@@ -163,26 +135,15 @@ def with_weights(encoder: SentenceEncoder, transformer: dict) -> SentenceEncoder
     return SentenceEncoder(encoder.config, transformer, encoder.tokenizer, pooler=encoder.pooler)
 
 
-def on_devices(encoder: SentenceEncoder, transformer: dict, devices: int) -> SentenceEncoder:
-    """The encoder with other weights, on so many devices."""
-    mesh = jax.make_mesh(
-        (devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices]
-    )
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return with_weights(encoder, jax.device_put(transformer, replicated))
-
-
-@pytest.mark.parametrize("devices", [3])
-def test_a_mesh_gives_the_same_vectors(tiny, devices):
-    params = random_params(Transformer, tiny.config, seed=2)
-    expected = with_weights(tiny, params).encode(SENTENCES)
-    spread = on_devices(tiny, params, devices).encode(SENTENCES, batch_size=4)
-    np.testing.assert_allclose(spread, expected, atol=1e-5)
-
-
-def test_threads_encode_at_once(tiny):
+@pytest.mark.parametrize("devices", [3, 8])
+def test_threads_encode_at_once_on_several_devices(tiny, devices):
     """Each cuts at another length, which the tokenizer's backend holds; programs of all devices must not cross."""
-    encoder = on_devices(tiny, random_params(Transformer, tiny.config), 8)
+    options = {"axis_types": (jax.sharding.AxisType.Auto,), "devices": jax.devices()[:devices]}
+    mesh = jax.make_mesh((devices,), ("data",), **options)
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    params = random_params(Transformer, tiny.config, seed=2)
+    encoder = with_weights(tiny, jax.device_put(params, replicated))
+    np.testing.assert_allclose(encoder.encode(SENTENCES), with_weights(tiny, params).encode(SENTENCES), atol=1e-5)
     text, limits = [*SENTENCES, " ".join(["dog"] * 30)], (None, 6, 9, 12)
     expected = [encoder.encode(text, max_length=limit) for limit in limits]
     before = encoder.fingerprint()
@@ -191,11 +152,6 @@ def test_threads_encode_at_once(tiny):
     for vectors, single in zip(found, expected * 5, strict=True):
         np.testing.assert_array_equal(vectors, single)
     assert encoder.fingerprint() == before
-
-
-def test_another_pooler_than_recorded_warns():
-    with pytest.warns(UserWarning, match="trained with the pooler 'avg' and is used with 'cls_before_pooler'"):
-        assert SentenceEncoder.from_pretrained("minilm", pooler="cls_before_pooler").pooler == "cls_before_pooler"
 
 
 def test_folders_that_lack_a_part_are_refused(tmp_path, minilm_dir):
@@ -207,34 +163,6 @@ def test_folders_that_lack_a_part_are_refused(tmp_path, minilm_dir):
         (folder / name).unlink()
     with pytest.raises(CheckpointError, match="does not contain a tokenizer"):
         SentenceEncoder.from_pretrained(folder, pooler="avg")
-
-
-@pytest.mark.parametrize("inside", ["", "checkpoints/7"])
-def test_a_workdir_brings_its_weights_and_pooler(inside, tmp_path, tiny_dir, monkeypatch):
-    (tmp_path / "checkpoints/7").mkdir(parents=True)
-    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
-    base = hf.read(str(tiny_dir))
-    head = random_params(MlpProjector, base.config, seed=3)
-    saved = SavedEncoder(
-        7, "cls", {}, "stsb_spearman", config=Config(), hf_config=base.hf_config, folder=base.folder,
-        transformer_config=base.config, transformer=base.transformer, pooler_head=head,
-    )  # fmt: skip
-    asked = []
-    monkeypatch.setattr("diffcse_jax.encoder.read_encoder", lambda path: asked.append(path) or saved)
-    vectors = SentenceEncoder.from_pretrained(tmp_path / inside).encode(SENTENCES)
-    position_0 = SentenceEncoder.from_pretrained(tiny_dir, pooler="cls_before_pooler").encode(SENTENCES)
-    np.testing.assert_allclose(vectors, np.tanh(position_0 @ head["dense.kernel"] + head["dense.bias"]), atol=1e-5)
-    assert asked == [tmp_path / inside]
-
-
-@pytest.mark.parametrize("config", [None, "{", "[]", '{"model_type": "bert"}', '{"model": {"type": "WordPiece"}}'])
-def test_only_folders_with_a_runs_configuration_are_runs(config, tmp_path):
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    names = ("", "checkpoints/7", "checkpoints/checkpoint-7")
-    assert [find_run(tmp_path / name) for name in names] == [None, None, None]
-    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
-    assert [find_run(tmp_path / name) for name in names] == [tmp_path, tmp_path, None]
 
 
 def test_a_diverged_model_gives_no_vectors(tiny):
@@ -264,12 +192,6 @@ def test_fingerprint_does_not_depend_on_names_in_the_code(tiny):
         kind.__qualname__, kind.__module__ = name, module
 
 
-def test_iterators_are_read_once(tiny):
-    np.testing.assert_array_equal(tiny.encode(iter(SENTENCES)), tiny.encode(SENTENCES))
-    tiny.build_index(iter(SENTENCES))
-    assert [hits[0][0] for hits in tiny.search(iter(SENTENCES), top_k=1)] == SENTENCES
-
-
 def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
     tiny.build_index(SENTENCES)
     expected, found = tiny.encode(SENTENCES), tiny.search("a dog")
@@ -277,25 +199,6 @@ def test_pickle_and_deepcopy_give_the_same_embeddings(tiny):
         np.testing.assert_array_equal(other.encode(SENTENCES), expected)
         assert other.search("a dog") == found
         assert other.fingerprint() == tiny.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("sentences", "message"),
-    [
-        (b"bytes", "expected a string or an iterable of strings, got bytes"),
-        ({"a": "b"}, "got dict"),
-        (["a", None], r"sentence 1 is None \(NoneType\), not a string"),
-        ([("a", "b")], "an embedding of its own: give one flat list"),
-    ],
-)
-def test_what_is_not_text_is_refused(sentences, message):
-    with pytest.raises(DataError, match=message):
-        checked_sentences(sentences)
-
-
-def test_lone_surrogates_are_refused(tiny):
-    with pytest.raises(DataError, match=r"'caf\\udce9' contains a lone surrogate"):
-        tiny.encode(["the cat", "caf\udce9"])
 
 
 def test_warnings_name_the_line_of_the_user(tmp_path, tiny_dir):

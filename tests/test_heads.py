@@ -10,6 +10,7 @@ from tiny_networks import SIZES
 
 from diffcse_jax.models import parameters
 from diffcse_jax.models.heads import BatchNorm, BatchNormProjector, MaskedLMHead, MlpProjector
+from diffcse_jax.models.layers import LayerNorm
 from diffcse_jax.models.parameters import Params
 
 HIDDEN, ROWS = SIZES.hidden_size, 16
@@ -70,17 +71,6 @@ def test_projectors_and_their_gradients_equal_torch(module, projector):
             np.testing.assert_allclose(gradient, named[name].grad.numpy().T, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_batchnorm_computes_its_statistics_in_float32():
-    """Mean 100, deviation 0.01: E[x^2] - E[x]^2 in float32 would be noise."""
-    rows = (100.0 + 0.01 * random_rows(0)).astype(np.float32)
-    deviation = rows.astype(np.float64) - rows.mean(axis=0, dtype=np.float64)
-    expected = deviation / np.sqrt(rows.var(axis=0, dtype=np.float64) + 1e-5)
-    np.testing.assert_allclose(BatchNorm(HIDDEN, affine=False)(jnp.asarray(rows)), expected, atol=2e-3)
-    norm, half = BatchNorm(HIDDEN, affine=True), jnp.asarray(random_rows(0), jnp.bfloat16)
-    assert norm(half).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(norm(half), norm(half.astype(jnp.float32)).astype(jnp.bfloat16))
-
-
 def logits(params: Params, *inputs: jax.Array, tied: bool = False, dtype=jnp.float32, **changes) -> jax.Array:
     build = partial(MaskedLMHead, dataclasses.replace(SIZES, **changes), tied=tied, dtype=dtype)
     return parameters.bind(parameters.definition(build), params)(*inputs)
@@ -98,3 +88,14 @@ def test_a_masked_lm_head_may_have_its_own_decoder_and_activation():
     np.testing.assert_allclose(in_half, own, atol=0.01)
     assert not np.array_equal(own, logits(params, rows, activation="relu"))
     np.testing.assert_array_equal(own, logits(params, rows, activation="relu", mlm_activation="gelu"))
+
+
+@pytest.mark.parametrize(
+    ("norm", "axis"), [(BatchNorm(HIDDEN, affine=False), 0), (LayerNorm(HIDDEN, 1e-5, dtype=jnp.float32), 1)]
+)
+def test_norms_keep_their_digits_far_from_zero(norm, axis):
+    """Mean 100, deviation 0.01: E[x^2] - E[x]^2 in float32 would be noise."""
+    rows = (100.0 + 0.01 * random_rows(0)).astype(np.float32)
+    deviation = np.float64(rows) - rows.mean(axis, dtype=np.float64, keepdims=True)
+    expected = deviation / np.sqrt(rows.var(axis, dtype=np.float64, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(norm(jnp.asarray(rows)), expected, atol=2e-3)

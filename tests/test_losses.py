@@ -1,7 +1,5 @@
 """The weighted sum of losses: what is computed, which networks learn, prefixes, padding and precision."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +14,6 @@ from diffcse_jax.models.forward import Computation
 from diffcse_jax.models.pooling import alignment, cosine_similarity, uniformity
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
-
-RTD_METRICS = {"loss_difference", "rtd_accuracy", "rtd_accuracy_replaced", "rtd_accuracy_kept", "rtd_share_kept"}
-ALWAYS = {"loss", "similarity_positive", "similarity_negative", "alignment", "uniformity"}
 
 
 def evaluate(*parts, batch=None, precision: str = "float32"):
@@ -52,14 +47,6 @@ compiled_grad, compiled_loss = (
     jax.jit(function, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0})
     for function in (grad_of_loss, loss_and_metrics)
 )
-
-
-def metric_names(*parts) -> set[str]:
-    """The names of metrics, without computing them."""
-    config = config_of(*parts)
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    run = functools.partial(loss_and_metrics, built.networks, config)
-    return set(jax.eval_shape(run, built.params, built.frozen, views_of(random_batch()), jax.random.key(0))[1])
 
 
 def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -100,43 +87,6 @@ def test_off_dropout_negatives_have_no_dropout():
     negatives = np.where(np.eye(len(z)), 0.0, np.exp(similarity)).sum(axis=1)
     np.testing.assert_allclose(metrics["loss"], np.log(1 + negatives).mean(), rtol=1e-4)
     assert metrics["similarity_positive"] < 0.999  # the positives did have dropout
-
-
-def test_the_difference_is_taken_of_hard_negatives_too():
-    config, views = config_of(), jax.tree.map(jnp.asarray, views_of(random_batch(columns=3)))
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    frozen = Computation(built.networks, jax.device_put(built.frozen))
-    run = functools.partial(prepare, config.losses, frozen, run=config.run_info)
-    edited = jax.eval_shape(run, views, jax.random.key(0))["difference"]
-    assert edited.rows.input_ids.shape == (8 * 3, 12)
-
-
-@pytest.mark.parametrize(
-    ("parts", "names"),
-    [
-        ([], ALWAYS | RTD_METRICS | {"loss_contrast"}),
-        (
-            [SIMCSE, {"mlm": {"weight": 0.1}, "dcl": {"weight": 0.1}}],
-            ALWAYS | {"loss_contrast", "loss_mlm", "loss_dcl"},
-        ),
-        ([SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 0.1}}], {"loss", "loss_mlm"}),  # it embeds nothing
-    ],
-)
-def test_what_has_weight_0_is_neither_computed_nor_reported(parts, names):
-    assert metric_names(*parts) == names
-
-
-@pytest.mark.slow
-def test_a_tied_decoder_has_the_gradient_of_embeddings_and_decoder_together():
-    parts = (SIMCSE, {"contrast": {"weight": 0.0}, "mlm": {"weight": 1.0}})
-    (tied, tied_grads), (untied, grads) = (evaluate(*parts, {"mlm": {"tied": tied}}) for tied in (True, False))
-    np.testing.assert_allclose(tied["loss"], untied["loss"], rtol=1e-6)  # both start from the word embeddings
-    words, decoder = "encoder.embeddings.word.embedding", grads.pop("mlm_head.decoder")
-    assert np.abs(decoder).max() > 1e-3
-    grads[words] += decoder
-    assert tied_grads.keys() == grads.keys()
-    for name, grad in grads.items():
-        np.testing.assert_allclose(tied_grads[name], grad, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_prefixes_of_vectors_add_their_losses():

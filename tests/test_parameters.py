@@ -2,8 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from hypothesis import given
-from hypothesis import strategies as st
 
 from diffcse_jax.models import parameters
 
@@ -20,16 +18,6 @@ class Toy(nnx.Module):
         return x
 
 
-def test_names_are_paths_and_arrays_follow_the_key():
-    params, again, other = (parameters.initial(Toy, jax.random.key(seed)) for seed in (0, 0, 1))
-    assert set(params) == {f"layers.{index}.{leaf}" for index in range(12) for leaf in ("kernel", "bias")}
-    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in params.items()}
-    assert parameters.shapes(Toy) == shapes
-    np.testing.assert_array_equal(params["layers.3.kernel"], again["layers.3.kernel"])
-    assert not np.array_equal(params["layers.3.kernel"], other["layers.3.kernel"])
-    assert not np.array_equal(params["layers.3.kernel"], params["layers.4.kernel"])
-
-
 def test_a_bound_module_computes_what_the_original_does_and_its_definition_is_static():
     x, params = jnp.linspace(-1.0, 1.0, 3)[None], parameters.initial(Toy, jax.random.key(0))
     expected = Toy(rngs=nnx.Rngs(jax.random.key(0)))(x)
@@ -39,14 +27,3 @@ def test_a_bound_module_computes_what_the_original_does_and_its_definition_is_st
         np.testing.assert_array_equal(parameters.bind(definition, dict(sorted(params.items())))(x), expected)
         np.testing.assert_allclose(apply(definition, params), expected, rtol=1e-6)
     assert apply._cache_size() == 1
-
-
-names = st.lists(st.text("ab_", min_size=1, max_size=3), min_size=1, max_size=3).map(".".join)
-
-
-@given(values=st.dictionaries(names, st.integers()), prefix=names)
-def test_subset_inverts_prefixed(values, prefix):
-    prefixed = parameters.prefixed(values, prefix)
-    assert all(name.startswith(f"{prefix}.") for name in prefixed)
-    assert parameters.subset(prefixed, prefix) == values
-    assert parameters.subset({f"{prefix}_2.bias": 1, f"-.{prefix}.bias": 2, prefix: 3}, prefix) == {}

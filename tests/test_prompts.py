@@ -11,7 +11,7 @@ from tiny_run import overrides, run_settings
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.batch import Batch
 from diffcse_jax.cli import main
-from diffcse_jax.config import Config, DataConfig
+from diffcse_jax.config import DataConfig
 from diffcse_jax.data.augmentation import open_augmentation
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.readers import Corpus
@@ -21,8 +21,6 @@ from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.models.pooling_modules import TWO_LAYER_POOLERS, RecordedPooler, read, write
 from diffcse_jax.models.prompts import Prompts, for_columns
-from diffcse_jax.training.networks import open_start
-from diffcse_jax.training.sharding import make_mesh
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -204,14 +202,3 @@ def test_texts_are_cut_and_lower_cased_as_the_folder_records(folder, recwarn):
     np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), atol=1e-5)
     assert "truncated 1 of 2 texts to 12 tokens, the most that the model reads" in str(recwarn[-1].message)
     assert np.abs(ours.encode(texts[1], max_length=40) - ours.encode(texts[1])).max() > 1e-3
-
-
-def test_training_of_another_pooler_ignores_modules_that_are_not_supported(folder):
-    """Their prompts are read nevertheless."""
-    path = folder()
-    modules = json.loads((path / "modules.json").read_text())
-    modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
-    (path / "modules.json").write_text(json.dumps(modules))
-    config = Config.from_dict({"model.name_or_path": str(path), "model.pooler": "avg", "model.projector": "none"})
-    _, base, _ = open_start(config, make_mesh(config))
-    assert (base.recorded.pooler, base.prompts.query) == ("", "query: ")

@@ -16,7 +16,6 @@ from diffcse_jax.losses import prepare
 from diffcse_jax.losses.ranking import divergence, jensen_shannon, list_mle, list_net, ranking_consistency
 from diffcse_jax.models.forward import Computation, SentenceNetwork, start_as_teacher
 from diffcse_jax.models.parameters import Network, bind, definition
-from diffcse_jax.models.pooling import similarity_lists
 from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 
@@ -74,12 +73,6 @@ def test_list_net_is_a_cross_entropy_and_the_anchor_what_it_exceeds_the_entropy_
     np.testing.assert_allclose(list_net(SCORES, OTHERS), cross_entropy, rtol=1e-5)
     np.testing.assert_allclose(divergence(OTHERS, SCORES), cross_entropy - entropy, rtol=1e-4)
     np.testing.assert_allclose(jax.grad(lambda scores: list_net(scores, OTHERS).sum())(OTHERS), 0.0, atol=1e-6)
-
-
-def test_lists_have_all_other_views():
-    views = jnp.array(RNG.normal(size=(3, 4, 8)), jnp.float32)
-    expected = cosines(views[0], np.concatenate(views[1:]))
-    np.testing.assert_allclose(similarity_lists(tuple(views)), expected, atol=1e-6)
 
 
 def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tuple[dict, dict]:

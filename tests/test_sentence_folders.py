@@ -14,7 +14,7 @@ from tiny_run import run_settings
 
 from diffcse_jax import SentenceEncoder, train
 from diffcse_jax.config import Config
-from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.export import onnx
 from diffcse_jax.models.sentence_head import TORCH_ACTIVATIONS
@@ -156,10 +156,3 @@ def test_an_index_of_a_model_for_another_similarity_warns(folder):
     with pytest.warns(UserWarning, match="is made for similarity by dot; search ranks by cosine"):
         SentenceEncoder.from_pretrained(folder("mean-max")).build_index(TEXTS)
     SentenceEncoder.from_pretrained(folder("cls")).build_index(TEXTS)  # of length 1
-
-
-def test_a_similarity_that_is_not_known_is_named(folder):
-    path = folder("cls")
-    (path / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "jaccard"}')
-    with pytest.raises(CheckpointError, match="similarity_fn_name 'jaccard' is not one of cosine, dot, euclidean, man"):
-        SentenceEncoder.from_pretrained(path)
