@@ -50,11 +50,6 @@ def log_line(message: str) -> None:
         tqdm.tqdm.write(message, file=sys.stderr)
 
 
-def hides_progress() -> bool | None:
-    """Return the value of tqdm's `disable`: None draws a bar on terminals, True hides it (quiet, other processes)."""
-    return True if _verbosity == "quiet" or jax.process_index() else None
-
-
 class Progress:
     """Show progress, such as of "embedding", on standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -64,7 +59,8 @@ class Progress:
     def __init__(self, what: str, unit: str, total: int | None = None, *, done_before: int = 0, quiet: bool = False):
         self._what, self._unit, self._total, self._quiet = what, unit, total, quiet
         self._done = self._done_before = done_before
-        options = {"total": total, "initial": done_before, "disable": quiet or hides_progress()}
+        is_hidden = quiet or _verbosity == "quiet" or jax.process_index() > 0
+        options = {"total": total, "initial": done_before, "disable": is_hidden or None}  # None: shown on terminals
         self._bar = tqdm.tqdm(desc=what, unit=f" {unit}", dynamic_ncols=True, **options)
         self._begun = self._printed = time.monotonic()
 
@@ -87,12 +83,8 @@ class Progress:
         now = time.monotonic()
         if self._bar.disable and not self._quiet and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
-            of = f" of {self._total:,}" if self._total else ""
-            rate = (self._done - self._done_before) / (now - self._begun)
-            parts = [f"{rate:,.0f} per second" if rate >= 10 else f"{rate:.2g} per second", *[note] * bool(note)]
-            if self._total:
-                parts.append(f"about {tqdm.tqdm.format_interval((self._total - self._done) / rate)} left")
-            log_line(f"{self._what}: {self._done:,}{of} {self._unit}, {', '.join(parts)}")
+            meter = {"prefix": self._what, "unit": f" {self._unit}", "postfix": note, "initial": self._done_before}
+            log_line(tqdm.tqdm.format_meter(self._done, self._total, now - self._begun, ncols=0, **meter))
 
 
 @contextlib.contextmanager
@@ -243,9 +235,9 @@ def _watch() -> None:
     folder = "diffcse_jax/alive"  # in the key-value store, which the first process serves
     state = _distributed_state()
     own, count, patience = state.process_id, state.num_processes, HEARTBEAT_SECONDS / 2
-    heard = {process: ("", time.monotonic()) for process in range(count)}  # the last sign of life, and when it came
+    signs = dict.fromkeys(range(count), "")  # the last sign of life of each process: its host and a number
+    heard = dict.fromkeys(range(count), time.monotonic())  # when it came
     answered = time.monotonic()  # when the first process last answered
-    named: set[int] = set()  # silent processes that a warning has named
     stopped = threading.Event()
 
     def speak() -> None:
@@ -254,30 +246,28 @@ def _watch() -> None:
             with contextlib.suppress(RuntimeError):  # the first process has ended, or does not answer in time
                 client = _distributed_state().client
                 client.key_value_set(f"{folder}/{own}", f"{socket.gethostname()} {number}", allow_overwrite=True)
-                signs = dict(client.key_value_dir_get(folder))
+                found = {int(key.rpartition("/")[2]): sign for key, sign in client.key_value_dir_get(folder)}
                 answered = time.monotonic()
-                for key, sign in signs.items():
-                    process = int(key.rpartition("/")[2])
-                    if sign != heard[process][0]:
-                        heard[process] = (sign, answered)
-                        named.discard(process)
+                heard.update({process: answered for process, sign in found.items() if sign != signs[process]})
+                signs.update(found)
             if stopped.wait(patience / 5):
                 return
 
     def listen() -> None:
+        named: set[int] = set()  # silent processes that a warning has named
         while not stopped.wait(patience / 5):
             now = time.monotonic()
-            silent = {process: now - when for process, (_, when) in heard.items() if process != own}
-            if now - answered > patience:  # without the first process, no other can be heard
-                silent = {0: now - answered}
-            for process in [each for each, seconds in silent.items() if seconds > patience and each not in named]:
-                named.add(process)
-                host = heard[process][0].partition(" ")[0] or "unknown"
+            # Without the first process, no other can be heard.
+            last = {0: answered} if now - answered > patience else heard
+            silent = {process for process, when in last.items() if process != own and now - when > patience}
+            for process in silent - named:
                 _print_error(  # from every process: the first one may be silent
-                    f"warning: process {process} of {count}, on host {host}, has been silent for "
-                    f"{silent[process]:.0f} s. It hangs or cannot be reached. After {HEARTBEAT_SECONDS} s the other "
-                    "processes end. Everything saved is intact; run the same command again to resume."
+                    f"warning: process {process} of {count}, on host {signs[process].partition(' ')[0] or 'unknown'}, "
+                    f"has been silent for {now - last[process]:.0f} s. It hangs or cannot be reached. After "
+                    f"{HEARTBEAT_SECONDS} s the other processes end. Everything saved is intact; run the same command "
+                    "again to resume."
                 )
+            named = silent
 
     # Two threads, because the store does not answer while the first process hangs.
     threads = [threading.Thread(target=work, daemon=True) for work in (speak, listen)]

@@ -112,8 +112,10 @@ def file_digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
 
 def first_changed(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the first recorded file that is missing or has changed, or an empty string."""
-    changed = (n for n, digest in digests.items() if not (folder / n).is_file() or sha256([folder / n]) != digest)
-    return next(changed, "")
+    for name, digest in digests.items():
+        if not (folder / name).is_file() or sha256([folder / name]) != digest:
+            return name
+    return ""
 
 
 def check_export(folder: Path) -> None:
@@ -235,9 +237,7 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(problem)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    except (ValueError, RecursionError) as error:  # includes JSONDecodeError and UnicodeDecodeError
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 

@@ -30,9 +30,9 @@ def test_a_pipe_gets_a_line_every_30_seconds_at_most(tmp_path, monkeypatch):
             now[0] += 10
             observer.on_step(step, ROW if step % 10 == 0 else {})
     lines = sys.stderr.getvalue().splitlines()
-    assert lines[0] == "training: 13 of 110 steps, 0.1 per second, about 16:10 left"  # not the loss of another step
-    assert lines[5] == "training: 28 of 110 steps, 0.1 per second, about 13:40 left"
-    assert "training: 40 of 110 steps, 0.1 per second, loss 0.1235, about 11:40 left" in lines
+    assert lines[0] == "training:  12% 13/110 [00:30<16:10, 10.00s/ steps]"  # not the loss of another step
+    assert lines[5] == "training:  25% 28/110 [03:00<13:40, 10.00s/ steps]"
+    assert "training:  36% 40/110 [05:00<11:40, 10.00s/ steps, loss 0.1235]" in lines
     assert len(lines) == 17
 
 

@@ -102,14 +102,9 @@ def sources(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("def (")
     files = [("package.broken", tmp_path / "broken.py"), ("package.module", tmp_path / "module.py")]
     monkeypatch.setattr(docstrings, "_source_files", lambda: iter(files))
-    clear_caches()
+    docstrings._docstrings.cache_clear()
     yield
-    clear_caches()
-
-
-def clear_caches() -> None:
-    for cached in (docstrings._docstrings, docstrings.docstring_sentences, docstrings._texts):
-        cached.cache_clear()
+    docstrings._docstrings.cache_clear()
 
 
 @pytest.mark.usefixtures("sources")
@@ -134,9 +129,9 @@ def test_functions_are_either_in_the_corpus_or_held_out():
 
 def test_the_standard_library_is_a_corpus_without_what_is_held_out(monkeypatch):
     monkeypatch.setattr(docstrings, "PACKAGES", ())
-    clear_caches()
+    docstrings._docstrings.cache_clear()
     corpus, pairs = {*docstrings.docstring_sentences()}, docstrings.docstring_pairs()
-    clear_caches()
+    docstrings._docstrings.cache_clear()
     assert len(corpus) >= 3000
     halves = [half for pair in pairs for half in pair]
     assert len({*halves}) == len(halves) >= 60

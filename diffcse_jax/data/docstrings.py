@@ -14,7 +14,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,17 +50,13 @@ CODE = re.compile(
 
 class Docstring(NamedTuple):
     name: str  # of the documented object
-    is_held_out: bool
-    sentences: list[str]  # the English ones
+    sentences: tuple[str, ...]  # the English ones
     has_summary: bool  # the first of them is the summary
 
 
-@functools.cache
-def docstring_sentences() -> tuple[str, ...]:
+def docstring_sentences() -> Iterable[str]:
     """Return the distinct sentences of 5 to 60 words, in an order that depends on the installed sources only."""
-    held_out = _held_out_sentences()
-    kept = (sentence for item in _docstrings() if not item.is_held_out for sentence in item.sentences)
-    return tuple(sentence for sentence in dict.fromkeys(kept) if sentence not in held_out)
+    return dict.fromkeys(sentence for item in _docstrings()[0] for sentence in item.sentences)
 
 
 def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
@@ -70,13 +66,11 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
     and no half occurs twice.
     """
     pairs = []
-    held_out = (item for item in _docstrings() if item.is_held_out and item.has_summary)
-    for item in sorted(held_out, key=lambda item: _hash(item.name)):
-        summary, *others = item.sentences
-        beginnings = itertools.accumulate(others, lambda text, sentence: f"{text} {sentence}")
-        rest = [text for text in beginnings if len(text.split()) < REST_WORDS.stop]
-        if rest and len(rest[-1].split()) in REST_WORDS:
-            pairs.append((summary, rest[-1]))
+    for item in sorted(_docstrings()[1], key=lambda item: _hash(item.name)):
+        rests = itertools.accumulate(item.sentences[1:], "{} {}".format)
+        rest = [text for text in rests if len(text.split()) < REST_WORDS.stop]
+        if item.has_summary and rest and len(rest[-1].split()) in REST_WORDS:
+            pairs.append((item.sentences[0], rest[-1]))
     occurrences = Counter(half for pair in pairs for half in pair)
     return [pair for pair in pairs if all(occurrences[half] == 1 for half in pair)][:limit]
 
@@ -84,28 +78,33 @@ def docstring_pairs(limit: int = 500) -> list[tuple[str, str]]:
 def docstring_documents() -> Documents:
     """Return the docstrings that are not held out and have an English summary, without held-out sentences."""
 
+    def texts() -> dict[tuple[str, ...], str]:  # each once, with the name of the last object that has it
+        return {item.sentences: item.name for item in _docstrings()[0] if item.has_summary}
+
     def read() -> Iterator[tuple[str, tuple[Section]]]:
-        return ((name, (Section(name, "", text, sentence_a_line=True),)) for text, name in _texts().items())
+        return ((name, (Section(name, "", text, sentence_a_line=True),)) for text, name in texts().items())
 
     def fingerprint() -> str:
-        return hashlib.sha256("".join("\n".join([*text, "\n"]) for text in _texts()).encode()).hexdigest()
+        return hashlib.sha256("".join("\n".join([*text, "\n"]) for text in texts()).encode()).hexdigest()
 
     return Documents("docstrings", read, fingerprint)
 
 
 @functools.cache
-def _texts() -> dict[tuple[str, ...], str]:
-    """Return the sentences of each docstring for training, and the name of the first object that has them."""
-    held_out = _held_out_sentences()
-    names: dict[tuple[str, ...], str] = {}
-    for item in _docstrings():
-        if item.has_summary and not item.is_held_out and item.sentences[0] not in held_out:
-            names.setdefault(tuple(each for each in item.sentences if each not in held_out), item.name)
-    return names
+def _docstrings() -> tuple[list[Docstring], list[Docstring]]:
+    """Return the docstrings for training, without held-out sentences, and those that are held out."""
+    training: list[Docstring] = []
+    held_out: list[Docstring] = []
+    for module, file in _source_files():
+        for item, is_function in _docstrings_of(module, file):
+            (held_out if is_function and _hash(item.name) % HELD_OUT_SHARE == 0 else training).append(item)
+    kept_out = {sentence for item in held_out for sentence in item.sentences}
 
+    def for_training(item: Docstring) -> Docstring:
+        has_summary = item.has_summary and item.sentences[0] not in kept_out
+        return Docstring(item.name, tuple(each for each in item.sentences if each not in kept_out), has_summary)
 
-def _held_out_sentences() -> set[str]:
-    return {sentence for item in _docstrings() if item.is_held_out for sentence in item.sentences}
+    return [*map(for_training, training)], held_out
 
 
 def spans_of(docstring: str) -> list[str]:
@@ -151,11 +150,6 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
 
 
-@functools.cache
-def _docstrings() -> tuple[Docstring, ...]:
-    return tuple(item for module, file in _source_files() for item in _docstrings_of(module, file))
-
-
 def _source_files() -> Iterator[tuple[str, Path]]:
     """Yield module names and files of the standard library and of the installed packages, in sorted order."""
     roots = [("", Path(sysconfig.get_paths()["stdlib"]))]
@@ -169,7 +163,8 @@ def _source_files() -> Iterator[tuple[str, Path]]:
                 yield ".".join(filter(None, (package, *parts))), file
 
 
-def _docstrings_of(module: str, file: Path) -> Iterator[Docstring]:
+def _docstrings_of(module: str, file: Path) -> Iterator[tuple[Docstring, bool]]:
+    """Yield the docstrings of a file, and whether each is that of a function."""
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old sources
             tree = ast.parse(file.read_bytes())
@@ -181,8 +176,8 @@ def _docstrings_of(module: str, file: Path) -> Iterator[Docstring]:
         name, node = pending.pop()
         if text := ast.get_docstring(node, clean=False):
             spans = spans_of(text)
-            sentences = list(filter(is_english, spans))
-            is_held_out = isinstance(node, functions) and _hash(name) % HELD_OUT_SHARE == 0
-            yield Docstring(name, is_held_out, sentences, bool(sentences) and sentences[0] == spans[0])
+            sentences = tuple(filter(is_english, spans))
+            has_summary = bool(sentences) and sentences[0] == spans[0]
+            yield Docstring(name, sentences, has_summary), isinstance(node, functions)
         children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (*functions, ast.ClassDef)))
         pending += [(f"{name}.{child.name}", child) for child in children]

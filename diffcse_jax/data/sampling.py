@@ -30,11 +30,11 @@ def examples_of(
         store: The text.
         data: The options.
         next_sentence: Add the next sentence as a further column.
-        prompts: The tokens of each column's prompt. Crops get theirs here; in other pairs it is a part of the text.
+        prompts: The tokens of each column's prompt, which are a part of the text.
         begins_word: Whether each token begins a word, for cloze pairs.
     """
     if data.pairs == "crops":
-        return Crops(store, data.max_length, prompts[0])
+        return Crops(store, data.max_length, len(prompts[0]))
     if data.pairs == "lead" and data.cloze:
         assert begins_word is not None
         cloze = Cloze(store, data.cloze, begins_word, [len(prompt) for prompt in prompts])
@@ -99,14 +99,13 @@ class Crops(_Drawn):
     """Pairs of random spans of a passage.
 
     A span has a share of the passage's tokens that is drawn from `CROP_SHARES`, at least `FEWEST_CROPPED`, between
-    [CLS] and [SEP], after the prompt if there is one. With them it has at most `max_length` tokens.
+    [CLS], with the prompt if there is one, and [SEP]. With them it has at most `max_length` tokens.
     """
 
-    def __init__(self, store: TokenStore, max_length: int, prompt_ids: Sequence[int] = ()):
-        super().__init__(store, np.flatnonzero(np.diff(store.offsets) - 2 >= 2 * FEWEST_CROPPED))
+    def __init__(self, store: TokenStore, max_length: int, prompt_tokens: int = 0):
+        self._before = 1 + prompt_tokens
+        super().__init__(store, np.flatnonzero(np.diff(store.offsets) - self._before - 1 >= 2 * FEWEST_CROPPED))
         self.columns, self.max_length = ("crop", "crop"), max_length
-        self._prompt = np.array(prompt_ids, store.token_ids.dtype)
-        self._added = 2 + len(self._prompt)  # tokens around a span
         if not len(self):
             raise DataError(
                 f"data.train_file: no document has the {2 * FEWEST_CROPPED} tokens that two crops need. Use longer "
@@ -117,29 +116,24 @@ class Crops(_Drawn):
         return generator.permutation(len(self)) + len(self) * generator.integers(DRAWS, size=len(self))
 
     def lengths(self, rows: Rows) -> OfSentences:
-        return self._spans(rows)[1] + self._added
+        return self._before + self._spans(rows)[1] + 1
 
-    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
-        starts, sizes, first, last = self._spans(rows)
-        column, lengths = np.arange(width), sizes + self._added
-        positions = np.where(column == 0, first[..., None], starts[..., None] + column - (self._added - 1))
-        positions = np.where(column == lengths[..., None] - 1, last[..., None], positions)
-        real = column < lengths[..., None]
-        token_ids = self.token_ids[np.where(real, positions, 0)]
-        token_ids[..., 1 : self._added - 1] = self._prompt
-        return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
+    def positions(self, rows: Rows, width: int) -> TokenIds:
+        starts, sizes = (each[..., None] for each in self._spans(rows))
+        first, end = (self.offsets[self.text_rows(rows) + i][:, None, None] for i in (0, 1))
+        column = np.arange(width)
+        inside = np.where(column < self._before + sizes, starts + column - self._before, end - 1)
+        return np.where(column < self._before, first + column, inside)
 
-    def _spans(self, rows: Rows) -> tuple[OfSentences, ...]:
-        """Return where both spans start, their sizes, and the places of the passages' [CLS] and [SEP]."""
-        passages = self.text_rows(rows)[:, None].repeat(2, axis=1)
-        first, last = self.offsets[passages], self.offsets[passages + 1] - 1
-        tokens = last - first - 1
+    def _spans(self, rows: Rows) -> tuple[OfSentences, OfSentences]:
+        """Return where both spans start, and their sizes."""
+        first, end = (self.offsets[self.text_rows(rows) + i][:, None] for i in (0, 1))
+        tokens = end - first - self._before - 1
         low, high = CROP_SHARES
         numbers = _uniform(rows[:, None] * 4 + np.arange(4))
         sizes = np.floor((low + (high - low) * numbers[:, :2]) * tokens).astype(np.int64)
-        sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._added)
-        starts = first + 1 + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64)
-        return starts, sizes, first, last
+        sizes = np.clip(sizes, FEWEST_CROPPED, None).clip(None, self.max_length - self._before - 1)
+        return first + self._before + np.floor(numbers[:, 2:] * (tokens - sizes + 1)).astype(np.int64), sizes
 
 
 class Cloze(_Drawn):
@@ -177,16 +171,14 @@ class Cloze(_Drawn):
         return super().sentences(self.text_rows(rows))
 
     def lengths(self, rows: Rows) -> OfSentences:
-        return self._tokens_kept(rows)[1].sum(axis=2)
+        return self._kept_tokens(rows).sum(axis=2)
 
-    def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
-        token_ids, kept = self._tokens_kept(rows)
-        side_by_side = np.argsort(~kept, axis=2, kind="stable")[..., :width]
-        token_ids, lengths = np.take_along_axis(token_ids, side_by_side, axis=2), kept.sum(axis=2)
-        return np.where(np.arange(width) < lengths[..., None], token_ids, np.int32(pad_token_id)), lengths
+    def positions(self, rows: Rows, width: int) -> TokenIds:
+        side_by_side = np.argsort(~self._kept_tokens(rows), axis=2, kind="stable")
+        return self.offsets[self.sentences(rows)][..., None] + side_by_side[..., :width]
 
-    def _tokens_kept(self, rows: Rows) -> tuple[TokenIds, Bool[np.ndarray, "B C T"]]:
-        """Return the tokens of both texts, and which of them are kept: the window, and what is left."""
+    def _kept_tokens(self, rows: Rows) -> Bool[np.ndarray, "B C T"]:
+        """Return which tokens of both texts are kept: the window, and what is left."""
         token_ids, lengths = self._store.gather(self.text_rows(rows), self.max_length, 0)
         positions, (query, passage) = np.arange(self.max_length), self._first
         # The window is chosen in the passage, among the tokens that both texts have.
@@ -201,10 +193,10 @@ class Cloze(_Drawn):
         start = np.floor(numbers[:, 1] * (count - size + 1)).astype(np.int64)
         word = begins.cumsum(axis=1) - 1
         window = inside & (word >= start[:, None]) & (word < (start + size)[:, None])
-        real = positions < lengths[..., None]
         around = (positions < query) | (positions == lengths[:, :1] - 1)  # [CLS], the prompt and [SEP]
         kept = np.stack([around | np.roll(window, query - passage, axis=1), ~window], axis=1)
-        return token_ids, real & (kept | ~self._is_passage[self.text_rows(rows)][:, None, None])
+        kept |= ~self._is_passage[self.text_rows(rows)][:, None, None]
+        return kept & (positions < lengths[..., None])
 
     def _has_equal_texts(self, rows: Rows) -> Bool[np.ndarray, " B"]:
         """Return whether both texts have the same tokens, but for their prompts, the first token and cut ends."""

@@ -5,8 +5,6 @@ so that all training text can also be encoded and searched.
 """
 
 import collections
-import contextlib
-import difflib
 import glob
 import hashlib
 import json
@@ -118,7 +116,7 @@ def find_source(name: str, option: str = "data.train_file") -> Source:
     is_pattern = glob.has_magic(name) and not os.path.exists(path)
     if not is_pattern and not os.path.isdir(path):
         if problem := why_unreadable(path):
-            raise DataError(f"{option}: {problem}{'' if os.path.exists(path) else _advice(name, path)}")
+            raise DataError(f"{option}: {problem}. Known names: wiki1m, docstrings")
         if extension(path) not in KNOWN_EXTENSIONS:
             raise DataError(f"{option}: {name} has an unknown extension. Known: {known_kinds}")
         return Source(name, "file", path.parent, (path,))
@@ -160,16 +158,6 @@ def _paths_below(folder: Path, option: str) -> list[str]:
         seen.add(os.path.realpath(root))
         found += [os.path.join(root, each) for each in names if not each.startswith(".")]
     return found
-
-
-def _advice(name: str, path: Path) -> str:
-    """Return advice for a name that is not the name of a file."""
-    near: list[str] = []
-    with contextlib.suppress(OSError, ValueError):  # the folder cannot be read either
-        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
-    if not near and " " in name and not path.suffix:
-        return ". To use sentences themselves from Python, give a list of strings"
-    return (f" (did you mean {path.with_name(near[0])}?)" if near else "") + ". Known names: wiki1m, docstrings"
 
 
 def _counts(kinds: Iterable[str]) -> str:

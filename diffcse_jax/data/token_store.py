@@ -61,12 +61,15 @@ class Examples:
         sentences = self.sentences(rows)
         return self.offsets[sentences + 1] - self.offsets[sentences]
 
+    def positions(self, rows: Rows, width: int) -> TokenIds:
+        """Return where the first `width` tokens of each sentence are in `token_ids`; of shorter sentences, anywhere."""
+        return self.offsets[self.sentences(rows)][..., None] + np.arange(width)
+
     def gather(self, rows: Rows, width: int, pad_token_id: int) -> tuple[TokenIds, OfSentences]:
         """Return the token ids (int32), padded to `width`, and the lengths of the sentences."""
-        starts, lengths = self.offsets[self.sentences(rows)], self.lengths(rows)
-        column = np.arange(width)
-        real = column < lengths[..., None]
-        token_ids = self.token_ids[np.where(real, starts[..., None] + column, 0)]
+        lengths = self.lengths(rows)
+        real = np.arange(width) < lengths[..., None]
+        token_ids = self.token_ids[np.where(real, self.positions(rows, width), 0)]
         return np.where(real, token_ids, pad_token_id).astype(np.int32), lengths
 
 

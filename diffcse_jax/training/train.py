@@ -74,8 +74,7 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    stored = () if config.data.pairs == "crops" else prompts  # spans get their prompt when they are drawn
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=stored, quiet=quiet)
+    store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=prompts, quiet=quiet)
     vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
     sizes = networks.sizes_for_run(encoder.config, config)
     examples = _open_examples(config, store, sizes, prompt_ids, tokenizer)
