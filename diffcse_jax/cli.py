@@ -153,15 +153,14 @@ def finetune(parser: argparse.ArgumentParser) -> Prepare:
 def study(parser: argparse.ArgumentParser) -> Prepare:
     """Train variants with several seeds and compare them in a table.
 
-    If a study was stopped, the same command continues it. Several hosts may run it at the same time. --config.KEY=VALUE
-    changes a key for all variants, and --finetune.KEY=VALUE a key for all fine-tunings.
+    If a study was stopped, the same command continues it. Several processes may run it at the same time, each with its
+    own devices. --config.KEY=VALUE changes a key for all variants, and --finetune.KEY=VALUE a key for all fine-tunings.
 
       diffcse study --config minilm --workdir runs/minilm --config.data.train_file=sentences.txt
       diffcse study --config minilm --workdir runs/minilm --report
     """
     _add_run_options(parser, "configs/studies", (SHIPPED / "studies").glob("*.py"))
     add = parser.add_argument
-    add("--workers", type=int, default=1, metavar="N", help="number of runs at a time, which share the GPUs")
     add("--variants", metavar="NAME", help="only these variants, named as in the table", **SEVERAL)
     add("--seeds", type=int, metavar="SEED", help="only these seeds", **SEVERAL)
     add("--tasks", help="score these tasks, separated by commas, instead of the study's")

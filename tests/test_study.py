@@ -2,12 +2,9 @@
 
 import ast
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,8 +18,8 @@ from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import cli
 from diffcse_jax.apps.study import Study, plan, runs, settings_of, table
-from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, differences, make_plan, read_study
-from diffcse_jax.config import Config, configuration, read_overrides
+from diffcse_jax.apps.study.plan import FAILURE, LOCK, RESULTS, RUN, make_plan, read_study
+from diffcse_jax.config import Config, read_overrides
 from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import lock
 from diffcse_jax.run_folder.records import write_checked
@@ -74,11 +71,15 @@ MISTAKES = [
     ("variants={'A': {'optim.lerning_rate': 1.0}}", [], "variant 'A': unknown key optim.lerning_rate; did you"),
     ("variants={'A': {'train.seed': 1}}", [], "mine: variant 'A': train.seed: a study file sets `seeds`"),
     ("variants={'A': {'dcl.weight': 1.0}}, grid={'dcl.weight': (1.0,)}", [], "sets dcl.weight, which the grid varies"),
-    ("variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}", [], "'A b' and 'a/b' would share a folder. Rename one"),
+    (
+        "variants={'A b': {}, 'a/b': {'dcl.weight': 1.0}}",
+        [],
+        "'a/b, seed 1' would share a folder. Rename one",
+    ),
     ("variants={'A': {}}, seeds_of={'B': (1,)}", [], "mine: seeds_of names 'B'. The study has: A"),
     ("variants={'A': {}}, finetunings={'f': {'finetune.stage': 'x'}}", [], "'f': unknown key finetune.stage"),
     (").seeds or dict(", [], "mine.py: define a function get_study() that returns a Study, got "),
-    (VARIANTS, ["--config.train.seed=1"], "error: mine: train.seed: a study file sets `seeds`"),
+    (VARIANTS, ["--config.train.seed=1"], "train.seed: a study file sets `seeds`"),
     (VARIANTS, ["--variants", "C"], "error: --variants: mine has no 'C'. It has: plain, with DCL"),
     (VARIANTS, ["--finetune.train.steps=2"], "error: --finetune.train.steps=2: mine has no fine-tunings"),
 ]
@@ -105,24 +106,18 @@ def test_a_grid_gives_every_variant_every_point(tmp_path):
 
 
 def test_overrides_win_over_variants_and_variants_over_the_base(tmp_path):
-    base, changed = ConfigDict({"contrast": {"weight": 1.0}}), ["--config.dcl.temperature=2", "--config.train.steps=3"]
+    base, changed = ConfigDict({"contrast": {"weight": 0.5}}), ["--config.dcl.temperature=2", "--config.train.steps=3"]
     variants = {"A": {"dcl.temperature": 3.0}, "B": settings_of("diffcse_minilm")}
     made = plan_of(tmp_path, changed, base=base, variants=variants)
-    assert {run.config.dcl.temperature for run in made.runs} == {2.0}
-    first, _, run, *_ = made.rows["A"] + made.rows["B"]
-    assert first.base == Config.from_dict({"contrast.weight": 1.0, "dcl.temperature": 2.0, "train.steps": 3})
-    whole = configuration("diffcse_minilm", {})[1]
-    assert differences(whole, run.config) == {"train.seed": 1, "dcl.temperature": 2.0, "train.steps": 3}
-    assert [run.label for run in plan_of(tmp_path).selected(["with DCL"], [2])] == ["with DCL, seed 2"]
+    assert {(run.config.dcl.temperature, run.config.train.steps) for run in made.runs} == {(2.0, 3)}
+    assert [run.config.contrast.weight for run in made.runs] == [0.5, 0.5, 1.0, 1.0]
+    assert [run.label for run in made.selected(["B"], [2])] == ["B, seed 2"]
+    assert [run.label for run in made.selected([], [])] == ["A, seed 1", "B, seed 1", "A, seed 2", "B, seed 2"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_studies_are_valid_and_their_commands_give_their_configurations(name, tmp_path):
+def test_shipped_studies_are_valid(name, tmp_path):
     made = make_plan(*read_study(name), [], tmp_path)
-    for run, *_ in made.rows.values():  # seeds do not matter
-        option, base, *settings = made.command_settings(run)
-        assert option == "--config"
-        assert configuration(base, read_overrides(settings))[1] == run.config
     docstring = ast.get_docstring(ast.parse((plan.SHIPPED_STUDIES / f"{name}.py").read_text(encoding="utf-8")))
     shown = re.search(rf"diffcse study --config {name}\b(.*)", docstring)
     read_overrides(shown[1].split())
@@ -149,138 +144,71 @@ def test_fine_tunings_start_from_the_encoder_of_every_row(tmp_path):
 # The runs
 
 
-class Recorder:
-    """Work that notes its runs and finishes them, or does something else with the runs of a row."""
+@pytest.fixture
+def do_runs(monkeypatch):
+    """Do the runs of a plan without training: finish them, or do something else with the runs of a row."""
 
-    def __init__(self, **instead):
-        self.labels, self.environments = [], set()
-        self._instead = instead
+    def do(made, **instead) -> list[str]:
+        labels = []
 
-    def __call__(self, run, environment):
-        self.labels.append(run.label)
-        self.environments.add(environment.get("worker"))
-        return self._instead.get(run.row, finish)(run) or ""
+        def work(run):
+            labels.append(run.label)
+            instead.get(run.row, finish)(run)
+
+        monkeypatch.setattr(runs, "train_and_score", work)
+        runs.do_runs(made.selected([], []))
+        return labels
+
+    return do
 
 
 def fail(run):
-    return "ValueError: no (exit code 1)"
+    raise ValueError("no")
 
 
-def work_through(made, work, stopped=lambda: False, environments=({},)) -> list[str]:
-    runs.work_through(made.runs, environments, work, stopped)
-    return work.labels
-
-
-def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys):
+def test_done_runs_are_skipped_and_a_failure_ends_its_run_alone(tmp_path, capsys, do_runs):
     made = plan_of(tmp_path)
     finish(made.runs[0])
-    failing = work_through(made, Recorder(**{"with DCL": fail}))
-    assert failing == ["with DCL, seed 1", "plain, seed 2", "with DCL, seed 2"]
-    assert [run.has_failed for run in made.runs] == [False, True, False, True]
-    log = tmp_path / "with-DCL/seed-1/log.txt"
-    assert made.runs[1].state() == f"failed: ValueError: no (exit code 1) (see {log})"
+    assert do_runs(made, **{"with DCL": fail}) == ["with DCL, seed 1", "plain, seed 2", "with DCL, seed 2"]
+    assert [run.state() for run in made.rows["with DCL"]] == ["failed: ValueError: no"] * 2
     printed = capsys.readouterr().err
     assert "done already: 1 of 4 runs" in printed
-    assert "run 2 of 4: with DCL, seed 1: failed: ValueError: no (exit code 1)" in printed
-    assert work_through(made, Recorder()) == ["with DCL, seed 1", "with DCL, seed 2"]
-    assert len(work_through(plan_of(tmp_path, tasks=("transfer",)), Recorder())) == 4  # other tasks
+    assert "run 2 of 4: with DCL, seed 1: failed: ValueError: no" in printed
+    assert do_runs(made) == ["with DCL, seed 1", "with DCL, seed 2"]
+    assert len(do_runs(plan_of(tmp_path, tasks=("transfer",)))) == 4  # other tasks
 
 
-def test_a_run_of_another_process_is_skipped_or_done_later(tmp_path):
+def test_a_run_of_another_process_is_left_to_it(tmp_path, do_runs):
     made = plan_of(tmp_path)
     with lock(made.runs[1].folder / LOCK):
-        assert work_through(made, Recorder()) == ["plain, seed 1", "plain, seed 2", "with DCL, seed 2"]
+        assert do_runs(made) == ["plain, seed 1", "with DCL, seed 1", "with DCL, seed 2"]
         assert made.runs[1].state().startswith(f"in progress: {made.runs[1].folder} is in use by process")
     assert made.runs[1].state() == "not started"
-    held = lock(made.runs[1].folder / LOCK)
-    (made.runs[3].folder / RESULTS).unlink()
-
-    def free(run):
-        held.close()
-        finish(run)
-
-    assert work_through(made, Recorder(**{"with DCL": free})) == ["with DCL, seed 2", "with DCL, seed 1"]
 
 
-def test_workers_share_the_runs_and_wait_for_a_slow_encoder(tmp_path):
-    made = plan_of(tmp_path, **TUNED | {"start": ()})
-    both = threading.Barrier(2, timeout=20)  # only two at a time can pass
-
-    def wait(run):
-        both.wait()
-        finish(run)
-
-    work = Recorder(plain=wait)
-    labels = work_through(made, work, environments=({"worker": "0"}, {"worker": "1"}))
-    assert sorted(labels[:2]) == ["plain, seed 1", "plain, seed 2"]
-    assert sorted(labels) == sorted(run.label for run in made.runs)
-    assert work.environments == {"0", "1"}
-
-
-def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path, capsys):
+def test_a_fine_tuning_waits_for_its_encoder_and_the_study_may_be_moved(tmp_path, capsys, do_runs):
     made = plan_of(tmp_path, **TUNED)
-    broken = work_through(made, Recorder(plain=fail))
-    assert not any(label.startswith("plain, together") for label in broken)
+    assert not any(label.startswith("plain, together") for label in do_runs(made, plain=fail))
     assert made.rows["start, together"][1].results() is not None
     assert "plain, together, seed 1: skipped: plain, seed 1 is not trained" in capsys.readouterr().err
-    labels = work_through(made, Recorder())
-    assert labels == ["plain, seed 1", "plain, together, seed 1", "plain, seed 2", "plain, together, seed 2"]
+    rest = ["plain, seed 1", "plain, together, seed 1", "plain, seed 2", "plain, together, seed 2"]
+    assert do_runs(made) == rest
     moved = tmp_path.with_name("moved")
     tmp_path.rename(moved)
-    runs.check_same(plan_of(moved, **TUNED).runs)
+    for run in plan_of(moved, **TUNED).runs:
+        run.require_same()
     other = plan_of(moved, finetune=["--finetune.train.steps=6"], **TUNED)
-    with pytest.raises(ConfigError, match="start, together, seed 1 with another configuration"):
-        runs.check_same(other.runs)
-
-
-def test_a_command_is_logged_and_stopped(tmp_path):
-    commands, ended = runs.Commands(), []
-    program = "import time; print('error: no', flush=True); print(1 / 0 if {} else 2, flush=True); time.sleep(60)"
-
-    def call(fails: bool) -> str:
-        return commands.call([sys.executable, "-c", program.format(fails)], tmp_path / "log", os.environ)
-
-    assert call(fails=True) == "ZeroDivisionError: division by zero (exit code 1)"
-    thread = threading.Thread(target=lambda: ended.append(call(fails=False)))
-    thread.start()
-    while "\n2\n" not in (tmp_path / "log").read_text():
-        time.sleep(0.01)
-    commands.stop(signal.SIGTERM)
-    thread.join(timeout=20)
-    assert ended == ["error: no (killed by signal 15)"]
-    assert call(fails=False) == "stopped"
-
-
-@pytest.mark.parametrize(
-    ("variables", "workers", "expected"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "2,5,7"}, 2, ["2,5", "7"]),
-        ({}, 3, ["0", "1", "2"]),
-        ({}, 4, "--workers 4: each worker needs its own GPU, and there are 3"),
-    ],
-)
-def test_workers_have_their_own_gpus(variables, workers, expected, tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
-            runs.environments(workers)
-    else:
-        assert [worker["CUDA_VISIBLE_DEVICES"] for worker in runs.environments(workers)] == expected
+    with pytest.raises(ConfigError, match=r"seed 1 with another .*\n  train\.steps: 5 then, 6 now"):
+        other.rows["start, together"][0].require_same()
 
 
 @pytest.mark.parametrize("file", [RESULTS, RUN])
 @pytest.mark.parametrize("content", ["{}", "a changed number"])
-def test_a_damaged_record_is_named_and_does_not_stop_the_others(file, content, tmp_path):
+def test_a_damaged_record_is_named_and_does_not_stop_the_others(file, content, tmp_path, do_runs):
     made = plan_of(tmp_path / "runs")
     for run in made.runs:
         finish(run, STS12=70.0)
-    run = made.runs[1]
+    run = made.rows["with DCL"][0]
     path = run.folder / file
     path.write_text(path.read_text().replace("0", "1", 1) if content == "a changed number" else content)
     remedy = "Run the study without --report" if file == RESULTS else f"delete {run.folder} to train"
@@ -288,7 +216,7 @@ def test_a_damaged_record_is_named_and_does_not_stop_the_others(file, content, t
     assert f"with DCL, seed 1: {path} differs from its checksum" in shown
     assert remedy in shown
     assert "plain     2" in shown
-    assert work_through(made, Recorder()) == (["with DCL, seed 1"] if file == RESULTS else [])
+    assert do_runs(made) == (["with DCL, seed 1"] if file == RESULTS else [])
     if file == RUN:
         assert remedy in (run.folder / FAILURE).read_text()
 
@@ -312,7 +240,7 @@ def summary(tmp_path):
 
 
 def test_means_deviations_and_differences_are_those_of_numpy_and_scipy(summary):
-    start, plain, other = summary["rows"]
+    start, plain, other = summary["encoders"]
     assert plain["mean"]["STS-B dev"] == pytest.approx(np.mean(DEV["plain"]))
     assert plain["std"]["STS12"] == pytest.approx(np.std(DEV["plain"], ddof=1))
     assert (other["n"], other["settings"]) == (2, {"dcl.weight": 0.1})
@@ -355,7 +283,7 @@ def test_dev_scores_on_different_text_are_not_compared(tmp_path):
     noted = {"not_official": {"STS12": "test 137 instead of 3,108"}, "origin": "the starting checkpoint, unchanged"}
     write_checked(made.runs[1].folder / RESULTS, plan.read_results(made.runs[1].folder) | noted)
     summary = table.summarize(made)
-    *_, other = summary["rows"]
+    *_, other = summary["encoders"]
     assert other["mean"] == {"STS-B dev, text of with DCL": 80.0, "STS12": 60.0}
     assert other["difference"].keys() == {"STS12"}
     text = table.show(summary, "text")
@@ -373,17 +301,16 @@ def test_fine_tunings_have_their_own_table(tmp_path):
             finish(run, 60.0 + number, sst_accuracy=50.0 + number, sts_pearson=70.0)
         elif run.seed != 2:
             finish(run, 80.0, alignment=0.2, uniformity=-2.5)
-    summary = table.write(made, tmp_path)
-    lines = table.show(summary, "text").splitlines()[2:]
+    lines = table.show(table.write(made, tmp_path), "text").splitlines()[2:]
     assert lines[:9] == [
         "model  n  STS-B dev  alignment  uniformity",
         "start  1      80.00      0.200      -2.500",
         "plain  1      80.00      0.200      -2.500",
         "",
         "model                        n  sst_accuracy   sts_pearson       average",
-        "start, together              2  53.50 ± 2.12  70.00 ± 0.00  63.50 ± 2.12",
+        "start, together              2  53.50 ± 0.71  70.00 ± 0.00  63.50 ± 0.71",
         "start, together (published)  -         50.00             -             -",
-        "plain, together              2  54.50 ± 2.12  70.00 ± 0.00  64.50 ± 2.12",
+        "plain, together              2  55.50 ± 0.71  70.00 ± 0.00  65.50 ± 0.71",
         "",
     ]
     assert {"all trainings with train.steps=2", "not started: plain, seed 2"} <= {*lines}
@@ -396,7 +323,7 @@ def test_the_report_is_written_and_printed_without_running(study, summary, tmp_p
     code, printed = study(fields, "--report", "--start", "--format", "markdown")
     assert code == 3
     assert printed.out == (tmp_path / "runs/study.md").read_text()
-    assert json.loads((tmp_path / "runs/study.json").read_text())["rows"][1]["n"] == 3
+    assert json.loads((tmp_path / "runs/study.json").read_text())["encoders"][1]["n"] == 3
     assert study(fields, "--report", "--seeds", "1", "2")[0] == 0
     (tmp_path / "runs/with-DCL/seed-3" / FAILURE).write_text("error: no\n")
     assert study(fields, "--report")[0] == 1
@@ -434,7 +361,6 @@ def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, min
         assert first.poll() is None, (tmp_path / "printed").read_text()
         time.sleep(0.1)
     first.kill()
-    os.kill(int(re.search(r"process (\d+)", training.read_text())[1]), signal.SIGKILL)
     first.communicate()
     (done,) = workdir.rglob("results.json")
     assert str(done.relative_to(workdir)) == "start-avg/results.json"
@@ -444,16 +370,14 @@ def test_a_study_that_is_killed_continues_and_trains_nothing_twice(tmp_path, min
 
     assert second.returncode == 0, second.stderr + second.stdout
     assert "done already: 1 of 2 runs\nrun 2 of 2: with DCL + 1, seed 1: started in" in second.stderr
-    assert "[with DCL + 1, seed 1] " in second.stderr
     assert time_done == done.stat().st_mtime_ns
     steps = [json.loads(line)["step"] for line in (training.parent / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == [0, 1, 2]
-    assert len(re.findall(r"^\$ .* train ", (training.parent / "log.txt").read_text(), re.MULTILINE)) == 2
     document = json.loads((workdir / "study.json").read_text())
-    assert [row["n"] for row in document["rows"]] == [1, 1]
+    assert [row["n"] for row in document["encoders"]] == [1, 1]
     assert document["open"] == {}
     trained = json.loads((workdir / "with-DCL-+-1/seed-1/evaluation.json").read_text())["tasks"]["STSBenchmark"]
-    scores = document["rows"][1]["scores"]["1"]
+    scores = document["encoders"][1]["scores"]["1"]
     assert scores["STSBenchmark"] == pytest.approx(trained["spearman"], abs=0.01)
     assert scores["STS-B dev"] == pytest.approx(trained["dev"]["spearman"], abs=0.01)  # of the scored checkpoint
     assert second.stdout == (workdir / "study.txt").read_text()

@@ -2,14 +2,13 @@
 
 The folder of a run holds its state:
 
-run.json         row, seed, configuration          log.txt      what its commands printed
-results.json     the scores: the run is done       failure.txt  why the last attempt failed
-evaluation.json  the scores in detail              study.lock   held while a study works on the run
+run.json      row, seed, configuration       evaluation.json  the scores in detail
+failure.txt   why the last attempt failed    results.json     the scores by column: the run is done
+study.lock    held while a study works on the run
 """
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import re
 import runpy
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 SHIPPED_STUDIES = SHIPPED / "studies"
-DEV_TITLES = {"stsb_spearman": "STS-B dev"}
 RUN, RESULTS, EVALUATION = "run.json", "results.json", "evaluation.json"
-LOG, FAILURE, LOCK = "log.txt", "failure.txt", "study.lock"
+FAILURE, LOCK = "failure.txt", "study.lock"
 NOT_STARTED = "not started"
 
 Settings = Mapping[str, Any]  # values by dotted key, such as {"optim.learning_rate": 3e-5}
@@ -102,8 +100,7 @@ class Run:
     config: Config  # with the seed
     base: Config  # what the row changes
     folder: Path
-    tasks: tuple[str, ...]  # empty for a fine-tuning, because its labelled tasks give its scores
-    overrides: Settings  # from the command line
+    tasks: tuple[str, ...] = ()  # empty for a fine-tuning, because its labelled tasks give its scores
     pooler: str | None = None  # of the starting checkpoint
     start: "Run | None" = None  # whose encoder a fine-tuning starts from
 
@@ -121,7 +118,6 @@ class Run:
             "pooler": self.pooler,
             "start": self.start and self.start.label,
             "config": self.config.to_dict(),
-            "overrides": dict(self.overrides),
         }
 
     @property
@@ -129,16 +125,11 @@ class Run:
         """Return whether the run's encoder is there. Training ends with the export."""
         return self.seed is None or (self.folder / "export").is_dir()
 
-    @property
-    def has_failed(self) -> bool:
-        """Return whether the last attempt failed."""
-        return self.results() is None and (self.folder / FAILURE).is_file()
-
     def results(self) -> dict[str, Any] | None:
-        """Return the content of `results.json`, or None unless the run is done with the study's tasks."""
+        """Return the records of a run that is done with the study's tasks, or None."""
         with contextlib.suppress(CheckpointError):
-            if (self.folder / RESULTS).is_file() and read_record(self.folder):
-                found = read_results(self.folder)
+            if (self.folder / RESULTS).is_file():
+                found = read_record(self.folder) | read_results(self.folder)
                 return found if found["asked"] == list(self.tasks) else None
         return None
 
@@ -155,17 +146,20 @@ class Run:
         except CheckpointError as error:
             return str(error)
         if (self.folder / FAILURE).is_file():
-            reason = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()
-            return f"failed: {reason} (see {self.folder / LOG})"
+            return f"failed: {(self.folder / FAILURE).read_text(encoding='utf-8', errors='replace').strip()}"
         return "started" if (self.folder / RUN).is_file() else NOT_STARTED
 
-    def changes(self) -> list[str]:
-        """Return the keys that results depend on and that differ in the `run.json` of a folder with work to keep."""
+    def require_same(self) -> None:
+        """Refuse a folder with checkpoints or results of another configuration."""
         kept = (RESULTS, f"{CHECKPOINTS}/[0-9]*", f"{HEADS}/{CHECKPOINTS}/[0-9]*")
         if not (self.folder / RUN).is_file() or not any(any(self.folder.glob(pattern)) for pattern in kept):
-            return []
+            return
         then, now = _identity(read_record(self.folder)), _identity(self.record)
-        return [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in now if then.get(key) != now[key]]
+        if changed := [f"{key}: {then.get(key)!r} then, {now[key]!r} now" for key in now if then.get(key) != now[key]]:
+            raise ConfigError(
+                f"{self.folder} holds {self.label} with another configuration. Give another --workdir, or the same "
+                "overrides:\n  " + "\n  ".join(changed)
+            )
 
 
 def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,37 +181,33 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All runs of a study by row, in the order of the table."""
+    """All runs of a study, in the order of the table."""
 
     name: str
     study: Study
-    rows: dict[str, list[Run]]
+    runs: list[Run]
 
-    @functools.cached_property
-    def runs(self) -> list[Run]:
-        """The runs in the order to start them: the first seed of every row comes first."""
-        return [run for each in itertools.zip_longest(*self.rows.values()) for run in each if run]
+    @property
+    def rows(self) -> dict[str, list[Run]]:
+        """The runs of each row of the table."""
+        rows: dict[str, list[Run]] = {}
+        for run in self.runs:
+            rows.setdefault(run.row, []).append(run)
+        return rows
 
     def selected(self, variants: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return the runs of these variants and seeds; without variants or seeds, all of them."""
+        """Return the runs of these variants and seeds (without any: of all), the first seed of every row first."""
         known_seeds = sorted({run.seed for run in self.runs if run.seed is not None})
         for option, wanted, known in (("--variants", variants, list(self.rows)), ("--seeds", seeds, known_seeds)):
             for value in wanted:
                 if value not in known:
                     raise ConfigError(f"{option}: {self.name} has no {value!r}. It has: {', '.join(map(str, known))}")
+        by_seed = itertools.chain(*itertools.zip_longest(*self.rows.values()))
         return [
             run
-            for run in self.runs
-            if (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
+            for run in by_seed
+            if run and (not variants or run.row in variants) and (not seeds or run.seed is None or run.seed in seeds)
         ]
-
-    def command_settings(self, run: Run) -> list[str]:
-        """Return the options of `diffcse train` or `diffcse finetune` that give the run's configuration."""
-        name: Any = self.study.finetune_base if run.start else self.study.base
-        if not isinstance(name, str):
-            name = "diffcse_base"  # the file in configs/ that changes no default
-        changes = differences(configuration(name, {})[1], run.config)
-        return ["--config", name, *(f"--config.{key}={_as_text(value)}" for key, value in changes.items())]
 
 
 def make_plan(
@@ -234,47 +224,49 @@ def make_plan(
     values, tuning_values = read_overrides(overrides), read_overrides(finetune_overrides, "finetune")
     if tuning_values and not study.finetunings:
         raise ConfigError(f"{finetune_overrides[0]}: {name} has no fine-tunings")
-    with _named(name):
-        bare = configuration(study.base, {})[1]
-        base = _config(bare, values)
-        starts = {"start" if pooler == OWN_POOLER else f"start ({pooler})": pooler for pooler in study.start}
-        configs, points = dict.fromkeys(starts, base), _points(study)
-        for row, settings in points.items():
-            with _named(f"variant {row!r}"):
-                configs[row] = _config(bare, settings, values)
-        tuning_bare = configuration(study.finetune_base, {})[1] if study.finetunings else Config()
-        tuning_base, tunings = _config(tuning_bare, tuning_values), {}
-        for tuning, settings in study.finetunings.items():
-            with _named(f"fine-tuning {tuning!r}"):
-                tunings[tuning] = _config(tuning_bare, settings, tuning_values)
-        _check_rows(study, list(configs), list(tunings))
+    runs: list[Run] = []
 
-    rows: dict[str, list[Run]] = {}
-    for row, config in configs.items():
-        for seed in [None] if row in starts else study.seeds_of.get(row, study.seeds):
-            folder = workdir / folder_name(row) / ("" if seed is None else f"seed-{seed}")
-            if seed is not None:
-                config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-            run = Run(row, seed, config, base, folder, tuple(study.tasks), values, starts.get(row))
-            rows.setdefault(row, []).append(run)
-    for encoder, (tuning, config) in itertools.product([*itertools.chain(*rows.values())], tunings.items()):
-        row = f"{encoder.row}, {tuning}"
-        for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
-            folder, begun = workdir / folder_name(row) / f"seed-{seed}", _starting_from(encoder, config, seed)
-            run = Run(row, seed, begun, tuning_base, folder, (), tuning_values, start=encoder)
-            rows.setdefault(row, []).append(run)
-    return Plan(name, study, rows)
+    def add(row: str, seed: int | None, config: Config, base: Config, **others: Any) -> None:
+        folder = workdir / re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
+        if seed is not None:
+            folder /= f"seed-{seed}"
+            config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+        runs.append(Run(row, seed, config, base, folder, **others))
+
+    with _named(name):
+        base, tasks = configuration(study.base, {})[1], tuple(study.tasks)
+        for pooler in study.start:
+            row = "start" if pooler == OWN_POOLER else f"start ({pooler})"
+            add(row, None, _changed(base, values), base, tasks=tasks, pooler=pooler)
+        for row, point in _points(study).items():
+            with _named(f"variant {row!r}"):
+                config = _changed(base, point | values)
+            for seed in study.seeds_of.get(row, study.seeds):
+                add(row, seed, config, base, tasks=tasks)
+        encoders = [*runs]
+        if study.finetunings:
+            base = configuration(study.finetune_base, {})[1]
+        for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
+            with _named(f"fine-tuning {tuning!r}"):
+                config = _starting_from(encoder, _changed(base, {**settings, **tuning_values}))
+            for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
+                add(f"{encoder.row}, {tuning}", seed, config, base, start=encoder)
+
+        rows = dict.fromkeys(run.row for run in runs)
+        for field, known in (("seeds_of", dict.fromkeys(run.row for run in encoders)), ("published", rows)):
+            if unknown := getattr(study, field).keys() - known:
+                raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {', '.join(known)}")
+        folders: dict[str, Run] = {}
+        for run in runs:
+            if (other := folders.setdefault(str(run.folder).casefold(), run)) is not run:
+                raise ConfigError(f"{other.label!r} and {run.label!r} would share a folder. Rename one")
+    return Plan(name, study, runs)
 
 
 def differences(before: Config, after: Config) -> dict[str, Any]:
     """Return the values of `after`, by key, that differ from `before`."""
     old, new = flat(before.to_dict()), flat(after.to_dict())
     return {key: value for key, value in new.items() if key not in old or value != old[key]}
-
-
-def folder_name(row: str) -> str:
-    """Return the name of a row's folder."""
-    return re.sub(r"[^\w.,=+-]+", "-", row).strip("-.")
 
 
 @contextlib.contextmanager
@@ -286,53 +278,33 @@ def _named(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {str(error).removeprefix('--config: ')}") from error
 
 
-def _points(study: Study) -> dict[str, Settings]:
+def _points(study: Study) -> dict[str, dict[str, Any]]:
     """Return what each row of a variant changes: the variants at all points of the grid."""
     if not study.variants and not study.grid:
         raise ConfigError("a study needs variants or a grid")
-    points: dict[str, Settings] = {}
+    points: dict[str, dict[str, Any]] = {}
     for variant, settings in (study.variants or {"": {}}).items():
         if twice := next((key for key in study.grid if key in settings), None):
             raise ConfigError(f"variant {variant!r}: sets {twice}, which the grid varies")
         for values in itertools.product(*study.grid.values()):
             point = dict(zip(study.grid, values, strict=True))
-            row = ", ".join([variant] * bool(variant) + [f"{key}={_as_text(value)}" for key, value in point.items()])
+            row = ", ".join([variant] * bool(variant) + [f"{key}={value}" for key, value in point.items()])
             points[row] = {**settings, **point}
     return points
 
 
-def _config(base: Config, *settings: Settings) -> Config:
-    """Return the base with settings. Later settings win."""
-    changes = {key: value for each in settings for key, value in each.items()}
-    if "train.seed" in changes:
+def _changed(base: Config, settings: Settings) -> Config:
+    if "train.seed" in settings:
         raise ConfigError("train.seed: a study file sets `seeds` and `seeds_of`, and --seeds chooses among them")
-    config = Config.from_dict(flat(base.to_dict()) | changes)
+    config = Config.from_dict({**flat(base.to_dict()), **settings})
     if config.distributed:
         raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     return config
 
 
-def _starting_from(run: Run, config: Config, seed: int) -> Config:
+def _starting_from(run: Run, config: Config) -> Config:
     """Return the configuration of a fine-tuning that starts from a run's encoder."""
     name, pooler = str(run.folder.absolute()), config.model.pooler
-    if run.seed is None:
-        name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else str(run.pooler)
-    model = dataclasses.replace(config.model, name_or_path=name, pooler=pooler)
-    return dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, seed=seed))
-
-
-def _check_rows(study: Study, encoders: Sequence[str], tunings: Sequence[str]) -> None:
-    """Check that rows that the study names exist, and that no rows share a folder."""
-    rows = [*encoders, *(f"{row}, {tuning}" for row in encoders for tuning in tunings)]
-    for field, known in (("seeds_of", encoders), ("published", rows)):
-        if unknown := getattr(study, field).keys() - set(known):
-            raise ConfigError(f"{field} names {min(unknown)!r}. The study has: {', '.join(known)}")
-    folders: dict[str, str] = {}
-    for row in rows:
-        if (other := folders.setdefault(folder_name(row).casefold(), row)) != row or not folder_name(row):
-            raise ConfigError(f"variants {other!r} and {row!r} would share a folder. Rename one")
-
-
-def _as_text(value: Any) -> str:
-    """Return a value as the command line takes it."""
-    return value if isinstance(value, str) else repr(value)
+    if run.pooler:
+        name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else run.pooler
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, name_or_path=name, pooler=pooler))

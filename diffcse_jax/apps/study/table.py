@@ -10,22 +10,18 @@ from typing import Any
 
 import scipy.stats
 
-from diffcse_jax.apps.study.plan import DEV_TITLES, NOT_STARTED, Plan, Run, differences, read_record
-from diffcse_jax.config import machine_keys
+from diffcse_jax.apps.study.plan import NOT_STARTED, Plan, Run, differences
+from diffcse_jax.config import Config, machine_keys
 from diffcse_jax.errors import require_extra
 from diffcse_jax.evaluation.results import SHORT_NAMES, Row, by_column, format_means, format_scores, sections, table
 from diffcse_jax.io import disk_errors, lock, write_json, write_text
 
 FILES = {"text": "study.txt", "markdown": "study.md", "latex": "study.tex"}
 SAFE = "What the runs have saved is not affected."
+DEV_TITLES = {"stsb_spearman": "STS-B dev"}
 
 Summary = dict[str, Any]  # the content of study.json
 Seeds = Mapping[str, Mapping[str, float]]  # the scores of a row by seed ("-" for the starting checkpoint) and column
-
-
-def log_line(message: str) -> None:
-    """Print a line for the user. It does not ask JAX for its devices, which belong to the runs."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def write(plan: Plan, workdir: Path) -> Summary:
@@ -37,54 +33,64 @@ def write(plan: Plan, workdir: Path) -> Summary:
             write_text(workdir / name, show(summary, style))
         write_json(workdir / "study.json", summary)
         pictures = draw_pictures(summary, workdir)
-    log_line(f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}")
+    # `log_line` would ask JAX for its devices, which may belong to another process.
+    print(f"wrote {', '.join([*FILES.values(), 'study.json', *pictures])} in {workdir}", file=sys.stderr)
     return summary
 
 
 def summarize(plan: Plan) -> Summary:
     """Return the scores of all runs that are done, and the states of the others: the content of `study.json`."""
-    about: dict[str, dict[str, Any]] = {name: {} for name in ("start", "origins", "open", "missing", "not_official")}
-    about |= {"overrides": {}, "finetune_overrides": {}}
-    scores: dict[str, dict[str, dict[str, float]]] = {row: {} for row in plan.rows}
+    groups: dict[str, list[dict[str, Any]]] = {"encoders": [], "finetunings": []}
+    states: dict[str, str] = {}  # of the runs that are not done
+    notes = ["n: seeds; mean ± standard deviation (of a sample) over several seeds"]
     titles: dict[tuple[str, str], str] = {}  # the columns of dev metrics by metric and text
-    for run in itertools.chain(*plan.rows.values()):
-        results = run.results()
-        recorded = run.overrides if results is None else read_record(run.folder)["overrides"]
-        shown = {key: value for key, value in recorded.items() if key not in machine_keys()}
-        about["finetune_overrides" if run.start else "overrides"] |= shown
-        if results is None:
-            about["open"][run.label] = run.state()
-            continue
-        scores[run.row]["-" if run.seed is None else str(run.seed)] = _columns(run, results, titles)
-        about["missing"] |= results["missing"]
-        about["not_official"] |= results["not_official"]
-        if "origin" in results:
-            about["origins"][run.label] = results["origin"]
-        if run.seed is None:
-            about["start"][run.row] = f"{run.config.model.name_or_path} before training, pooler {results['pooler']}"
-    rows = []
-    for is_tuned in (False, True):
-        group = {row: runs[0] for row, runs in plan.rows.items() if bool(runs[0].start) == is_tuned}
-        first = next((row for row, run in group.items() if run.seed is not None), "")
-        for row, run in group.items():
-            seeds, columns = scores[row], by_column(list(scores[row].values()))
-            compared = {column: difference(scores[first], seeds, column) for column in columns if row != first}
-            settings = differences(run.base, run.config)
-            rows.append(
-                {
-                    "row": row,
-                    "compared_with": first,
-                    "settings": {key: value for key, value in settings.items() if key != "train.seed"},
-                    "n": len(seeds),
-                    "scores": seeds,
-                    "mean": {column: statistics.mean(values) for column, values in columns.items()},
-                    "std": {column: statistics.stdev(values) for column, values in columns.items() if len(values) > 1},
-                    "published": dict(plan.study.published.get(row, {})),
-                    "difference": {column: each for column, each in compared.items() if each},
-                }
-            )
-    names = {"study": plan.name, "source": plan.study.source, "finetunings": list(plan.study.finetunings)}
-    return {**names, "rows": rows, "dev_columns": [*titles.values()], **about}
+    for row, runs in plan.rows.items():
+        done = []
+        for run in runs:
+            if results := run.results():
+                done.append((run, results))
+                notes += _notes(run, results)
+            else:
+                states[run.label] = run.state()
+        group = groups["finetunings" if runs[0].start else "encoders"]
+        group.append(_summarize_row(runs[0], done, group, titles) | {"published": plan.study.published.get(row, {})})
+    for name, group in (("trainings", groups["encoders"]), ("fine-tunings", groups["finetunings"])):
+        settings = [row["settings"].items() for row in group] or [{}.items()]
+        shared = [f"{key}={value}" for key, value in settings[0] if all((key, value) in each for each in settings)]
+        if shared:
+            notes.append(f"all {name} with {', '.join(shared)}")
+    if plan.study.published:
+        notes.append(f"published: {plan.study.source}, with its own checkpoints, text and number of steps")
+    notes += [f"{label}: {state}" for label, state in states.items() if state != NOT_STARTED]
+    waiting = [label for label, state in states.items() if state == NOT_STARTED]
+    notes += [f"{NOT_STARTED}: {'; '.join(waiting)}"] * bool(waiting)
+    about = {"study": plan.name, "source": plan.study.source, "dev_columns": [*titles.values()]}
+    return {**about, **groups, "open": states, "notes": [*dict.fromkeys(notes)]}
+
+
+def _summarize_row(
+    first: Run,
+    done: Sequence[tuple[Run, Mapping[str, Any]]],
+    before: Sequence[Mapping[str, Any]],
+    titles: dict[tuple[str, str], str],
+) -> dict[str, Any]:
+    """Return the scores and settings of a row, compared with the first trained one of those before it."""
+    scores = {"-" if run.seed is None else str(run.seed): _columns(run, results, titles) for run, results in done}
+    columns = by_column(list(scores.values()))
+    compared: Seeds = next((row["scores"] for row in before if not row["is_start"]), {})
+    found = {column: difference(compared, scores, column) for column in columns}
+    config = Config.from_dict(done[0][1]["config"]) if done else first.config
+    ignored = {"train.seed", *["model.name_or_path"] * bool(first.start), *machine_keys()}
+    return {
+        "row": first.row,
+        "is_start": first.seed is None,
+        "settings": {key: value for key, value in differences(first.base, config).items() if key not in ignored},
+        "n": len(scores),
+        "scores": scores,
+        "mean": {column: statistics.mean(values) for column, values in columns.items()},
+        "std": {column: statistics.stdev(values) for column, values in columns.items() if len(values) > 1},
+        "difference": {column: each for column, each in found.items() if each},
+    }
 
 
 def _columns(run: Run, results: Mapping[str, Any], titles: dict[tuple[str, str], str]) -> dict[str, float]:
@@ -118,9 +124,17 @@ def difference(first: Seeds, other: Seeds, column: str) -> dict[str, Any] | None
     return {"mean": statistics.mean(each), "n": len(each), "p": p}
 
 
-def _format_difference(found: Mapping[str, Any]) -> str:
-    significance = "" if found["p"] is None else f" (p {found['p']:.3f})" if found["p"] >= 0.001 else " (p < 0.001)"
-    return f"{found['mean']:+.2f}{significance}"
+def _notes(run: Run, results: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know about the scores of a run."""
+    notes = []
+    if run.pooler:
+        notes.append(f"{run.row}: {run.config.model.name_or_path} before training, pooler {results['pooler']}")
+    if run.start:
+        notes.append(f"{run.row}: fine-tuned from {run.start.row}; scores x 100 on dev rows of the tasks")
+    if "origin" in results:
+        notes.append(f"{run.label}: {results['origin']}")
+    notes += [f"{task}: no score: {reason}" for task, reason in results["missing"].items()]
+    return notes + [f"{task}: not the official data: {how}" for task, how in results["not_official"].items()]
 
 
 def show(summary: Summary, style: str) -> str:
@@ -128,13 +142,13 @@ def show(summary: Summary, style: str) -> str:
     remark = (lambda text: f"% {text}") if style == "latex" else str
     heading = f"{summary['study']} ({summary['source']})" if summary["source"] else summary["study"]
     parts = [f"# {heading}" if style == "markdown" else remark(heading)]
-    for rows in _groups(summary):
+    for rows in filter(None, (summary["encoders"], summary["finetunings"])):
         columns = _sections(summary, rows)
         parts += [table(["n", *section], _score_rows(rows, section), style) for section in columns]
         compared = [row for row in rows if row["difference"]]
         shown = [column for column in itertools.chain(*columns) if any(column in row["difference"] for row in compared)]
         if compared:
-            first = rows[0]["compared_with"]
+            first = next(row["row"] for row in rows if not row["is_start"])
             parts.append(remark(f"difference to {first} over shared seeds; p: paired t-test, two-sided"))
             lines = []
             for row in compared:
@@ -143,13 +157,13 @@ def show(summary: Summary, style: str) -> str:
                 lines.append(Row(row["row"], {"pairs": str(pairs)} | cells))
             parts.append(table(["pairs", *shown], lines, style))
     separator = "\n\n" if style == "markdown" else "\n"  # Markdown joins lines that follow one another
-    parts.append(separator.join(map(remark, _notes(summary))))
-    return "\n\n".join(parts).rstrip() + "\n"
+    parts.append(separator.join(map(remark, summary["notes"])))
+    return "\n\n".join(parts) + "\n"
 
 
-def _groups(summary: Summary) -> list[list[dict[str, Any]]]:
-    """Return the rows that are compared with one another: encoders, then fine-tunings."""
-    return [list(rows) for _, rows in itertools.groupby(summary["rows"], lambda row: row["compared_with"])]
+def _format_difference(found: Mapping[str, Any]) -> str:
+    significance = "" if found["p"] is None else f" (p {found['p']:.3f})" if found["p"] >= 0.001 else " (p < 0.001)"
+    return f"{found['mean']:+.2f}{significance}"
 
 
 def _sections(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -171,33 +185,13 @@ def _score_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> li
     return lines
 
 
-def _notes(summary: Summary) -> list[str]:
-    """Return what a reader of the tables must know."""
-    is_scored = any(row["n"] for row in summary["rows"])
-    notes = ["n: seeds; mean ± standard deviation (of a sample) over several seeds"] * is_scored
-    notes += [f"{row}: {about}" for row, about in summary["start"].items()]
-    tuned = summary["finetunings"]
-    if tuned:
-        notes.append(f"{' and '.join(tuned)}: fine-tuned from the row's encoder; scores x 100 on dev rows of the tasks")
-    kinds = {"trainings" if tuned else "runs": "overrides", "fine-tunings": "finetune_overrides"}
-    for kind, name in kinds.items():
-        if summary[name]:
-            notes.append(f"all {kind} with {', '.join(f'{key}={value}' for key, value in summary[name].items())}")
-    if any(row["published"] for row in summary["rows"]):
-        notes.append(f"published: {summary['source']}, with its own checkpoints, text and number of steps")
-    for name, text in (("origins", ""), ("missing", "no score: "), ("not_official", "not the official data: ")):
-        notes += [f"{what}: {text}{about}" for what, about in summary[name].items()]
-    notes += [f"{label}: {state}" for label, state in summary["open"].items() if state != NOT_STARTED]
-    waiting = [label for label, state in summary["open"].items() if state == NOT_STARTED]
-    return notes + [f"{NOT_STARTED}: {'; '.join(waiting)}"] * bool(waiting)
-
-
 def draw_pictures(summary: Summary, folder: Path) -> list[str]:
     """Draw the scores of encoders and fine-tunings, and alignment and uniformity if scored. Return the files' names."""
     figures = {}
-    for name, rows in zip(("study.png", "finetuning.png"), _groups(summary), strict=False):
-        figures[name] = _draw_scores(summary, [row for row in rows if row["n"]])
-    if geometry := [row for row in summary["rows"] if "alignment" in row["mean"]]:
+    for name, rows in (("study.png", summary["encoders"]), ("finetuning.png", summary["finetunings"])):
+        if rows:
+            figures[name] = _draw_scores(summary, [row for row in rows if row["n"]])
+    if geometry := [row for row in summary["encoders"] if "alignment" in row["mean"]]:
         figures["alignment_uniformity.png"] = _draw_geometry(geometry)
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=120)
@@ -216,10 +210,8 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
     across = min(max(len(columns), 1), 4)
     down = max(math.ceil(len(columns) / across), 1)
     figure = _new_figure(2 + 3.2 * across, down * (1.2 + 0.32 * max(len(rows), 1)))
-    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-    for axes in panels[len(columns) :]:
-        axes.set_axis_off()
-    for axes, column in zip(panels, columns, strict=False):
+    for number, column in enumerate(columns, 1):
+        axes = figure.add_subplot(down, across, number, title=SHORT_NAMES.get(column, column))
         for height, row in enumerate(rows):
             scores = [seed[column] for seed in row["scores"].values() if column in seed]
             if scores:
@@ -227,10 +219,9 @@ def _draw_scores(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Any:
                 axes.plot(statistics.mean(scores), height, "|", markersize=16, color=points.get_color())
             if column in row["published"]:
                 axes.plot(row["published"][column], height, "D", color="black", fillstyle="none")
-        axes.set(title=SHORT_NAMES.get(column, column))
+        axes.set_yticks(range(len(rows)), [row["row"] for row in rows] if number % across == 1 or across == 1 else [])
+        axes.invert_yaxis()  # the first row on top
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [row["row"] for row in rows])
-    panels[0].invert_yaxis()  # the first row on top
     return figure
 
 
