@@ -132,7 +132,7 @@ def test_the_standard_library_is_a_corpus_without_what_is_held_out(monkeypatch):
     docstrings._docstrings.cache_clear()
     corpus, pairs = {*docstrings.docstring_sentences()}, docstrings.docstring_pairs()
     docstrings._docstrings.cache_clear()
-    assert len(corpus) >= 3000
     halves = [half for pair in pairs for half in pair]
+    assert len(corpus) >= 3000
     assert len({*halves}) == len(halves) >= 60
     assert not corpus.intersection(span for half in halves for span in docstrings.spans_of(half))

@@ -1,6 +1,5 @@
 """Documents in each format, those that are held out, and the rows that are made of the others."""
 
-import collections
 import gzip
 import io
 import itertools
@@ -13,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_token_store import word_tokenizer
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import markup, pair_builders, sources, token_store
+from diffcse_jax.data import markup, pair_builders, sources
 from diffcse_jax.data import sentences as rules
 from diffcse_jax.data.pair_builders import Holdout, texts_of
 from diffcse_jax.data.readers import Corpus
-from diffcse_jax.data.sampling import examples_of
 from diffcse_jax.data.sentences import paragraphs, sentences_of, split_sentences
 from diffcse_jax.data.sources import open_corpus, open_documents, open_text
 from diffcse_jax.errors import DataError, UserError
@@ -252,7 +249,6 @@ def write(folder: Path, form: str) -> str:
         "paragraphs": {"a.txt": "\n\n".join(map(" ".join, texts))},
         "lines": {"a.txt": "\n".join(map(" ".join, texts)) + "\n\n"},
         "jsonl.gz": {"a.jsonl.gz": gzip.compress("\n".join(jsonl).encode())},
-        "json": {"a.json": json.dumps(rows, indent=2)},
         "csv": {"a.csv": "title,text\n" + "".join(f'{row["title"]},"{row["text"]}"\n' for row in rows)},
         "parquet": {"a.parquet": table.getvalue()},
         "shards": {f"docs/{number}.jsonl": row for number, row in enumerate(jsonl)} | {"docs/_state.json": "{}"},
@@ -263,14 +259,14 @@ def write(folder: Path, form: str) -> str:
             "docs/_category_.json": '{"label": "Pages"}', "docs/settings.json": '{"label": "Pages"}',
         },
     }  # fmt: skip
-    for name, content in files["files" if form == "pattern" else form].items():
+    for name, content in files[form].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (path,) = [each for each in folder.iterdir() if each.name == "docs" or each.stem[0] == "a"]
-    return str(path) + "/**/*.md" * (form == "pattern")
+    return str(path)
 
 
-TITLED = ["jsonl.gz", "json", "csv", "shards", "parquet", "files", "pattern", "mixed"]
+TITLED = ["jsonl.gz", "csv", "shards", "parquet", "files", "mixed"]
 
 
 @pytest.mark.parametrize("form", ["blank lines", "paragraphs", "lines", *TITLED])
@@ -416,25 +412,6 @@ def test_a_long_sentence_changes_only_the_passages_around_it(limit):
         assert len(passages) < 1.6 * sum(map(len, sentences)) / limit + 4 * len(long)
 
 
-def test_neighbouring_passages_have_about_the_same_length(tmp_path, monkeypatch):
-    texts = [[f"This is sentence {i} of document {count}." for i in range(count)] for count in (1, 7, 12)]
-    monkeypatch.setattr(Holdout, "has", lambda self, document: document[0].sentences() == texts[0])
-    texts[2][4] = texts[0][0]  # also in a held-out document
-    (tmp_path / "a.txt").write_text("\n\n".join(map(" ".join, texts)))
-    corpus = opened(tmp_path / "a.txt", "passages", held_out=0.1, max_length=30)
-    documents = collections.defaultdict(list)
-    for _, document, (passage,) in corpus.in_documents():
-        documents[document].append(passage)
-    expected = [texts[1], texts[2][:4], texts[2][5:]]
-    assert [" ".join(passages) for passages in documents.values()] == [" ".join(sentences) for sentences in expected]
-    assert [len(passages) for passages in documents.values()] == [3, 2, 3]  # 33 to 35 characters a sentence
-    assert max(len(passage) for passages in documents.values() for passage in passages) <= 120
-    assert corpus.counted[pair_builders.SHARED] == 1
-    store = token_store.build_or_open(corpus, word_tokenizer(), 30, str(tmp_path / "cache"))
-    examples = examples_of(store, DataConfig(pairs="passages"), next_sentence=False)
-    assert (len(examples), examples.columns) == (5, ("passage", "next passage"))
-
-
 def test_every_second_title_is_not_a_lead(tmp_path):
     rows = [{"title": f"Title {i}", "text": f"Subject {i} is told here. More of it is told there."} for i in range(200)]
     rows += [{"title": f"Title {i}", "text": f"Of subject {i} one sentence is told."} for i in range(200, 300)]
@@ -455,42 +432,36 @@ texts = st.lists(st.lists(words, min_size=3, max_size=6).map(lambda w: " ".join(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(texts.filter(bool), min_size=2, max_size=9, unique_by=tuple), st.randoms())
-def test_no_text_is_on_both_sides(tmp_path, contents, random):
-    def sides(contents: list[list[str]]) -> tuple[set[str], list[str]]:
-        (tmp_path / "a.txt").write_text("\n\n".join("\n".join(text) for text in contents))
-        options = {"documents": "blank_lines", "held_out": 0.4, "pairs": "dropout"}
-        data = DataConfig(train_file=str(tmp_path / "a.txt"), **options)
-        kept_out = Holdout(open_documents(data), data.held_out)
-        records = [row[0] for _, row in open_corpus(data).records() if isinstance(row, tuple)]
-        return {" ".join(section.sentences()) for (section,) in kept_out}, records
+def test_no_text_is_on_both_sides_whatever_the_order(tmp_path, contents, random):
+    data = DataConfig(str(tmp_path / "a.txt"), pairs="dropout", documents="blank_lines", held_out=0.4)
 
-    out, trained = sides(contents)
-    everything = {" ".join(text) for text in contents}
-    assert out <= everything
-    of_those = {sentence for text in contents if " ".join(text) in out for sentence in text}
-    assert sorted(trained) == sorted(s for text in contents for s in text if s not in of_those)
-    random.shuffle(contents)  # order, duplicates and further documents do not matter
-    again, _ = sides([*contents, *contents[:3], ["Something else entirely."]])
-    assert again - {"Something else entirely."} == out
+    def held_out() -> set[str]:
+        (tmp_path / "a.txt").write_text("\n\n".join("\n".join(text) for text in contents))
+        found = {" ".join(section.sentences()) for (section,) in Holdout(open_documents(data), data.held_out)}
+        texts = [sentence for text in contents if " ".join(text) not in found for sentence in text]
+        kept_out = {sentence for text in contents if " ".join(text) in found for sentence in text}
+        trained = [row[0] for _, row in open_corpus(data).records() if isinstance(row, tuple)]
+        assert trained == [sentence for sentence in texts if sentence not in kept_out]
+        return found
+
+    before = held_out()
+    random.shuffle(contents)
+    contents += [*contents[:3], ["Something else entirely."]]
+    assert held_out() - {"Something else entirely."} == before
 
 
 def test_boilerplate_is_left_out_of_both_sides(tmp_path):
     """Before, each text of a licence that a held-out document contains was left out of training only."""
-    licence = [f"Licence sentence {i} is the same everywhere." for i in range(10)]
-    rows = [{"title": f"Title {i}", "text": " ".join([f"This is subject {i}.", f"It has number {i}.", *licence])}
-            for i in range(580)]  # fmt: skip
-    rows += [
-        {"title": f"Twin {i % 20}", "text": f"This is shared by twins, {i % 20}. Only {i} has this."} for i in range(40)
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    licence = " ".join(f"Licence sentence {i} is the same everywhere." for i in range(10))
+    rows = [{"title": f"Title {i}", "text": f"This is subject {i}. It has number {i}. {licence}"} for i in range(580)]
+    twins = [{"title": f"Twin {i % 20}", "text": f"These are twins, {i % 20}. Only {i} has this."} for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows + twins)))
     corpus = opened(tmp_path / "a.jsonl", "lead", held_out=0.1)
     trained = list(corpus)
     holdout = list(Holdout(open_documents(DataConfig(str(tmp_path / "a.jsonl"), pairs="lead")), 0.1))
     assert 30 < len(holdout) < 95
     assert "Licence" not in str(trained) + str(holdout)
-    assert corpus.counted[pair_builders.REPEATED] == 10 * sum(
-        "This is subject" in " ".join(row) or "Title" in row[0] for row in trained
-    )
+    assert corpus.counted[pair_builders.REPEATED] == 10 * sum("subject" in " ".join(row) for row in trained)
     assert corpus.counted[pair_builders.SHARED] < 20  # texts of twins
     held = {text for (section,) in holdout for text in texts_of(section)}
     assert not held & {text for row in trained for text in row}
@@ -501,20 +472,6 @@ def test_a_single_document_cannot_be_divided(tmp_path):
     with pytest.raises(DataError, match=r"is a single document, and data\.held_out=0\.1 keeps whole documents"):
         list(opened(tmp_path / "a.md", "lead", held_out=0.1))
     assert list(opened(tmp_path / "a.md", "lead"))
-
-
-def test_each_change_of_the_rows_makes_another_store(tmp_path):
-    name = write(tmp_path, "blank lines")
-    ways = [
-        {"pairs": "dropout"}, {"pairs": "lead"}, {"pairs": "crops"}, {"pairs": "passages"},
-        {"documents": "blank_lines"},
-        {"pairs": "dropout", "held_out": 0.01}, {"pairs": "lead", "documents": "blank_lines"}, {},
-    ]  # fmt: skip
-    names = set()
-    for options in [*ways, {"pairs": "neighbours"}]:  # the sentences that `dropout` also uses
-        corpus = open_corpus(DataConfig(train_file=name, **options))
-        names.add(token_store.build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache", quiet=True).name)
-    assert len(names) == len(ways)
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -34,18 +34,21 @@ def test_a_folder_takes_the_place_of_another(folder, tmp_path):
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, others.name}
 
 
-@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="no namespaces of process ids")
-def test_process_ids_of_another_container_say_nothing(folder):
-    """Containers may share the name of their host, and number their processes each from 1."""
+def test_partial_folders_of_dead_processes_are_removed(folder):
+    """A process number of another host, or of another container on a host of the same name, says nothing for a day."""
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
     name = socket.gethostname().replace(".", "-")
-    here, there = (f"a.{host}.{dead}.01234567.tmp" for host in (files._HOST, name))
-    for left in (here, there, f"a.{name}-1.{dead}.01234567.tmp"):
+    gone = [f"a.{files._HOST}.{dead}.01234567.tmp", "old.other.7.01234567.tmp"]
+    kept = [f"b.{files._HOST}.{os.getpid()}.01234567.tmp", "c.other.7.01234567.tmp", "mine.tmp"]
+    kept += [f"a.{host}.{dead}.01234567.tmp" for host in {name, f"{name}-1"} - {files._HOST}]
+    for left in (*gone, *kept):
         folder.with_name(left).mkdir()
+        if left in (gone[1], "mine.tmp"):
+            os.utime(folder.with_name(left), (0, 0))
     with files.replace_dir(folder) as new:
         assert f".{files._HOST}.{os.getpid()}." in new.name
-    assert {path.name for path in folder.parent.iterdir()} == {folder.name, there, f"a.{name}-1.{dead}.01234567.tmp"}
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, *kept}
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from diffcse_jax import io as files
 from diffcse_jax.apps.embed import embed
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data import token_store
@@ -86,34 +85,26 @@ def test_a_long_text_costs_what_its_beginning_costs():
     assert found == ([[CLS, *(FIRST_WORD, FIRST_WORD + 1) * 3, SEP]], [True])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_gathered_rows_are_the_padded_token_ids(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(token_store, "BLOCK_ROWS", 3)
-    columns, max_length = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 11))
-    rows = data.draw(st.lists(st.tuples(*[sentences] * columns), min_size=1, max_size=10))
-    store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), word_tokenizer(), max_length, tmp_path / "cache")
-    assert len(store) == len(rows)
-    assert isinstance(store.token_ids, np.memmap)
-    assert isinstance(store.offsets, np.memmap)
-    expected = [[ids_of(sentence, max_length) for sentence in row] for row in rows]
-    assert len(store.token_ids) == sum(len(ids) for row in expected for ids in row)
-    chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5)))
-    input_ids, lengths = store.gather(chosen, width=12, pad_token_id=99)
-    assert input_ids.dtype == np.int32
-    assert input_ids.tolist() == [[ids + [99] * (12 - len(ids)) for ids in expected[row]] for row in chosen]
-    assert lengths.tolist() == [[len(ids) for ids in expected[row]] for row in chosen]
-    np.testing.assert_array_equal(store.lengths(chosen), lengths)
-
-
-def test_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, minilm_dir):
+def test_gathered_tokens_are_those_of_the_pretrained_tokenizer(tmp_path, monkeypatch, minilm_dir):
+    monkeypatch.setattr(token_store, "BLOCK_ROWS", 2)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_dir)
-    rows = ["A short one.", "Überlange Wörter are split (electroencephalographically), then cut.", "日本 🙂"]
-    store = build_or_open(corpus_of(tmp_path / "a.jsonl", [(text,) for text in rows]), tokenizer, 16, tmp_path)
-    expected = tokenizer(rows, truncation=True, max_length=16, padding="max_length", return_tensors="np")
-    input_ids, lengths = store.gather(np.arange(3), 16, tokenizer.pad_token_id)
-    np.testing.assert_array_equal(input_ids[:, 0], expected["input_ids"])
-    np.testing.assert_array_equal(lengths[:, 0], expected["attention_mask"].sum(-1))
+    rows = [
+        ("A short one.", "two"),
+        ("\xdcberlange W\xf6rter (electroencephalographically), then cut.", "\u65e5\u672c \U0001f642"),
+    ] * 2
+    store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), tokenizer, 12, tmp_path)
+    assert len(store) == 4
+    assert isinstance(store.token_ids, np.memmap)
+    chosen = np.array([3, 0, 2])
+    input_ids, lengths = store.gather(chosen, 14, tokenizer.pad_token_id)
+    for column in (0, 1):
+        texts = [rows[row][column] for row in chosen]
+        options = {"truncation": True, "max_length": 12, "return_tensors": "np"}
+        expected = tokenizer(texts, padding="max_length", **options)
+        np.testing.assert_array_equal(input_ids[:, column, :12], expected["input_ids"])
+        np.testing.assert_array_equal(lengths[:, column], expected["attention_mask"].sum(-1))
+    assert np.all(input_ids[..., 12:] == tokenizer.pad_token_id)
+    np.testing.assert_array_equal(store.lengths(chosen), lengths)
 
 
 @pytest.mark.parametrize(("largest_id", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
@@ -140,41 +131,31 @@ def test_a_second_start_finds_the_store_and_reports_it(tmp_path, capsys, monkeyp
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):
-    path, cache, rows = tmp_path / "a.jsonl", tmp_path / "cache", [("one two", "three")]
-    build_or_open(corpus_of(path, rows), word_tokenizer(), 9, cache)
-    build_or_open(corpus_of(path, rows), word_tokenizer(largest_id=50), 8, cache)
-    ways = {}, {"columns": ("positive",)}, {"columns": ("positive", "sentence")}, {"on_bad_line": "error"}
-    for options in ways:
-        build_or_open(corpus_of(path, rows, **options), word_tokenizer(), 8, cache)
-    build_or_open(corpus_of(path, [("one two", "four")]), word_tokenizer(), 8, cache)
-    # The same bytes in a file of another kind, and in two files.
-    for contents in ({"a.txt": "x\none\n"}, {"a.csv": "x\none\n"}, {"b1.txt": "x\no", "b2.txt": "ne\n"}):
-        folder = tmp_path / "-".join(contents)
-        folder.mkdir()
-        for name, content in contents.items():
-            (folder / name).write_text(content)
-        build_or_open(open_corpus(DataConfig(train_file=str(folder))), word_tokenizer(), 8, cache)
-    assert len(list(cache.iterdir())) == 10
+    long = f"This is a {'very ' * 20}long sentence."
+    contents = {
+        "a.txt": f"{long}\n{long}\n\n{long}\n", "a.csv": "sentence,positive\none two,three\n", "b/1.txt": "x\no",
+        "b/2.txt": "ne\n", "c/1.txt": "x\none\n", "d/1.csv": "x\none\n",  # b, c and d have the same bytes
+    }  # fmt: skip
+    for file, content in contents.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+    ways: list[dict] = [
+        *({"train_file": file} for file in ("b", "c", "d", "a.csv")),
+        {"train_file": "a.csv", "columns": ("positive",)},
+        {"train_file": "a.csv", "columns": ("positive", "sentence")},
+        {"train_file": "a.csv", "on_bad_line": "error"},
+        *({"train_file": "a.txt", "pairs": pairs} for pairs in ("columns", "dropout", "lead", "crops", "passages")),
+        {"train_file": "a.txt", "documents": "blank_lines"},
+        {"train_file": "a.txt", "pairs": "dropout", "held_out": 0.01},
+    ]
 
+    def name(data: dict, length: int = 8, largest_id: int = 10) -> str:
+        corpus = open_corpus(DataConfig(**data | {"train_file": f"{tmp_path}/{data['train_file']}"}))
+        return build_or_open(corpus, word_tokenizer(largest_id), length, tmp_path / "cache", quiet=True).name
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    documents=st.lists(st.lists(sentences, min_size=1, max_size=4), min_size=1, max_size=4),
-    blank=st.sampled_from(["\n", "\n \n"]),
-)
-def test_documents_start_after_blank_lines(tmp_path, monkeypatch, documents, blank):
-    monkeypatch.setattr(token_store, "BLOCK_ROWS", 3)
-    path = tmp_path / "a.txt"
-    path.write_text(blank.join("".join(f"{line}\n" for line in lines) for lines in documents))
-    with_documents = DataConfig(train_file=str(path), documents="blank_lines")
-    store, plain = (
-        build_or_open(open_corpus(data), word_tokenizer(), 8, tmp_path / "cache")
-        for data in (with_documents, DataConfig(train_file=str(path)))
-    )
-    starts = np.cumsum([0, *(len(lines) for lines in documents[:-1])])
-    np.testing.assert_array_equal(store.document_starts, starts)
-    assert plain.document_starts is None
-    np.testing.assert_array_equal(store.token_ids, plain.token_ids)
+    names = {*map(name, ways), name(ways[0], length=9), name(ways[0], largest_id=50)}
+    assert len(names) == len(ways) + 2
+    assert name({"train_file": "a.txt", "pairs": "neighbours"}) in names  # the sentences that `dropout` also uses
 
 
 def flip_last_bit(file: Path) -> None:
@@ -182,9 +163,7 @@ def flip_last_bit(file: Path) -> None:
 
 
 DAMAGE = {
-    "cut": lambda folder: os.truncate(folder / "token_ids.npy", (folder / "token_ids.npy").stat().st_size - 1),
     "a bit of an offset": lambda folder: flip_last_bit(folder / "offsets.npy"),
-    "a missing file": lambda folder: (folder / "document_starts.npy").unlink(),
     "not JSON": lambda folder: (folder / "meta.json").write_text('{"columns": ["sen'),
     "another length": lambda folder: (folder / "meta.json").write_text(
         (folder / "meta.json").read_text().replace('"max_length": 8', '"max_length": 9')
@@ -275,20 +254,6 @@ def test_a_store_gets_its_name_when_its_content_is_on_disk(tmp_path, monkeypatch
     build_or_open(corpus_of(tmp_path / "a.jsonl", [("one",)]), word_tokenizer(), 8, tmp_path / "cache")
 
 
-def test_partial_folders_of_dead_processes_are_removed(tmp_path):
-    corpus, cache, host = corpus_of(tmp_path / "a.jsonl", [("one",)]), tmp_path / "cache", files._HOST
-    dead = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(dead, 0)
-    abandoned = [f"a.{host}.{dead}.01234567.tmp", "old.other.7.01234567.tmp", "d.other.7.11111111.tmp"]
-    kept = [f"b.{host}.{os.getpid()}.01234567.tmp", "c.other.7.01234567.tmp", "mine.tmp"]
-    for name in (*abandoned, *kept):
-        (cache / name).mkdir(parents=True)
-        if name in abandoned[1:] or name == "mine.tmp":
-            os.utime(cache / name, (0, 0))
-    store = build_or_open(corpus, word_tokenizer(), 8, cache)
-    assert {path.name for path in cache.iterdir()} == {*kept, store.name}
-
-
 # Stored embeddings
 
 DIMENSION = 6
@@ -353,23 +318,16 @@ def source_of(examples: Examples, vectors, **options) -> BatchSource:
     return BatchSource(examples, **options)
 
 
-def test_sentences_of_all_columns_get_their_vectors_from_any_number_of_files(tmp_path, tokenizer, tokenised):
+def test_sentences_get_their_vectors_from_any_number_of_files(tmp_path, text, tokenizer, tokenised):
     rows = [(f"first {row % 11}", f"second {row % 5}", f"first {row % 3}") for row in range(20)]
-    table, seconds, others = (tmp_path / name for name in ("table.tsv", "b.txt", "a.txt"))
+    table, more = tmp_path / "table.tsv", tmp_path / "a.txt"
     table.write_text("\n".join("\t".join(row) for row in [("sent0", "sent1", "hard_neg"), *rows]))
-    seconds.write_text("".join(f"second {row}\n" for row in range(9)))
-    others.write_text("more text\n" * 30 + "first 7\n")
-    store = stored(tmp_path / "store", table, seconds, others, dtype="float16")
+    more.write_text("more text\n" * 30 + "first 7\n" + "".join(f"second {row}\n" for row in range(9)))
     corpus, tokens = tokenised(table)
-    vectors = open_vectors(store, corpus, tokens)
+    vectors = open_vectors(stored(tmp_path / "store", table, more, dtype="float16"), corpus, tokens)
     check_vectors(source_of(tokens, vectors, shards=Shards(range(1, 2), 2)), tokenizer, tolerance=1e-3)
-
-
-def test_next_sentences_get_their_vectors(tmp_path, text, tokenizer, tokenised):
-    store = stored(tmp_path / "store", text)
     corpus, tokens = tokenised(text, documents="blank_lines")
-    vectors = open_vectors(store, corpus, tokens)
-    check_vectors(source_of(tokens, vectors), tokenizer)
+    vectors = open_vectors(stored(tmp_path / "next", text), corpus, tokens)
     check_vectors(source_of(Neighbours(tokens, within=2), vectors), tokenizer)
     check_vectors(source_of(Neighbours(tokens), vectors, next_sentence=True), tokenizer)
 
