@@ -84,29 +84,24 @@ def train(world: World) -> int:
     return 0
 
 
-def diffcse(*arguments: object) -> int:
+def diffcse(command: str, model: Path, *options: object) -> int:
     from diffcse_jax import cli
 
-    return cli.main([*map(str, arguments)])
+    return cli.main([command, "--model", *map(str, (model, *options))])
 
 
-def evaluate(world: World) -> int:
-    data, output = world.inputs / "senteval", world.trial / OUTPUTS["evaluate"]
-    options = ("--tasks", "STSBenchmark", "--data_dir", data, "--output", output)
-    return diffcse("evaluate", "--model", world.export, *options)
-
-
-def export(world: World) -> int:
-    return diffcse("export", "--model", world.workdir, "--output", world.trial / OUTPUTS["export"])
-
-
-def embed(world: World) -> int:
-    output = world.trial / OUTPUTS["embed"]
-    options = ("--input", f"{world.inputs}/shards/*.txt", "--output", output, "--rows_per_file", 20)
-    return diffcse("embed", "--model", world.export, *options)
-
-
-COMMANDS = {each.__name__: each for each in (train, evaluate, export, embed)}
+COMMANDS = {
+    "train": train,
+    "evaluate": lambda world: diffcse(
+        "evaluate", world.export, "--tasks", "STSBenchmark", "--data_dir", world.inputs / "senteval",
+        "--output", world.trial / OUTPUTS["evaluate"],
+    ),
+    "export": lambda world: diffcse("export", world.workdir, "--output", world.trial / OUTPUTS["export"]),
+    "embed": lambda world: diffcse(
+        "embed", world.export, "--input", f"{world.inputs}/shards/*.txt", "--rows_per_file", 20,
+        "--output", world.trial / OUTPUTS["embed"],
+    ),
+}  # fmt: skip
 
 
 def prepare() -> None:
@@ -256,11 +251,9 @@ def outcome(world: World, command: str) -> dict[str, str]:
 def comparable(line: bytes) -> Any:
     """A row of the metrics without what differs from run to run; a damaged one as it is."""
     try:
-        row = json.loads(line)
-        row.pop("sentences_per_second", None)
+        return {key: value for key, value in json.loads(line).items() if key != "sentences_per_second"}
     except (ValueError, AttributeError):
         return repr(line)
-    return row
 
 
 def sha256(content: bytes) -> str:
@@ -291,15 +284,8 @@ class Trial(NamedTuple):
     damaged: tuple[str, ...] = ()
 
 
-class Observed(NamedTuple):
-    """What a command does without a fault."""
-
-    operations: list[tuple[int, str, str]]
-    seconds: float
-
-
 def trials(
-    kind: str, observed: Mapping[tuple[str, str], Observed], files: Mapping[str, Sequence[str]], chance: random.Random
+    kind: str, observed: Mapping[tuple[str, str], Ended], files: Mapping[str, Sequence[str]], chance: random.Random
 ) -> Iterator[Trial]:
     """Faults of a kind without end, spread evenly over commands, kinds of file and moments of computing."""
     checkpoints = [path for path in files.get("begun", ()) if "workdir/checkpoints/" in path]
@@ -320,26 +306,23 @@ def trials(
             yield from process_faults(kind, observed, chance)
 
 
-def process_faults(kind: str, observed: Mapping[tuple[str, str], Observed], chance: random.Random) -> Iterator[Trial]:
-    places: dict[tuple[str, ...], list[Fault]] = collections.defaultdict(list)
+def process_faults(kind: str, observed: Mapping[tuple[str, str], Ended], chance: random.Random) -> Iterator[Trial]:
+    places: dict[tuple[str, str], dict[str, list[Fault]]]  # by state and command, and by kind of file
+    places = collections.defaultdict(lambda: collections.defaultdict(list))
     what = (SIGNALS.get(kind, 0), ERRORS.get(kind, 0))
-    for (state, command), (operations, seconds) in observed.items():
+    for (state, command), ended in observed.items():
         if kind == "SIGTERM" and command != "train":
             continue  # only training listens to SIGTERM; to others it is what SIGKILL is
-        for number, name, path in operations:
+        for number, name, path in ended.operations:
             needs_room = re.match("p?write|mkdir|f?data?sync|sendfile|copy|link", name)
             if kind != "disk full" or needs_room:
-                places[state, command, kind_of_file(path)].append(Fault(*what, number))
-        if kind in SIGNALS and operations:
-            moments = [chance.random() * seconds for _ in range(20)]
-            places[state, command, "computing"] = [Fault(*what, seconds=moment) for moment in moments]
-    by_command = collections.defaultdict(list)
-    for place in places:
-        by_command[place[:2]].append(place)
+                places[state, command][kind_of_file(path)].append(Fault(*what, number))
+        if kind in SIGNALS and ended.operations:
+            moments = [chance.random() * ended.seconds for _ in range(20)]
+            places[state, command]["computing"] = [Fault(*what, seconds=moment) for moment in moments]
     while True:
-        for state, command in sorted(by_command, key=lambda _: chance.random()):
-            fault = chance.choice(places[chance.choice(by_command[state, command])])
-            yield Trial(kind, state, command, (fault,))
+        for state, command in sorted(places, key=lambda _: chance.random()):
+            yield Trial(kind, state, command, (chance.choice(chance.choice([*places[state, command].values()])),))
 
 
 def damages(kind: str, files: Sequence[str], chance: random.Random) -> Iterator[Trial]:
@@ -379,15 +362,14 @@ class Judge:
         self._chance = random.Random(seed)
         self._expected: dict[str, dict[str, str]] = {}
 
-    def observe(self) -> dict[tuple[str, str], Observed]:
+    def observe(self) -> dict[tuple[str, str], Ended]:
         """Make the states and learn what each command does and gives without a fault."""
         world, found = self._world, {}
         world.trial.mkdir()
 
         def observe(state: str, *commands: str) -> None:
             for command in commands:
-                ended = self._clean(command)
-                found[state, command] = Observed(ended.operations, ended.seconds)
+                found[state, command] = self._clean(command)
                 self._expected[command] = outcome(world, command)
 
         world.keep("fresh")
@@ -517,13 +499,7 @@ def main() -> int:
     load_library(options.workdir)
     world = World(options.workdir.resolve())
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(world.base / "compiled")
-    for name in (
-        "api",
-        "cli",
-        "apps.embed",
-        "evaluation.geometry",
-        "evaluation.runner",
-    ):  # here, so that no worker has to
+    for name in ("api", "cli", "apps.embed", "evaluation.geometry", "evaluation.runner"):  # so that no worker has to
         importlib.import_module(f"diffcse_jax.{name}")
     for name in ("inputs", "trial", "kept"):
         shutil.rmtree(world.base / name, ignore_errors=True)
@@ -544,10 +520,8 @@ def main() -> int:
         verdicts.append(verdict := judge.judge(trial))
         ending = verdict.ending if verdict.fired else "did not happen"
         problems = "".join(f"\n    {name}: {text}" for name, text in verdict.problems.items())
-        print(
-            f"{number}/{len(chosen)} {trial.kind} ({trial.state} {trial.command}: {verdict.where}): {ending}{problems}"
-        )
-        sys.stdout.flush()
+        where = f"{trial.kind} ({trial.state} {trial.command}: {verdict.where})"
+        print(f"{number}/{len(chosen)} {where}: {ending}{problems}", flush=True)
         found = document(verdicts, options.seed)
         if options.output:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
