@@ -162,17 +162,9 @@ def test_what_the_first_process_refuses_ends_all(tmp_path, arguments):
 def test_the_first_process_decides_for_all(error, monkeypatch):
     """Two processes, one after the other in this one; the second reads what the first has stored."""
     value, store = {"metric": "ü", "numbers": [1, 0.1]}, {}
-
-    def decide():
-        assert jax.process_index() == 0
-        if error:
-            raise error
-        return value
-
-    client = mock.Mock()
-    client.key_value_set = store.__setitem__
+    decide = mock.Mock(return_value=value, side_effect=error)
+    client = mock.Mock(key_value_set=store.__setitem__, key_value_delete=store.__delitem__)
     client.blocking_key_value_get = lambda key, _: store[key]
-    client.key_value_delete = store.__delitem__
     monkeypatch.setattr(hosts._distributed_state(), "client", client)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for index, first in ((0, 0), (1, 0), (0, 1)):
@@ -180,6 +172,7 @@ def test_the_first_process_decides_for_all(error, monkeypatch):
         monkeypatch.setattr(hosts, "_decision_numbers", itertools.count(first))
         with pytest.raises(DataError, match="no such text") if error else contextlib.nullcontext():
             assert hosts.decided_by_first(decide) == value
+    assert decide.call_count == 2  # never on the second process
     assert len(store) == 1  # earlier decisions are forgotten
 
 
@@ -187,37 +180,26 @@ def test_private_state_of_jax_is_read_in_one_place():
     assert sum(file.read_text().count("jax._src") for file in (REPOSITORY / "diffcse_jax").rglob("*.py")) == 1
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "printed"), [("quiet", ["warning: low"]), ("normal", ["notice", "warning: low"])]
-)
-def test_quiet_leaves_warnings(verbosity, printed, capsys, monkeypatch):
+def test_quiet_leaves_warnings(capsys, monkeypatch):
     monkeypatch.setattr(hosts, "_verbosity", "normal")
-    hosts.set_verbosity(verbosity)
-    hosts.log_line("notice")
-    hosts.log_line("warning: low")
-    assert capsys.readouterr().err.splitlines() == printed
+    for verbosity, printed in (("normal", ["notice", "warning: low"]), ("quiet", ["warning: low"])):
+        hosts.set_verbosity(verbosity)
+        hosts.log_line("notice")
+        hosts.log_line("warning: low")
+        assert capsys.readouterr().err.splitlines() == printed
 
 
-@pytest.mark.parametrize(
-    ("index", "count", "expected"),
-    [
-        (None, None, None),
-        ("2", "3", (2, 3)),
-        ("2", "2", "JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES=2: expected a number from 0, and a larger number"),
-        ("0", "two", "JAX_PROCESS_ID=0 and JAX_NUM_PROCESSES=two: expected a number"),
-        ("0", None, "JAX_PROCESS_ID=0 and JAX_NUM_PROCESSES=: expected a number"),
-    ],
-)
-def test_the_environment_numbers_the_processes(index, count, expected, monkeypatch):
-    for name, value in (("JAX_PROCESS_ID", index), ("JAX_NUM_PROCESSES", count)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    if not isinstance(expected, str):
-        assert hosts.process_from_environment() == expected
-        return
-    with pytest.raises(ConfigError, match=expected):
-        hosts.process_from_environment()
+def test_the_environment_numbers_the_processes(monkeypatch):
+    monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
+    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
+    assert hosts.process_from_environment() is None
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    for count in ("", "2", "two"):
+        monkeypatch.setenv("JAX_NUM_PROCESSES", count)
+        with pytest.raises(ConfigError, match=f"JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES={count}: expected a number"):
+            hosts.process_from_environment()
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    assert hosts.process_from_environment() == (2, 3)
 
 
 def check_same(workdir: Path, expected: Path) -> None:
