@@ -21,7 +21,7 @@ from diffcse_jax.apps.finetune.model import TaskEvaluation, TasksMetric
 from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
 from diffcse_jax.apps.finetune.train import finetune
 from diffcse_jax.config import Config, OptimConfig
-from diffcse_jax.data.batches import by_ratio, by_temperature, places
+from diffcse_jax.data.batches import by_ratio, by_temperature
 from diffcse_jax.data.tokenizer import load_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
@@ -60,9 +60,6 @@ def test_every_block_has_the_ratio():
         assert np.bincount(block).tolist() == [17, 4, 2]
     assert (order[:23] != order[23:46]).any()
     np.testing.assert_array_equal(order[:50], by_ratio([17, 4, 2], steps=50, seed=0))
-    numbers = places(order)
-    for source in range(3):
-        assert numbers[order == source].tolist() == list(range((order == source).sum()))
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(1.0, [0.1, 0.9]), (2.0, [0.25, 0.75])])

@@ -139,15 +139,19 @@ class BatchSource:
         if self.batch_size % self.shards.total:
             raise ValueError(f"a batch of {self.batch_size} does not split evenly over {self.shards.total} shards")
         columns = list(range(len(self.store.columns)))
-        single = len(columns) == 1 + self.next_sentence and not self.labels  # a labelled sentence stays one view
-        self._columns = [0, *columns] if single else columns  # of the views, and of the next sentence
+        views, following = (columns[:-1], columns[-1:]) if self.next_sentence else (columns, [])
+        if len(views) == 1 and not self.labels:  # a labelled sentence stays one view
+            views = views * 2
+        # The columns of the views and, if there is one, the next sentence, which is repeated for each view.
+        self._columns = [views, following * len(views)] if following else [views]
         self._prompts = np.array([*self.prompt_tokens] or [0] * len(columns), np.int32)
         self._lock = threading.Lock()
         # Prefetching threads straddle two epochs. Augmented views are read for lengths first, then for tokens.
         self._order = functools.lru_cache(maxsize=2)(self._ordered)
         self._augmented = functools.lru_cache(maxsize=2)(self._augmentations)
         sample = [self._lengths(index) for index in range(SAMPLE)]
-        self._lengths_of_batches = choose_lengths([int(lengths.max()) for lengths in sample], self.store.max_length)
+        longest = [max(int(part.max()) for part in lengths) for lengths in sample]
+        self._lengths_of_batches = choose_lengths(longest, self.store.max_length)
         self.shapes = choose_shapes(map(self._needed_shape, sample), self._lengths_of_batches)
 
     def __len__(self) -> int:
@@ -158,17 +162,18 @@ class BatchSource:
         shape = smallest_shape(self.shapes, self._needed_shape(lengths))
         local = self.shards.of(self.batch_size)
         rows = self._rows(index)[local]
-        input_ids = self.store.gather(rows, shape.length, self.pad_token_id)[0][:, self._columns]
+        input_ids = self.store.gather(rows, shape.length, self.pad_token_id)[0]
+        parts = [input_ids[:, columns] for columns in self._columns]
         if self.augmentation:
-            input_ids[:, 1] = self._augmented(index)[0][local, : shape.length]
-        parts = zip(self._views_and_next(input_ids), self._views_and_next(lengths[local]), strict=True)
-        views, *following = (self._views(*part, shape) for part in parts)
+            parts[0][:, 1] = self._augmented(index)[0][local, : shape.length]
+        pairs = zip(parts, lengths, strict=True)
+        views, *following = (self._batch(input_ids, tokens[local], shape) for input_ids, tokens in pairs)
+        columns = self._columns[0]
         if not self.pools_prompts and self._prompts.any():  # as in sentence-transformers, [CLS] is a part of the prompt
-            prompts = self._prompts[self._columns[: views.per_example]]
-            prompts = np.where(prompts, prompts + 1, 0).astype(np.int32)
+            prompts = np.where(self._prompts, self._prompts + 1, 0)[columns].astype(np.int32)
             views = views._replace(prompt_tokens=np.tile(prompts, (len(rows), 1)))
         if self.vectors:
-            sentences = self.store.sentences(rows)[:, self._columns[: views.per_example]]
+            sentences = self.store.sentences(rows)[:, columns]
             views = views._replace(vectors={name: each.gather(sentences) for name, each in self.vectors.items()})
         if self.labels:
             views = views._replace(labels={name: each[rows] for name, each in self.labels.items()})
@@ -178,25 +183,17 @@ class BatchSource:
         """Return the rows of the text, from 0, of a batch's anchors; this process's only."""
         return self.store.text_rows(self._rows(index)[self.shards.of(self.batch_size)])
 
-    def _needed_shape(self, lengths: Int[np.ndarray, "B C"]) -> BatchShape:
+    def _needed_shape(self, lengths: Sequence[Int[np.ndarray, "B V"]]) -> BatchShape:
         """Return the smallest shape that holds a global batch."""
-        length = smallest(self._lengths_of_batches, int(lengths.max()))
+        length = smallest(self._lengths_of_batches, max(int(part.max()) for part in lengths))
         if self.packing is None:
             return BatchShape.of(length, 1.0)
-        parts = [part.reshape(-1) for part in self._views_and_next(lengths)]
-        parts += [lengths[:, 0]] * self.packing.anchors
+        parts = [part.reshape(-1) for part in lengths] + [lengths[0][:, 0]] * self.packing.anchors
         fullest = max(in_blocks(part, self.shards.total, self.packing.chunks).mean(axis=1).max() for part in parts)
         shape = BatchShape.of(length, fullest / length)
         return shape if shape.sixteenths <= self.packing.fullest else BatchShape.of(length, 1.0)
 
-    def _views_and_next(self, values: Int[np.ndarray, "B C *T"]) -> list[np.ndarray]:
-        """Split values into those of the views and, if there is one, those of the next sentence, repeated per view."""
-        if not self.next_sentence:
-            return [values]
-        views, following = values[:, :-1], values[:, -1:]
-        return [views, np.repeat(following, views.shape[1], axis=1)]
-
-    def _views(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
+    def _batch(self, input_ids: Int[np.ndarray, "B V T"], lengths: Int[np.ndarray, "B V"], shape: BatchShape) -> Batch:
         """Return this process's views, with the layouts of all views and of the anchors if padding is left out."""
         batch = Batch(input_ids, (np.arange(shape.length) < lengths[..., None]).astype(np.int32))
         packing = self.packing
@@ -207,23 +204,23 @@ class BatchSource:
         layouts = [lay_out(each, shape.length, shape.capacity(each.shape[1] * shape.length)) for each in blocks]
         return batch._replace(layout=layouts[0], anchor_layout=layouts[1] if packing.anchors else None)
 
-    def _lengths(self, index: int) -> Int[np.ndarray, "B C"]:
-        """Return the tokens of each view of a global batch, and of the next sentence."""
-        lengths = self.store.lengths(self._rows(index))[:, self._columns]
+    def _lengths(self, index: int) -> list[Int[np.ndarray, "B V"]]:
+        """Return the tokens of each view of a global batch, and of the next sentences."""
+        lengths = self.store.lengths(self._rows(index))
+        parts = [lengths[:, columns] for columns in self._columns]
         if self.augmentation:
-            lengths[:, 1] = self._augmented(index)[1]
-        return lengths
+            parts[0][:, 1] = self._augmented(index)[1]
+        return parts
 
     def _augmentations(self, index: int) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"]]:
         """Return the second views of a global batch, padded to the maximal length, and their lengths."""
         assert self.augmentation is not None
         input_ids, lengths = self.store.gather(self._rows(index), self.store.max_length, self.pad_token_id)
         generator = np.random.Generator(np.random.Philox([self.seed, index, zlib.crc32(b"augmentation")]))
-        first, prompt = input_ids[:, 0], np.s_[1 : 1 + self._prompts[0]]
-        without_prompt = np.delete(first, prompt, axis=1), lengths[:, 0] - self._prompts[0]
-        second, lengths = self.augmentation(*without_prompt, generator)
-        second = np.concatenate([second[:, :1], first[:, prompt], second[:, 1:]], axis=1)
-        lengths = lengths + self._prompts[0]
+        first, tokens = input_ids[:, 0], self._prompts[0]
+        prompt = np.s_[1 : 1 + tokens]
+        second, lengths = self.augmentation(np.delete(first, prompt, axis=1), lengths[:, 0] - tokens, generator)
+        second, lengths = np.insert(second, [1] * tokens, first[:, prompt], axis=1), lengths + tokens
         padding = np.arange(second.shape[1]) >= lengths[:, None]
         return np.where(padding, np.int32(self.pad_token_id), second), lengths
 
@@ -270,21 +267,9 @@ class Mixture:
         task, place = self._find(index)
         return task, self.sources[task].text_rows(place)
 
-    @functools.cached_property
-    def _places(self) -> Int[np.ndarray, " batches"]:
-        return places(self.order)
-
     def _find(self, index: int) -> tuple[str, int]:
         """Return the task of a batch, and the batch's number there."""
-        return [*self.sources][self.order[index]], int(self._places[index])
-
-
-def places(order: Int[np.ndarray, " batches"]) -> Int[np.ndarray, " batches"]:
-    """Return the number of each batch, from 0, among the batches of the same source."""
-    numbers = np.zeros(len(order), np.int64)
-    for source in np.unique(order):
-        numbers[order == source] = np.arange((order == source).sum())
-    return numbers
+        return [*self.sources][self.order[index]], int((self.order[:index] == self.order[index]).sum())
 
 
 def by_ratio(ratios: Sequence[int], steps: int, seed: int) -> Int[np.ndarray, " steps"]:

@@ -202,7 +202,9 @@ def single_column(path: Path, sentences: Callable[[], Iterable[str]]) -> RowFile
 
 
 def _open_table(path: Path, wanted: Sequence[str]) -> RowFile:
-    delimiter = "\t" if extension(path) == ".tsv" else ","
+    """Open a table. Tabs separate fields in a tsv file, and in a csv file if its header has tabs and no commas."""
+    first = next(lines(path), "")
+    delimiter = "\t" if extension(path) == ".tsv" or ("\t" in first and "," not in first) else ","
     try:
         header = tuple(name.strip() for name in next(csv.reader(lines(path), delimiter=delimiter), []))
     except csv.Error as error:
