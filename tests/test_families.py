@@ -5,24 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from tiny_model import hf_config_of, write_bpe_tokenizer
+from tiny_model import hf_config_of, random_torch_model, write_bpe_tokenizer
 from tiny_run import run_settings
 
 from diffcse_jax import train
 
 
 def write_random(folder: Path, family: str, head: str, vocabulary: int = 30522) -> Path:
-    """Write a checkpoint of transformers whose every weight is random."""
-    sizes = {"vocab_size": vocabulary, "max_position_embeddings": 512}
-    config = transformers.AutoConfig.for_model(**hf_config_of(family, blocks=2) | sizes)
-    model = getattr(transformers, type(config).__name__.replace("Config", head))(config)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.15)
-    model.save_pretrained(folder)
+    sizes = hf_config_of(family, blocks=2) | {"vocab_size": vocabulary, "max_position_embeddings": 512}
+    random_torch_model(family, head, **sizes).save_pretrained(folder)
     return folder
 
 

@@ -28,10 +28,6 @@ VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
 
-# Compiling takes longer than running: optimising less halves it.
-compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def map_chunks(function, chunks, *rows):
     return Computation(Networks(VOCABULARY, {}), {}, chunks=chunks).map_chunks(function, *rows)
 
@@ -97,7 +93,7 @@ def forward_passes(*parts, read, keys: int, batch=None):
     def one_pass(key):
         return read(shared_forward(config, Computation(built.networks, built.params), views, key))
 
-    run = compiled(one_pass)
+    run = jax.jit(one_pass)
     return [run(jax.random.key(seed)) for seed in range(keys)]
 
 
@@ -136,7 +132,7 @@ def test_a_second_encoder_embeds_all_views_but_the_first():
             expected.append(projector(computation.network(name)(rows)[-1][:, 0]))
         return jnp.sum(by_view[1]), (by_view, expected)
 
-    grads, (by_view, expected) = compiled(jax.grad(second_views, has_aux=True))(params)
+    grads, (by_view, expected) = jax.jit(jax.grad(second_views, has_aux=True))(params)
     for ours, theirs in zip(by_view, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     of_networks = {name: parameters.subset(grads, name) for name in ("encoder", "second_encoder")}

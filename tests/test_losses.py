@@ -16,37 +16,17 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.step import loss_of_batch
 
 
-def evaluate(*parts, batch=None, precision: str = "float32"):
-    """Metrics of a configuration's losses on a small batch, and their gradients as a second result."""
-    config = config_of(*parts, {"precision": precision})
-    built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
-    grads, metrics = compiled_grad(built.networks, config, built.params, built.frozen, views, jax.random.key(0))
-    return metrics, grads
-
-
-def metrics_of(*parts, batch=None) -> dict[str, jax.Array]:
-    """Metrics alone, which compile in half the time."""
+def evaluate(*parts, batch=None, transform=lambda loss: loss):
+    """The loss of a configuration on a small batch, and metrics by name; or what `transform` makes of this function."""
     config = config_of(*parts)
     built = networks.build(config, ENCODER, GENERATOR, VOCABULARY)
-    views = jax.tree.map(jnp.asarray, views_of(batch or random_batch()))
-    return compiled_loss(built.networks, config, built.params, built.frozen, views, jax.random.key(0))[1]
+    views, key = jax.tree.map(jnp.asarray, views_of(batch or random_batch())), jax.random.key(0)
 
+    def loss(params, frozen):
+        inputs = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
+        return loss_of_batch(config, Computation(built.networks, params), views, inputs, key)
 
-def loss_and_metrics(definitions, config, params, frozen, views, key):
-    inputs = prepare(config.losses, Computation(definitions, frozen), views, key, config.run_info)
-    return loss_of_batch(config, Computation(definitions, params), views, inputs, key)
-
-
-def grad_of_loss(definitions, config, params, *others):
-    return jax.grad(lambda params: loss_and_metrics(definitions, config, params, *others), has_aux=True)(params)
-
-
-# Compiling takes longer than running: optimising less halves it.
-compiled_grad, compiled_loss = (
-    jax.jit(function, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0})
-    for function in (grad_of_loss, loss_and_metrics)
-)
+    return jax.jit(transform(loss))(built.params, built.frozen)
 
 
 def pooled_and_projected(batch) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -66,7 +46,7 @@ def test_columns_are_anchor_positive_and_hard_negatives():
     batch["input_ids"][2, 3] = batch["input_ids"][1, 0]  # a hard negative that is another example's anchor
     batch["attention_mask"][2, 3] = batch["attention_mask"][1, 0]
     options = {"hard_negative_weight": 2.0, "temperature": 0.2, "mask_duplicates": "text"}
-    metrics = metrics_of(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=batch)
+    _, metrics = evaluate(SIMCSE, NO_DROPOUT, {"contrast": options}, batch=batch)
     _, (z1, z2, *hard) = pooled_and_projected(batch)
     left_out = jnp.zeros((8, 24), bool).at[1, 16 + 2].set(True)
     expected = info_nce(
@@ -81,7 +61,7 @@ def test_columns_are_anchor_positive_and_hard_negatives():
 def test_off_dropout_negatives_have_no_dropout():
     # With m near 0 the positive logit vanishes, and only the negatives are left.
     batch, options = random_batch(), {"negatives": "off_dropout", "negative_ratio": 1e-6, "temperature": 0.2}
-    metrics = metrics_of(SIMCSE, {"contrast": options}, batch=batch)
+    _, metrics = evaluate(SIMCSE, {"contrast": options}, batch=batch)
     _, (z,) = pooled_and_projected(batch)
     similarity = np.float64(cosine_similarity(z, z)) / 0.2
     negatives = np.where(np.eye(len(z)), 0.0, np.exp(similarity)).sum(axis=1)
@@ -93,7 +73,7 @@ def test_prefixes_of_vectors_add_their_losses():
     batch = random_batch(columns=2)
     parts = (SIMCSE, NO_DROPOUT, {"contrast": {"temperature": 0.2}, "dcl": {"weight": 0.5}})
     matryoshka = {"matryoshka": {"sizes": (4, 8), "weights": (0.5, 2.0)}, "model": {"projector": "none"}}
-    metrics = metrics_of(*parts, matryoshka, batch=batch)
+    _, metrics = evaluate(*parts, matryoshka, batch=batch)
     (z1, z2), _ = pooled_and_projected(batch)
     losses = {
         "contrast": lambda a, b: info_nce(a, b, temperature=0.2).mean(),
@@ -114,7 +94,7 @@ def test_the_codes_difference_loss_counts_padding_up_to_the_longest_sentence():
     for positions in ("real", "all"):
         # With a mask ratio of 0 both lengths have the same edits.
         difference = {"difference": {"loss_positions": positions, "mask_ratio": 0.0}}
-        values = [metrics_of(NO_DROPOUT, difference, batch=batch)["loss_difference"] for batch in (tight, padded)]
+        values = [evaluate(NO_DROPOUT, difference, batch=batch)[1]["loss_difference"] for batch in (tight, padded)]
         np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
         losses[positions] = values[0]
     assert tight["attention_mask"].min() == 0
@@ -125,8 +105,8 @@ def test_bfloat16_is_near_float32():
     # Without the generator's dropout, and its arg-max used at masked positions only, few labels can flip.
     shared = [SIMCSE, NO_DROPOUT, {"generator": {"dropout": False, "positions": "masked"}}]
     batch = random_batch(columns=2)
-    exact, exact_grads = evaluate(*shared, batch=batch)
-    rough, rough_grads = evaluate(*shared, batch=batch, precision="bfloat16")
+    gradients = functools.partial(evaluate, *shared, batch=batch, transform=functools.partial(jax.grad, has_aux=True))
+    (exact_grads, exact), (rough_grads, rough) = gradients(), gradients({"precision": "bfloat16"})
     for name, value in exact.items():
         assert rough[name].dtype == jnp.float32
         np.testing.assert_allclose(rough[name], value, rtol=0.1, atol=0.1, err_msg=name)

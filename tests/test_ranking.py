@@ -84,7 +84,7 @@ def evaluated(*parts, columns: int = 2, stored: np.ndarray | None = None) -> tup
     if stored is not None:
         views = views._replace(vectors={"store": jnp.asarray(stored)})
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @jax.jit
     def run(params, frozen, views, key):
         corrupted = prepare(config.losses, Computation(built.networks, frozen), views, key, config.run_info)
         _, metrics = loss_of_batch(config, Computation(built.networks, params), views, corrupted, key)

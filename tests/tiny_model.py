@@ -85,6 +85,19 @@ def random_params(module: type[nnx.Module], config: hf.TransformerConfig, seed: 
     }
 
 
+def random_torch_model(family: str, head: str = "Model", **sizes) -> transformers.PreTrainedModel:
+    """A model of transformers whose every weight is random: initial biases and norms would hide swapped ones."""
+    import torch
+
+    config = transformers.CONFIG_MAPPING[family](**sizes)
+    model = getattr(transformers, type(config).__name__.replace("Config", head))(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
 def bound(module: type[nnx.Module], config: hf.TransformerConfig, params: parameters.Params) -> nnx.Module:
     """The module with these parameters."""
     return parameters.bind(parameters.definition(partial(module, config)), jax.tree.map(jnp.asarray, params))

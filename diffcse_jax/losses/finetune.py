@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from diffcse_jax.losses.base import Checkpoints, Loss, Metrics, RunInfo
 from diffcse_jax.models.forward import SharedForward, row_keys
-from diffcse_jax.models.heads import HEAD_ACTIVATIONS, TaskHead
+from diffcse_jax.models.heads import TaskHead
 from diffcse_jax.models.parameters import Network
 from diffcse_jax.options import Table, option, table
 
@@ -53,7 +53,7 @@ class Task:
         choices=("first", "second", "difference", "product", "cosine"),
     )
     depth: int = option(1, "dense layers of the head", low=1)
-    activation: str = option("tanh", "activation between the layers of the head", choices=tuple(HEAD_ACTIVATIONS))
+    activation: str = option("tanh", "activation between the layers of the head", choices=("tanh", "relu", "gelu"))
     dropout: float = option(0.2, "dropout rate before each layer of the head", low=0.0, high=0.99)
 
     @property

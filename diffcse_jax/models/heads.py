@@ -155,9 +155,6 @@ def linear(inputs: int, outputs: int, *, dtype: DTypeLike = jnp.float32, rngs: n
     return Dense(inputs, outputs, kernel_init=uniform, bias_init=uniform, dtype=dtype, rngs=rngs)
 
 
-HEAD_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": ACTIVATIONS["gelu"]}
-
-
 class TaskHead(nnx.Module):
     """Dense layers over features of a sentence or a pair, with an activation between and dropout before each layer."""
 
@@ -168,7 +165,7 @@ class TaskHead(nnx.Module):
         outputs: int,  # number of logits, or 1 for a value
         *,
         depth: int,  # number of layers
-        activation: str,  # a name in `HEAD_ACTIVATIONS`
+        activation: str,  # a name in `ACTIVATIONS`
         rate: float,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -185,7 +182,7 @@ class TaskHead(nnx.Module):
         states = features
         for number, layer in enumerate(self.layers):
             if number:
-                states = HEAD_ACTIVATIONS[self.activation](states)
+                states = ACTIVATIONS[self.activation](states)
             layer_keys = None if keys is None else jax.vmap(partial(jax.random.fold_in, data=number))(keys)
             states = layer(dropout(states, self.rate, layer_keys))
         return states.astype(jnp.float32)

@@ -227,6 +227,8 @@ def transformer_config(hf_config: Mapping[str, Any], *, source: str) -> Transfor
         raise CheckpointError(f"{source}: architecture {model_type!r} is not supported; supported: {supported}")
     family = families.FAMILIES[model_type]
     try:
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise ValueError(f"transformers {transformers.__version__} has no {model_type}. Install a newer release")
         for key, supported in family.supported.items():
             if hf_config.get(key) not in (supported, None):
                 raise ValueError(f"{key} must be {supported!r}, not {hf_config[key]!r:.60}")
@@ -305,22 +307,17 @@ def _tensors_of(part: str, config: TransformerConfig) -> dict[str, _Tensor]:
             for theirs, ours in family.block.items():
                 modules = [f"blocks.{index}.{module}" for module in ours.split("+")]
                 table[f"{family.block_prefix}{index}.{theirs}"] = modules
-    if not table:
-        return {}
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by module and the last part of the name
-    for name, array in parameters.shapes(functools.partial(_PARTS[part], config)).items():
-        module, _, leaf = name.rpartition(".")
-        shapes.setdefault(module, {})[leaf] = array.shape
+    shapes = {name: array.shape for name, array in parameters.shapes(functools.partial(_PARTS[part], config)).items()}
     tensors = {}
     for theirs, modules in table.items():
-        of_modules = [shapes.pop(module, {}) for module in modules]
-        for leaf, shape in of_modules[0].items():
-            transposed = leaf == "kernel"
-            first, *others = shape[::-1] if transposed else shape
+        for leaf in ("kernel", "embedding", "scale", "bias"):
             names = tuple(f"{module}.{leaf}".removeprefix(".") for module in modules)
-            tensor = _Tensor(names, (first * len(modules), *others), transposed)
-            tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
-    assert not shapes, f"{family.architecture}: the tables have no names for {', '.join(shapes)}"
+            if names[0] in shapes:
+                shape, *_ = (shapes.pop(name) for name in names)
+                first, *others = shape[::-1] if leaf == "kernel" else shape
+                tensor = _Tensor(names, (first * len(names), *others), transposed=leaf == "kernel")
+                tensors[f"{theirs}.{'bias' if leaf == 'bias' else 'weight'}"] = tensor
+    assert not table or not shapes, f"{family.architecture}: the tables have no names for {', '.join(shapes)}"
     return tensors
 
 

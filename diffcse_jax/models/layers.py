@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
 }
 
 BERT_INIT = nnx.initializers.normal(0.02)
