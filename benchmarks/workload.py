@@ -150,7 +150,7 @@ def text_store(path: Path, folder: Path, sentences: int, length: int) -> TokenSt
     lines = folder / "lines.txt"
     lines.write_text("".join(f"{sentence}\n" for sentence in read_sentences(path, sentences)), encoding="utf-8")
     tokenizer = load_tokenizer(hf.find_folder("minilm"))
-    return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder, quiet=True)
+    return build_or_open(open_corpus(DataConfig(train_file=str(lines))), tokenizer, length, folder)
 
 
 def read_sentences(path: Path, count: int) -> list[str]:

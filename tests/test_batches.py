@@ -271,7 +271,7 @@ def cloze_of(folder: Path, model: Path, documents: list[dict], share: float = 1.
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, documents)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     data = DataConfig(str(folder / "a.jsonl"), pairs="lead", cloze=share, max_length=64)
-    store = build_or_open(open_corpus(data), tokenizer, 64, folder / "cache", prompts=PROMPTS, quiet=True)
+    store = build_or_open(open_corpus(data), tokenizer, 64, folder / "cache", prompts=PROMPTS)
     ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in PROMPTS]
     begins = begins_word(unlimited_tokenizer(tokenizer))
     return examples_of(store, data, next_sentence=False, prompts=ids, begins_word=begins), tokenizer

@@ -56,7 +56,7 @@ def token_store(model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     data = Config.from_dict(settings).data
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    store = build_or_open(open_corpus(data), tokenizer, stored_length(data), data.cache_dir, quiet=True)
+    store = build_or_open(open_corpus(data), tokenizer, stored_length(data), data.cache_dir)
     return {
         "columns": store.columns,
         "rows": len(store),

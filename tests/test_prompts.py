@@ -113,7 +113,7 @@ def test_wrong_prompts_are_refused(folder):
 def batches(rows, tokenizer, folder, prompts, data, **options):
     corpus = Corpus("rows", ("sentence",), lambda: enumerate(rows, 1), lambda: "rows")
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    store = build_or_open(corpus, tokenizer, 64, folder, prompts=prompts, quiet=True)
+    store = build_or_open(corpus, tokenizer, 64, folder, prompts=prompts)
     examples = Crops(store, data.max_length, len(prompt_ids[0])) if data.pairs == "crops" else store
     options |= {"batch_size": 4, "steps": 3, "seed": 1, "pad_token_id": 0}
     return BatchSource(examples, prompt_tokens=[len(prompt_ids[0])] * len(examples.columns), **options)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import array_record
+from diffcse_jax.data import readers
 from diffcse_jax.data.readers import LONGEST_TEXT, Corpus
 from diffcse_jax.data.sources import as_texts, open_corpus, open_documents, open_text, write_held_out, write_sentences
 from diffcse_jax.errors import DataError, UserError
@@ -58,8 +58,8 @@ def written(extension: str, rows: list[tuple[str, ...]], columns: tuple[str, ...
 sentences = st.text(st.characters(codec="utf-8", exclude_characters="\n\0\ufeff"), min_size=1).filter(str.strip)
 FORMATS = [
     *itertools.product([".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet"], [""]),
-    *[(".txt", ".gz"), (".jsonl", ".xz"), (".json", ".gz"), (".txt", ".GZ"), (".csv", ".XZ")],
-]
+    (".txt", ".gz"), (".jsonl", ".xz"), (".csv", ".XZ"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("extension", "compression"), FORMATS)
@@ -178,14 +178,8 @@ def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
     path = tmp_path / "a.json"
     assert list(corpus_of(path, b'\xef\xbb\xbf ["one", "two\\nlines"]')) == [("one",), ("two\nlines",)]
     assert list(corpus_of(path, b'\n{"x": "one"}\n{"x": "two"}\n')) == [("one",), ("two",)]
-    long = json.dumps([{"x": "one"}, {"x": "y" * LONGEST_TEXT * 5}, {"x": 2}, "three"]).encode()
-    corpus = corpus_of(path, long)
-    assert list(corpus) == [("one",)]
-    assert corpus.skipped_summary() == (
-        "skipped 3 items: 1 longer than 131,072 characters, 1 value not a string, 1 missing key"
-    )
-    with pytest.raises(DataError, match=r"a\.json, item 2: longer than"):
-        list(corpus_of(path, long, on_bad_line="error"))
+    with pytest.raises(DataError, match=r"a\.json, item 2: missing key"):
+        list(corpus_of(path, b'[{"x": "one"}, "two"]', on_bad_line="error"))
     for content, message in [
         (b'{\n "x": "one"\n}', "no JSON object found. A line has one object"),
         (b"[1, 2]", "no JSON object found"),
@@ -199,8 +193,7 @@ def test_json_is_a_list_or_has_an_object_per_line(tmp_path):
 def test_parquet_has_columns_of_strings(tmp_path):
     path = tmp_path / "a.parquet"
     texts = pa.array(["one", None, " ", "two"])
-    columns = {"id": pa.array([1, 2, 3, 4]), "text": texts, "vector": pa.array([[1.0]] * 4)}
-    pq.write_table(pa.table(columns), path)
+    pq.write_table(pa.table({"id": pa.array([1, 2, 3, 4]), "text": texts, "vector": pa.array([[1.0]] * 4)}), path)
     corpus = opened(path)
     assert list(corpus) == [("one",), ("two",)]
     assert corpus.skipped_summary() == "skipped 2 rows: 2 empty"
@@ -209,20 +202,16 @@ def test_parquet_has_columns_of_strings(tmp_path):
     kinds = {"large": pa.large_string(), "view": pa.string_view(), "dictionary": pa.dictionary(pa.int8(), pa.string())}
     table = pa.table({name: pa.array(["one", "two"]).cast(kind) for name, kind in kinds.items()})
     pq.write_table(table, path, row_group_size=1)
-    for wanted in (("view", "large"), ("dictionary",)):
-        corpus = opened(path, columns=wanted)
-        assert list(corpus) == [("one",) * len(wanted), ("two",) * len(wanted)]
+    assert list(opened(path, columns=tuple(kinds))) == [("one",) * 3, ("two",) * 3]
     pq.write_table(pa.table({"id": [1]}), path)
     with pytest.raises(DataError, match=r"no column of strings\. It has: id"):
         opened(path)
-    pq.write_table(pa.table({"é": ["one"]}), path, store_schema=False)
-    for content in (b"one\n", path.read_bytes().replace("é".encode(), b"\xff\xa9")):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-            opened(path)
+    path.write_bytes(b"one\n")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        opened(path)
 
 
-@pytest.mark.parametrize("name", ["", "/**/*.jsonl*", "/**/[ab].json*"])
+@pytest.mark.parametrize("name", ["", "/**/[ab].json*"])
 def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     folder = tmp_path / "shards"
     (folder / "more").mkdir(parents=True)
@@ -232,15 +221,13 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
     for other in ("LICENSE", "_meta.json", ".hidden.jsonl"):
         (folder / other).write_text('{"text": "not this"}\n')
     corpus = opened(f"{folder}{name}", columns=("text",))
-    for _ in range(2):
-        assert list(corpus) == [("one",), ("two",), ("three",), ("five",)]
-        assert corpus.skipped_summary() == "skipped 2 lines: 1 empty, 1 value not a string"
+    assert list(corpus) == [("one",), ("two",), ("three",), ("five",)]
+    assert corpus.skipped_summary() == "skipped 2 lines: 1 empty, 1 value not a string"
     places = [place.rpartition("/")[2] for place, _ in corpus.numbered()]
     assert places == ["a.jsonl.gz, line 1", "a.jsonl.gz, line 3", "a.jsonl, line 1", "a.jsonl, line 3"]
     assert ("skipped 1 file of other kinds: 1 without extension" in corpus.summary()) == (not name)
-    strict = opened(f"{folder}{name}", columns=("text",), on_bad_line="error")
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 2: empty"):
-        list(strict)
+        list(opened(f"{folder}{name}", columns=("text",), on_bad_line="error"))
     before = corpus.fingerprint()
     (folder / "b.jsonl").write_text('{"text": "new"}')
     assert opened(f"{folder}{name}", columns=("text",)).fingerprint() != before
@@ -249,11 +236,11 @@ def test_folders_and_patterns_stand_for_their_files(tmp_path, name):
 def test_rows_of_files_of_several_kinds_are_refused(tmp_path):
     (tmp_path / "a[1].txt").write_text("one\n")
     (tmp_path / "b.csv").write_text("text\none\n")
-    with pytest.raises(DataError, match=r"files of several kinds \(1 \.txt, 1 \.csv\)\. Name the files of one"):
+    (tmp_path / "c.csv").write_text("body,title\none,two\n")
+    with pytest.raises(DataError, match=r"files of several kinds \(2 \.csv, 1 \.txt\)\. Name the files of one"):
         opened(tmp_path)
     for name in ("*.txt", "a[1].txt"):  # the second is the name of a file
         assert list(opened(f"{tmp_path}/{name}")) == [("one",)]
-    (tmp_path / "c.csv").write_text("body,title\none,two\n")
     with pytest.raises(DataError, match=r"c\.csv: no column 'text'\. It has: body, title"):
         opened(f"{tmp_path}/*.csv")
 
@@ -300,7 +287,7 @@ def prepare(folder: Path, columns: dict[str, list[str]], shards: int = 1) -> Pat
 
 
 def test_prepared_data_sets_are_read_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_record, "BLOCK_RECORDS", 3)
+    monkeypatch.setattr(readers, "BLOCK_RECORDS", 3)
     columns = {"positive": [f"two {i}\n" for i in range(20)], "sentence": [f"\u2028 one {i}" for i in range(20)]}
     folder = prepare(tmp_path / "out", columns, shards=3)
     assert len(list(folder.glob("*.array_record-*"))) == 3
@@ -374,18 +361,15 @@ def test_tables_are_converted(table):
 
 def test_held_out_rows_share_no_text_with_the_others():
     rows = [(f"question {i // 2}", f"{'answer' if i % 60 < 30 else ' Answer '}\t{i % 30}") for i in range(200)]
-    train_file, pairs_file = write_held_out(rows, 0.1)
+    unusable = [(f"asked {i}", ["", " \t", "\0"][i % 3]) for i in range(30)] + [(" ", f"said {i}") for i in range(3)]
+    train_file, pairs_file = write_held_out([*rows, *unusable], 0.1)
     pairs = [tuple(line.split("\t")) for line in pairs_file.read_text().splitlines()]
-    trained_on = [(first, " ".join(second.lower().split())) for first, second in opened(train_file)]
+    corpus = opened(train_file)
+    trained_on = [(first, " ".join(second.lower().split())) for first, second in corpus]
     assert 4 <= len(pairs) <= 40
     assert trained_on
     assert not {text for row in trained_on for text in row} & {text.lower() for row in pairs for text in row}
-    assert (train_file, pairs_file) == write_held_out(iter(rows), 0.1)
-    unusable = [(f"asked {i}", ["", " \t", "\0"][i % 3]) for i in range(30)] + [(" ", f"said {i}") for i in range(3)]
-    with_unusable, same_pairs_file = write_held_out([*rows, *unusable], 0.1)
-    assert same_pairs_file == pairs_file
-    found = opened(with_unusable)
-    assert list(found) == list(opened(train_file))
-    assert found.skipped.total() == 33
+    assert corpus.skipped.total() == 33
+    assert write_held_out(iter(rows), 0.1)[1] == pairs_file
     with pytest.raises(DataError, match="leaves 2 of 2 rows for training and 0 for evaluation"):
         write_held_out([("a", "b"), ("c", "d")], 0.01)

@@ -151,7 +151,7 @@ def test_each_change_of_the_tokens_makes_another_store(tmp_path):
 
     def name(data: dict, length: int = 8, largest_id: int = 10) -> str:
         corpus = open_corpus(DataConfig(**data | {"train_file": f"{tmp_path}/{data['train_file']}"}))
-        return build_or_open(corpus, word_tokenizer(largest_id), length, tmp_path / "cache", quiet=True).name
+        return build_or_open(corpus, word_tokenizer(largest_id), length, tmp_path / "cache").name
 
     names = {*map(name, ways), name(ways[0], length=9), name(ways[0], largest_id=50)}
     assert len(names) == len(ways) + 2
@@ -233,7 +233,7 @@ def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
     try:
         with pytest.raises(DiskError) as full:
-            build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache", quiet=True)
+            build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")

@@ -120,20 +120,19 @@ def read_synonyms(
     for number, line in enumerate(lines(path), 1):
         if (row := checked((line,))) is Fault.EMPTY:
             continue
-        word, *others = (field.strip() for field in line.split("\t"))
-        if isinstance(row, Fault) or not (word and others and all(others)):
+        texts = [field.strip() for field in line.split("\t")]
+        if isinstance(row, Fault) or len(texts) < 2 or not all(texts):
             reason = row if isinstance(row, Fault) else "expected a word and its synonyms, separated by tabs"
             raise DataError(f"{path}, line {number}: {reason}")
         # A vocabulary can have different tokens for a word after a space and at the start of a sentence.
         for before in (" ", ""):
-            encodings = (backend.encode(before + text, add_special_tokens=False) for text in (word, *others))
-            tokens, *replacements = (tuple(encoding.ids) for encoding in encodings)
-            if not all(each and unknown not in each for each in (tokens, *replacements)):
+            encodings = [backend.encode(before + text, add_special_tokens=False) for text in texts]
+            word, *replacements = (tuple(encoding.ids) for encoding in encodings)
+            if not all(each and unknown not in each for each in (word, *replacements)):
                 raise DataError(f"{path}, line {number}: text is not in the tokenizer's vocabulary. Remove it")
-            if begins[list(tokens[1:])].any():
-                raise DataError(f"{path}, line {number}: the tokenizer splits {word!r} into words. Remove it")
-            choices = table.setdefault(tokens, [])
-            choices += [each for each in replacements if each not in choices]
+            if begins[list(word[1:])].any():
+                raise DataError(f"{path}, line {number}: the tokenizer splits {texts[0]!r} into words. Remove it")
+            table[word] = [*dict.fromkeys([*table.get(word, ()), *replacements])]
     if not table:
         raise DataError(f"data.synonyms_file: {path} does not contain a word")
     return table

@@ -1,4 +1,4 @@
-"""Read rows of text from files: txt, csv, tsv, jsonl, json and Parquet.
+"""Read rows of text from files: txt, csv, tsv, jsonl, json and Parquet, and from ArrayRecord data sets.
 
 A row has one or more columns. One column is a sentence, a second one its positive, further ones are hard negatives.
 Every kind of file except Parquet may be compressed (.gz, .xz).
@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from diffcse_jax.errors import DataError, NoSentencesError, counted
+from diffcse_jax.errors import DataError, NoSentencesError, counted, require_extra
 from diffcse_jax.io import why_unreadable
 
 LONGEST_TEXT = 1 << 17  # characters of a text in a row
+BLOCK_RECORDS = 10_000  # of ArrayRecord; single records are read a hundred times slower
 UTF8_ADVICE = (
     "Text must be UTF-8. To convert a file, run: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE (or -f UTF-16, if most "
     "lines contain NUL bytes)"
@@ -288,6 +289,37 @@ def _parquet_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def open_prepared(folder: Path) -> tuple[RowFile, list[Path]]:
+    """Open the train split of the one data set in or below a folder, and return its shards, too.
+
+    tensorflow-datasets has prepared it as ArrayRecord; TensorFlow is not needed.
+    """
+    tfds = require_extra("tensorflow_datasets", "tfds")
+    found = sorted(file.parent for file in folder.rglob("dataset_info.json"))
+    if len(found) != 1:
+        raise DataError(f"{folder}: {len(found)} data sets (dataset_info.json). Name the folder of one data set")
+    try:
+        builder = tfds.builder_from_directory(found[0])
+        source, features = builder.as_data_source("train"), builder.info.features
+        shards = [Path(file) for file in builder.info.splits["train"].filepaths]
+    except Exception as error:  # the library raises many types
+        raise DataError(f"{found[0]}: cannot read the split 'train' as ArrayRecord: {error}") from error
+    texts = tuple(name for name, feature in features.items() if isinstance(feature, tfds.features.Text))
+    if not texts:
+        raise DataError(f"{found[0]}: no column of text. It has: {listed(sorted(features))}")
+
+    def entries(needed: Sequence[str]) -> Iterator[tuple[int, Entry]]:
+        for start in range(0, len(source), BLOCK_RECORDS):
+            try:
+                block = source.__getitems__(range(start, min(start + BLOCK_RECORDS, len(source))))
+            except Exception as error:
+                raise DataError(f"{found[0]}: a record after number {start} is damaged: {error}") from error
+            for number, example in enumerate(block, start + 1):
+                yield number, {name: example[name].decode(errors="surrogateescape") for name in needed}
+
+    return RowFile(folder, texts, entries), shards
 
 
 _OPENERS: dict[str, Callable[[Path, Sequence[str]], RowFile]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcse_jax.config import DataConfig
-from diffcse_jax.data import array_record, documents, readers
+from diffcse_jax.data import documents, readers
 from diffcse_jax.data.docstrings import docstring_documents, docstring_sentences
 from diffcse_jax.data.documents import Documents
 from diffcse_jax.data.pair_builders import corpus_of, digest, is_in_share
@@ -218,7 +218,7 @@ def _rows(
     if source.form == "docstrings":
         files = [readers.single_column(Path(name), docstring_sentences)]
     elif source.form == "records":
-        file, paths = array_record.open_prepared(source.root)
+        file, paths = readers.open_prepared(source.root)
         files = [file]
     else:
         paths = source.of_kinds(readers.EXTENSIONS)

@@ -9,20 +9,19 @@ import hashlib
 import itertools
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import transformers
-from jaxtyping import Float, Float32, Int, Integer, UInt64
+from jaxtyping import Float, Float32, Int, Integer
 
 from diffcse_jax import io
 from diffcse_jax.data.readers import Corpus
 from diffcse_jax.data.tokenizer import tokenise, unlimited_tokenizer
 from diffcse_jax.errors import CheckpointError, DataError, counted
-from diffcse_jax.hosts import Progress
+from diffcse_jax.hosts import Progress, log_line
 
 FORMAT_VERSION = 3
 META = "meta.json"
@@ -109,7 +108,6 @@ def build_or_open(
     cache_dir: str | Path = "",
     *,
     prompts: Sequence[str] = (),
-    quiet: bool = False,
 ) -> TokenStore:
     """Open the token store of a corpus, or build it. The processes of a host build it once.
 
@@ -119,7 +117,6 @@ def build_or_open(
         max_length: Tokens per sentence, including special tokens; longer sentences are cut.
         cache_dir: The folder of all stores. Empty: `~/.cache/diffcse_jax/tokens` (or below $XDG_CACHE_HOME).
         prompts: The text in front of each sentence, by column. Empty: none.
-        quiet: Do not report, because another process does.
     """
     backend = unlimited_tokenizer(tokenizer)
     backend.enable_truncation(max_length)
@@ -130,7 +127,7 @@ def build_or_open(
     folder = (io.expand_path(cache_dir) if cache_dir else io.cache_folder("tokens")) / name
 
     def build(new: Path) -> dict[str, Any]:
-        _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns), quiet)
+        _write_arrays(corpus, backend, new, prompts or [""] * len(corpus.columns))
         if corpus.fingerprint() != text:
             raise DataError(f"{corpus.name} changed while it was read. Start again once the file is complete")
         return {"columns": corpus.columns, "max_length": max_length, "note": corpus.summary()}
@@ -138,20 +135,18 @@ def build_or_open(
     with io.disk_errors(folder, safe="The text is unchanged.", instead="set data.cache_dir to another folder"):
         built = make_arrays(folder, build)
         store = TokenStore(folder)
-    if not quiet:
-        note = f" ({store.note})" if store.note else ""
-        rows, tokens = counted(len(store), "row{s}"), counted(len(store.token_ids), "token{s}")
-        size = f"{rows} ({', '.join(store.columns)}), {tokens}{note}"
-        print(f"{'tokenised' if built else 'found tokens of'} {corpus.name}: {size}, in {folder}", file=sys.stderr)
-        if built and (advice := corpus.advice()):
-            print(f"warning: text that is not UTF-8 was skipped. {advice}", file=sys.stderr)
-        if built and not corpus.reading:  # rows of documents need further passes
-            texts = zip(corpus.columns, next(iter(corpus)), strict=True)
-            print(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in texts)}", file=sys.stderr)
+    size = f"{counted(len(store), 'row{s}')} ({', '.join(store.columns)}), {counted(len(store.token_ids), 'token{s}')}"
+    found, note = "tokenised" if built else "found tokens of", f" ({store.note})" if store.note else ""
+    log_line(f"{found} {corpus.name}: {size}{note}, in {folder}")
+    if built and (advice := corpus.advice()):
+        log_line(f"warning: text that is not UTF-8 was skipped. {advice}")
+    if built and not corpus.reading:  # rows of documents need further passes
+        texts = zip(corpus.columns, next(iter(corpus)), strict=True)
+        log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in texts)}")
     return store
 
 
-def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool = False) -> SentenceVectors:
+def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore) -> SentenceVectors:
     """Open the embeddings of a text, and copy them next to its tokens first if needed.
 
     An embedding is found by the text of its sentence, so the store (a `search.vector_store.VectorStore`) may contain
@@ -159,9 +154,8 @@ def open_vectors(store: Any, corpus: Corpus, tokens: TokenStore, *, quiet: bool 
     """
     folder = tokens.folder / f"vectors-{store.digest[:32]}"
     with io.disk_errors(folder, safe=f"{store.folder} is unchanged."):
-        make_arrays(folder, lambda new: _copy(store, corpus, tokens, new, quiet))
-    if not quiet:
-        print(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}", file=sys.stderr)
+        make_arrays(folder, lambda new: _copy(store, corpus, tokens, new))
+    log_line(f"embeddings of {store.folder}, size {store.dimension}, copied to {folder}")
     return SentenceVectors(folder)
 
 
@@ -179,7 +173,7 @@ def make_arrays(folder: Path, make: Callable[[Path], dict[str, Any] | None]) -> 
     with io.lock(lock_file, wait=True):
         if damaged := _damaged(folder):  # another process may have made it meanwhile
             if folder.exists():
-                print(f"warning: {folder / damaged} is damaged or missing; making {folder} again", file=sys.stderr)
+                log_line(f"warning: {folder / damaged} is damaged or missing; making {folder} again")
             with io.replace_dir(folder) as new:
                 meta = make(new) or {}
                 meta["files"] = io.file_digests(new, new.iterdir())
@@ -198,11 +192,11 @@ def _damaged(folder: Path) -> str:
         return META
 
 
-def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[str], quiet: bool) -> None:
+def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[str]) -> None:
     id_type = np.dtype(np.uint16 if max(backend.get_vocab().values()) < 1 << 16 else np.uint32)
     ends, starts, rows_before, last_document = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)], 0, -1
     corpus_rows = corpus.in_documents()
-    progress = Progress(f"tokenising {corpus.name}", "rows", quiet=quiet)
+    progress = Progress(f"tokenising {corpus.name}", "rows")
     with (folder / "token_ids.npy").open("wb") as file, progress:
 
         def write_header(size: int) -> None:  # NumPy pads it, so that its length does not depend on the size
@@ -227,39 +221,31 @@ def _write_arrays(corpus: Corpus, backend: Any, folder: Path, prompts: Sequence[
         np.save(folder / "document_starts.npy", np.concatenate(starts))
 
 
-def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path, quiet: bool) -> None:
-    sentences = _hashes(itertools.chain.from_iterable(corpus))
-    if len(sentences) != len(tokens) * len(tokens.columns):
+def _copy(store: Any, corpus: Corpus, tokens: TokenStore, folder: Path) -> None:
+    places: dict[int, int] = {}  # of distinct sentences, by hash; of 10^6 two are equal with a chance of 10^-7
+    sentences = (places.setdefault(hash(sentence), len(places)) for row in corpus for sentence in row)
+    rows = np.fromiter(sentences, np.int64)
+    if len(rows) != len(tokens) * len(tokens.columns):
         raise DataError(f"{corpus.name} has changed since this run started. Start the run again")
-    distinct, first, inverse = np.unique(sentences, return_index=True, return_inverse=True)
-    places = np.argsort(np.argsort(first))  # in the order of the text, which is mostly the store's
-    path, shape = folder / "vectors.npy", (len(distinct), store.dimension)
+    path, shape = folder / "vectors.npy", (len(places), store.dimension)
     vectors = np.lib.format.open_memmap(path, mode="w+", dtype=store.dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):  # on a full disk, writing to mapped memory would end the process
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    missing = np.ones(len(distinct), bool)
-    with Progress(f"reading {store.folder}", "rows", quiet=quiet) as progress:
+    missing = np.ones(len(places), bool)
+    with Progress(f"reading {store.folder}", "rows") as progress:
         for texts, block in store.blocks():
-            stored = _hashes(texts)
-            index = np.searchsorted(distinct, stored)
-            known = distinct.take(index, mode="clip") == stored
-            vectors[places[index[known]]] = block[known]
-            missing[index[known]] = False
+            found = np.array([places.get(hash(text), -1) for text in texts])
+            vectors[found[found >= 0]] = block[found >= 0]
+            missing[found[found >= 0]] = False
             progress.update(len(texts))
-    if (lacking := np.flatnonzero(missing[inverse])).size:
+    if (lacking := np.flatnonzero(missing[rows])).size:
         row, column = divmod(int(lacking[0]), len(corpus.columns))
         line, texts = next(itertools.islice(corpus.numbered(), row, None))
         raise DataError(
-            f"{store.folder} lacks the embeddings of {len(lacking):,} of {counted(len(sentences), 'sentence{s}')} of "
+            f"{store.folder} lacks the embeddings of {len(lacking):,} of {counted(len(rows), 'sentence{s}')} of "
             f"{corpus.name}. The first is on line {line}: {texts[column][:80]!r}. Run `diffcse embed` with --output "
             f"{store.folder} on all of the text (with --columns, if the file has several columns)"
         )
     vectors.flush()
-    np.save(folder / "rows.npy", places[inverse])
-
-
-def _hashes(sentences: Iterable[str]) -> UInt64[np.ndarray, " sentences"]:
-    """Return a hash of each sentence; among 10^6 sentences two are equal with a chance of 10^-7."""
-    numbers = (hashlib.blake2b(sentence.encode(), digest_size=8).digest() for sentence in sentences)
-    return np.frombuffer(b"".join(numbers), np.uint64)
+    np.save(folder / "rows.npy", rows)

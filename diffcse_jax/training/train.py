@@ -68,14 +68,13 @@ def train(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> 
     teachers = networks.load_teachers(config, tokenizer)
 
     # 3. Text to tokens, examples and batches.
-    max_length, cache_dir, quiet = stored_length(config.data), config.data.cache_dir, jax.process_index() > 0
     prompts, base = _choose_prompts(config, base, len(corpus.columns))
     # These read files that may be missing, so they come before the text is tokenised.
     evaluation = build_dev_evaluation(config, lambda: (row[0] for row in corpus), lambda: base.encoder(config))
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    store = build_or_open(corpus, tokenizer, max_length, cache_dir, prompts=prompts, quiet=quiet)
-    vectors = {name: open_vectors(each, corpus, store, quiet=quiet) for name, each in teachers.stores.items()}
+    store = build_or_open(corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts)
+    vectors = {name: open_vectors(each, corpus, store) for name, each in teachers.stores.items()}
     sizes = networks.sizes_for_run(encoder.config, config)
     examples = _open_examples(config, store, sizes, prompt_ids, tokenizer)
     config = with_fitting_batch(config, len(examples), mesh)

@@ -98,7 +98,6 @@ class Tuning:
         found = {"tasks": {each.name: dataclasses.asdict(each.task) for each in self.tasks}}  # with their classes
         self.config = Config.from_dict(config.to_dict() | {"finetune": dataclasses.asdict(config.finetune) | found})
         self.heads = {head_of(each.name) for each in self.tasks}
-        quiet = jax.process_index() > 0
         self.stores = {
             each.name: build_or_open(
                 each.train.corpus(each.task.texts),
@@ -106,7 +105,6 @@ class Tuning:
                 data.max_length,
                 data.cache_dir,
                 prompts=[self.start.prompts.default] * len(each.task.texts),
-                quiet=quiet,
             )
             for each in self.tasks
         }
