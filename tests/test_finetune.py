@@ -12,9 +12,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import safetensors.numpy
 import scipy.stats
-import transformers
-from tiny_model import HIDDEN, random_params, write_tiny_model
+from tiny_model import write_tiny_model
 
 from diffcse_jax.apps.finetune import TaskModel, outputs
 from diffcse_jax.apps.finetune.model import TaskEvaluation, TasksMetric
@@ -22,17 +22,12 @@ from diffcse_jax.apps.finetune.tasks import TaskData, is_dev_row, read_task
 from diffcse_jax.apps.finetune.train import finetune
 from diffcse_jax.config import Config, OptimConfig
 from diffcse_jax.data.batches import by_ratio, by_temperature
-from diffcse_jax.data.tokenizer import load_tokenizer
-from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
-from diffcse_jax.export import SAMPLES
 from diffcse_jax.hosts import StopRequest
 from diffcse_jax.losses.finetune import Task, build_head, features
 from diffcse_jax.models import hf, parameters
-from diffcse_jax.models.heads import MlpProjector
 from diffcse_jax.run_folder.folder import HEADS
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.run_folder.saved_encoder import SavedEncoder
 from diffcse_jax.training import loop as loop_module
 from diffcse_jax.training import train as train_module
 from diffcse_jax.training.step import make_optimizer, make_train_step
@@ -203,7 +198,7 @@ def settings(folder: Path, tokenizer_from: Path) -> dict:
         "contrast": {"weight": 0.0}, "difference": {"weight": 0.0},
         "finetune": {
             "weight": 1.0, "data_dir": str(folder), "stages": "heads_first", "heads_steps": STEPS,
-            "heads_learning_rate": 1e-2,
+            "heads_learning_rate": 1e-2, "predictions": "cs224n",
             "tasks": {
                 "classes": {"file": "classes.csv", "texts": ("text",), "label": "class", "id": "id",
                             "test_file": "classes.csv", **shared},
@@ -299,14 +294,16 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(tuned, config, tmp_pa
 
 
 @pytest.mark.slow
-def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
+def test_predictions_and_pictures(tuned):
     workdir, tasks = tuned
-    monkeypatch.setenv("HOME", str(workdir.parent))
-    model = TaskModel.from_run(f"~/{workdir.name}")
-    files = outputs.write_outputs(model, tasks, tmp_path, "cs224n", batch_size=64)
+    model = TaskModel.from_run(workdir)
+    files = outputs.write_outputs(workdir, tasks)
     names = {"classes-dev.csv", "classes-test.csv", "numbers-dev.csv", "confusion_classes.png"}
-    assert {file.name for file in files} == names
-    header, *lines = (tmp_path / "predictions" / "classes-test.csv").read_text().splitlines(keepends=True)
+    assert {file.name for file in files} == {*names, "task.json", "head.safetensors"}
+    for name, head in model.heads.items():
+        saved = safetensors.numpy.load_file(workdir / "tasks" / name / "head.safetensors")
+        jax.tree.map(np.testing.assert_array_equal, saved, dict(head))
+    header, *lines = (workdir / "predictions" / "classes-test.csv").read_text().splitlines(keepends=True)
     assert header == "id \t prediction \n"
     texts = [text for (text,) in tasks[0].test.texts]
     assert lines == [f"r{n} , {label} \n" for n, label in enumerate(model.predict("classes", texts))]
@@ -316,51 +313,3 @@ def test_predictions_and_pictures(tuned, tmp_path, monkeypatch):
         model.predict("numbers", ["one man"])
     with pytest.raises(ConfigError, match=r"there is no task 'other'\. Known: classes, numbers"):
         model.predict("other", ["one man"])
-
-
-@pytest.mark.parametrize(
-    ("family", "pooler", "options"),
-    [
-        ("bert", "cls", {"labels": ("a", "b", "c")}),
-        ("roberta", "cls_before_pooler", {"labels": ("no", "yes"), "depth": 2}),
-        ("distilbert", "cls_before_pooler", {"labels": ("a", "b", "c"), "depth": 2, "activation": "relu"}),
-    ],
-)
-@pytest.mark.slow
-def test_transformers_reads_heads_that_it_has_a_class_for(family, pooler, options, minilm_dir, tmp_path):
-    task = Task(**options)
-    saved = saved_encoder(tmp_path / "model", family, pooler, minilm_dir)
-    model = model_of(saved, {"mine": task, "pairs": Task(**options | {"texts": PAIR})})
-    written = outputs.write_heads(model, saved, tmp_path / "tasks")
-    assert "compares two embeddings" in written["pairs"]
-    folder = tmp_path / "tasks/mine/sequence_classification"
-    config = json.loads((folder / "config.json").read_text())
-    assert list(config["id2label"].values()) == list(task.labels or ("value",))
-    inputs = transformers.AutoTokenizer.from_pretrained(folder)(list(SAMPLES), padding=True, return_tensors="pt")
-    found = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()(**inputs).logits
-    expected = model.outputs("mine", [(sentence,) for sentence in SAMPLES])
-    if task.chosen_loss == "binary_cross_entropy":  # the first class's logit is 0
-        expected = np.concatenate([np.zeros_like(expected), expected], axis=1)
-    np.testing.assert_allclose(found.detach(), expected, atol=1e-5)
-
-
-def saved_encoder(folder: Path, family: str, pooler: str, tokenizer_from: Path) -> SavedEncoder:
-    write_tiny_model(folder, tokenizer_from, family=family, blocks=1, pooler=family != "distilbert")
-    loaded = hf.read(str(folder))
-    head = random_params(MlpProjector, loaded.config, seed=5)
-    return SavedEncoder(
-        0, pooler, {}, "average", config=Config.from_dict({}), hf_config=loaded.hf_config, folder=folder,
-        transformer_config=loaded.config, transformer=loaded.transformer, pooler_head=head if pooler == "cls" else None,
-    )  # fmt: skip
-
-
-def model_of(saved: SavedEncoder, tasks: dict[str, Task]) -> TaskModel:
-    encoder = SentenceEncoder(
-        saved.transformer_config, saved.transformer, load_tokenizer(saved.folder),
-        pooler=saved.pooler, pooler_head=saved.pooler_head,
-    )  # fmt: skip
-    heads = {}
-    for name, task in tasks.items():
-        shapes = parameters.shapes(build_head(task, HIDDEN))
-        heads[name] = {key: RNG.normal(0, 0.5, shape.shape).astype(np.float32) for key, shape in shapes.items()}
-    return TaskModel(encoder, tasks, heads)

@@ -26,7 +26,7 @@ class Rows:
         file: The file that holds them.
         lines: The first line of each row, from 1.
         texts: The sentence of each row, or its two sentences.
-        labels: The number of each row's class, or its value. Empty if the rows have no labels.
+        labels: The number of each row's class, or its value; as text before the classes are known. Empty for test rows.
         ids: The name of each row.
     """
 
@@ -76,18 +76,20 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
     key = f"finetune.tasks.{name}"
     _check_options(key, task)
 
-    def read(option: str) -> tuple[Rows, list[str]]:
+    def read(option: str) -> Rows:
         path = expand_path(folder / expand_path(getattr(task, option)))
         return _read(task, path, f"{key}.{option}", on_bad_line)
 
-    rows, found = read("file")
+    rows = read("file")
     if task.kind == "classification":
-        task = dataclasses.replace(task, labels=task.labels or _classes(found))
-        _check_classes(key, task, rows.file)
-    train = dataclasses.replace(rows, labels=_numbers(key, task, rows, found))
+        task = dataclasses.replace(task, labels=task.labels or _classes(rows.labels))
+        if len({*task.labels}) < max(2, len(task.labels)):
+            raise DataError(f"{rows.file}: {key} has the classes {task.labels}. Give two or more different classes")
+        if task.loss == "binary_cross_entropy" and len(task.labels) != 2:
+            raise ConfigError(f"{key}.loss='binary_cross_entropy' needs two classes, not {len(task.labels)}")
+    train = _numbered(key, task, rows)
     if task.dev_file:
-        rows, found = read("dev_file")
-        dev = dataclasses.replace(rows, labels=_numbers(key, task, rows, found))
+        dev = _numbered(key, task, read("dev_file"))
     else:
         is_dev = [is_dev_row(texts, task.dev_share) for texts in train.texts]
         train, dev = train.where(not each for each in is_dev), train.where(is_dev)
@@ -99,7 +101,7 @@ def read_task(name: str, task: Task, folder: Path, on_bad_line: str) -> TaskData
             f"{train.file}: {key} has no training row of class {task.labels[int(np.argmin(counts))]!r}. Add rows of "
             f"that class, give {key} a dev_file or another dev_share, or remove the class"
         )
-    test = read("test_file")[0] if task.test_file else None
+    test = read("test_file") if task.test_file else None
     log_line(
         f"task {name}: {counted(len(train), 'training row{s}')}, {counted(len(dev), 'dev row{s}')}"
         + (f", {counted(len(test), 'row{s}')} to predict" if test else "")
@@ -128,45 +130,38 @@ def _check_options(key: str, task: Task) -> None:
         raise ConfigError(f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')")
 
 
-def _check_classes(key: str, task: Task, file: Path) -> None:
-    if len({*task.labels}) < max(2, len(task.labels)):
-        raise DataError(f"{file}: {key} has the classes {task.labels}. Give two or more different classes")
-    if task.loss == "binary_cross_entropy" and len(task.labels) != 2:
-        raise ConfigError(f"{key}.loss='binary_cross_entropy' needs two classes, not {len(task.labels)}")
-
-
 def canonical(label: str) -> str:
     """Return a whole number without decimals, `1` for `1.0`, and other labels as they are."""
     whole = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))\.0*", label)
     return whole[1] if whole else label
 
 
-def _classes(found: Sequence[str]) -> tuple[str, ...]:
+def _classes(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct labels in order. If all are numbers, they are ordered by value."""
-    distinct = sorted({*found})
+    distinct = sorted({*labels})
     with contextlib.suppress(ValueError):
         if all(math.isfinite(float(label)) for label in distinct):
             distinct.sort(key=float)
     return tuple(distinct)
 
 
-def _numbers(key: str, task: Task, rows: Rows, found: Sequence[str]) -> Shaped[np.ndarray, " rows"]:
-    """Return the numbers of classes, or the values."""
+def _numbered(key: str, task: Task, rows: Rows) -> Rows:
+    """Return rows with the numbers of classes, or values, in place of labels as text."""
     values: list[float] = []
     numbers = {canonical(label.strip()): number for number, label in enumerate(task.labels)}
     expected = f"a class of {key}. Known: {', '.join(task.labels)}" if numbers else f"a finite number for {key}"
-    for line, label in zip(rows.lines, found, strict=True):
+    for line, label in zip(rows.lines, rows.labels, strict=True):
         try:
             values.append(numbers[label] if numbers else float(label))
             if not math.isfinite(values[-1]):
                 raise ValueError(label)
         except (KeyError, ValueError) as error:
             raise DataError(f"{rows.file}, line {line}: {label!r} is not {expected}") from error
-    return np.array(values, np.int32 if numbers else np.float32)
+    return dataclasses.replace(rows, labels=np.array(values, np.int32 if numbers else np.float32))
 
 
-def _read(task: Task, path: Path, option: str, on_bad_line: str) -> tuple[Rows, list[str]]:
-    """Return the rows of a file without labels, and their labels as text (empty for test files)."""
+def _read(task: Task, path: Path, option: str, on_bad_line: str) -> Rows:
+    """Return the rows of a file, with their labels as text."""
     if extension(path) not in TABLES:
         raise DataError(f"{path}: unknown extension. Known: {', '.join(TABLES)}; each except .parquet also .gz, .xz")
     label = "" if option.endswith("test_file") else task.label
@@ -187,13 +182,13 @@ def _read(task: Task, path: Path, option: str, on_bad_line: str) -> tuple[Rows, 
                 yield line, (str(number), *(str(entry[column]) for column in columns))
 
     corpus = Corpus(f"{path} ({option})", (), records, str, on_bad_line=on_bad_line, unit=file.unit)
-    rows, labels = Rows(path, [], [], np.zeros(0, np.float32), []), []
+    rows, labels = Rows(path, [], [], np.zeros(0), []), []
     for line, (number, *texts) in corpus.numbered():
         values = dict(zip(columns, texts, strict=True))
         rows.lines.append(int(line))
         rows.texts.append(tuple(values[column] for column in task.texts))
         rows.ids.append(values[task.id] if task.id else number)
-        labels.append(canonical(values[label]) if label else "")
+        labels += [canonical(values[label])] if label else []
     if skipped := corpus.skipped_summary():
         log_line(f"{path}: {skipped}")
-    return rows, labels
+    return dataclasses.replace(rows, labels=np.array(labels, object))

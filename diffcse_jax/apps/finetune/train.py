@@ -1,8 +1,7 @@
 """A fine-tuning: labelled tasks trained together, or first the heads alone and then everything."""
 
 import dataclasses
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from diffcse_jax import hosts
 from diffcse_jax.api import export_with_curves, in_workdir
 from diffcse_jax.apps.finetune.model import TaskEvaluation, TaskModel, TasksMetric, heads_in
-from diffcse_jax.apps.finetune.outputs import write_heads, write_outputs
+from diffcse_jax.apps.finetune.outputs import write_outputs
 from diffcse_jax.apps.finetune.tasks import TaskData, read_task
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, Mixture, by_ratio, by_temperature
@@ -28,7 +27,7 @@ from diffcse_jax.losses.finetune import ENCODER, head_of
 from diffcse_jax.models.forward import Networks
 from diffcse_jax.models.parameters import Params
 from diffcse_jax.run_folder.folder import HEADS, open_run
-from diffcse_jax.run_folder.saved_encoder import read_encoder, read_parameters
+from diffcse_jax.run_folder.saved_encoder import read_parameters
 from diffcse_jax.training import networks
 from diffcse_jax.training.curves import draw_curves
 from diffcse_jax.training.loop import Run
@@ -37,7 +36,7 @@ from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, res
 from diffcse_jax.training.step import make_optimizer
 from diffcse_jax.training.train import run_training
 
-_SAFE = "The checkpoints are complete."
+Stored = Mapping[str, SentenceVectors]  # embeddings of training sentences by the frozen encoder, by task
 
 
 def run_finetune(config: Config, workdir: Path) -> str:
@@ -45,13 +44,10 @@ def run_finetune(config: Config, workdir: Path) -> str:
 
     def finish() -> None:
         export_with_curves(workdir)
-        model, saved = TaskModel.from_run(workdir), read_encoder(workdir)
-        for name, written in write_heads(model, saved, workdir / "tasks").items():
-            print(f"task {name}: wrote {workdir / 'tasks' / name}, {written}")
-        with disk_errors(workdir, safe=_SAFE):
+        with disk_errors(workdir, safe="The checkpoints are complete."):
             if (workdir / HEADS).is_dir():
                 draw_curves(workdir / HEADS)
-            files = write_outputs(model, tasks, workdir, config.finetune.predictions, config.eval.batch_size)
+            files = write_outputs(workdir, tasks)
         print("wrote", *files, sep="\n  ")
         print(verdict)
 
@@ -64,12 +60,7 @@ def run_finetune(config: Config, workdir: Path) -> str:
 def finetune(config: Config, workdir: Path) -> tuple[str, tuple[TaskData, ...]]:
     """Train the encoder and the heads, in one stage or two, and resume if stopped. Return the verdict and the tasks."""
     tuning = Tuning(config)
-    open_run(workdir, tuning.config, tuning.checkpoint, tuning.tokenizer, None)
-    heads: Params = {}
-    if tuning.config.finetune.stages == "heads_first":
-        heads = tuning.train_heads(workdir / HEADS)
-        log_line("stage 2 of 2: training the encoder and the heads")
-    return tuning.train_everything(workdir, heads), tuning.tasks
+    return tuning.train(workdir), tuning.tasks
 
 
 class Tuning:
@@ -83,7 +74,6 @@ class Tuning:
         config = resolved(config, self.mesh)
         _check(config)
         config, self.start, self.vocabulary = networks.open_start(config, self.mesh)
-        self.checkpoint, self.tokenizer = self.start.checkpoint, self.start.tokenizer
         folder, data, size = expand_path(config.finetune.data_dir), config.data, config.train.batch_size
         self.tasks = tuple(
             read_task(name, task, folder, data.on_bad_line) for name, task in config.finetune.tasks.items()
@@ -97,11 +87,10 @@ class Tuning:
                 )
         found = {"tasks": {each.name: dataclasses.asdict(each.task) for each in self.tasks}}  # with their classes
         self.config = Config.from_dict(config.to_dict() | {"finetune": dataclasses.asdict(config.finetune) | found})
-        self.heads = {head_of(each.name) for each in self.tasks}
         self.stores = {
             each.name: build_or_open(
                 each.train.corpus(each.task.texts),
-                self.tokenizer,
+                self.start.tokenizer,
                 data.max_length,
                 data.cache_dir,
                 prompts=[self.start.prompts.default] * len(each.task.texts),
@@ -109,62 +98,48 @@ class Tuning:
             for each in self.tasks
         }
 
-    def built(self, config: Config) -> Built:
-        """Return the encoder and the heads with their first weights."""
-        return networks.build(config, self.checkpoint, None, self.vocabulary, projector=self.start.head)
+    def train(self, workdir: Path) -> str:
+        """Train in one stage or two, and return the verdict of the last one."""
+        config, start = self.config, self.start
+        open_run(workdir, config, start.checkpoint, start.tokenizer, None)
+        built = networks.build(config, start.checkpoint, None, self.vocabulary, projector=start.head)
+        first_encoder = partial(start.encoder, config, built.params)
+        if config.finetune.stages == "heads_first":
+            heads = self._train_heads(workdir / HEADS, built, first_encoder())
+            log_line("stage 2 of 2: training the encoder and the heads")
+            built = built._replace(params=built.params | heads)
+        checks_drift = config.eval.guard or config.eval.max_drop
+        drift_check = build_drift_check(config.eval, first_encoder) if checks_drift else None
+        return self._train(config, workdir, built, partial(start.encoder, config), drift_check=drift_check)
 
-    def start_encoder(self) -> SentenceEncoder:
-        """Return the encoder before the first step."""
-        return self.start.encoder(self.config, self.built(self.config).params)
+    def _train_heads(self, workdir: Path, built: Built, frozen: SentenceEncoder) -> Params:
+        """Train the heads on embeddings of the frozen encoder, and return those that are best on dev.
 
-    def train_heads(self, workdir: Path) -> Params:
-        """Train the heads on embeddings of the frozen encoder, and return those that are best on dev."""
-        config = self.config_of_heads()
-        open_run(workdir, config, self.checkpoint, self.tokenizer, None)
-        steps = counted(config.train.steps, "step{s}")
-        log_line(f"stage 1 of 2: training the heads for {steps} on embeddings of the frozen encoder")
-        stored, frozen = self.frozen_vectors(workdir / "vectors")
-        built = self.built(config)
-        definitions = {name: each for name, each in built.networks.definitions.items() if name in self.heads}
+        This stage takes `finetune.heads_steps` steps, or else `finetune.heads_epochs` passes, at most `train.steps`.
+        """
+        options, train = self.config.finetune, self.config.train
+        passes = options.heads_epochs * (sum(len(each.train) for each in self.tasks) // train.batch_size)
+        steps = options.heads_steps or min(passes, train.steps or passes)
+        rate, decay = options.heads_learning_rate, options.heads_weight_decay
+        config = dataclasses.replace(
+            self.config,
+            train=dataclasses.replace(train, steps=steps, chunk_size=0),
+            optim=dataclasses.replace(self.config.optim, learning_rate=rate, weight_decay=decay),
+            eval=dataclasses.replace(self.config.eval, guard=False, max_drop=0.0),
+        )
+        open_run(workdir, config, self.start.checkpoint, self.start.tokenizer, None)
+        heads = f"the heads for {counted(steps, 'step{s}')} on embeddings of the frozen encoder"
+        log_line(f"stage 1 of 2: training {heads}")
+        stored = {data.name: self._embed(workdir / "vectors", data, frozen) for data in self.tasks}
+        definitions = {name: each for name, each in built.networks.definitions.items() if self._is_head(name)}
         built = Built(Networks(self.vocabulary, definitions), self._of_heads(built.params), Params())
-        verdict = self._train(config, workdir, built, partial(self._model, frozen), stored)
+        encoder = CachedEncoder(frozen)
+        verdict = self._train(config, workdir, built, lambda params: encoder, stored)
         log_line(f"stage 1 of 2: {verdict.partition(' Exported')[0]}")
         return read_parameters(workdir, None)[0]
 
-    def train_everything(self, workdir: Path, heads: Params) -> str:
-        """Train the encoder and the heads, from trained heads or at random, and return the verdict of this stage."""
-        built = self.built(self.config)
-
-        def model(params: Params) -> TaskModel:
-            return self._model(self.start.encoder(self.config, params), params)
-
-        return self._train(self.config, workdir, built._replace(params=built.params | heads), model, {})
-
-    def config_of_heads(self) -> Config:
-        """Return the configuration of the stage that trains only the heads.
-
-        It has `finetune.heads_steps` steps. If that is 0, it has `finetune.heads_epochs` passes, at most `train.steps`.
-        """
-        config, options = self.config, self.config.finetune
-        passes = options.heads_epochs * (sum(len(each.train) for each in self.tasks) // config.train.batch_size)
-        steps = options.heads_steps or min(passes, config.train.steps or passes)
-        rate, decay = options.heads_learning_rate, options.heads_weight_decay
-        return dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, steps=steps, chunk_size=0),
-            optim=dataclasses.replace(config.optim, learning_rate=rate, weight_decay=decay),
-            eval=dataclasses.replace(config.eval, guard=False, max_drop=0.0),
-        )
-
-    def frozen_vectors(self, folder: Path) -> tuple[dict[str, SentenceVectors], CachedEncoder]:
-        """Compute the embeddings of training sentences, by task, with the frozen encoder; return that encoder, too.
-
-        They are kept in a folder, of sentences cut to `data.max_length`.
-        """
-        frozen = self.start_encoder()
-        return {data.name: self._stored(folder, data, frozen) for data in self.tasks}, CachedEncoder(frozen)
-
-    def _stored(self, folder: Path, data: TaskData, frozen: SentenceEncoder) -> SentenceVectors:
+    def _embed(self, folder: Path, data: TaskData, frozen: SentenceEncoder) -> SentenceVectors:
+        """Compute the embeddings of a task's training sentences, or open them if a folder has them."""
         batch_size, length = self.config.eval.batch_size, self.config.data.max_length
         # Another run may have left its embeddings here, so the name says what they are of.
         path = folder / f"{data.name}-{data.digest()[:16]}-{frozen.fingerprint()[:16]}-{length}"
@@ -177,14 +152,46 @@ class Tuning:
             np.save(new / "rows.npy", np.array([distinct[sentence] for sentence in data.train.sentences], np.int64))
 
         def make_or_find() -> None:
-            with disk_errors(path, safe=_SAFE):
+            with disk_errors(path, safe="The checkpoints are complete."):
                 make_arrays(path, make)
 
         hosts.decided_by_first(make_or_find)
         return SentenceVectors(path)
 
-    def mixture(self, config: Config, stored: dict[str, SentenceVectors]) -> Mixture:
-        """Return the batches of a stage: tokens, or embeddings of the frozen encoder by task if they are given."""
+    def _train(
+        self,
+        config: Config,
+        workdir: Path,
+        built: Built,
+        encoder_of: Callable[[Params], Encoder],
+        stored: Stored | None = None,
+        **checks: Any,
+    ) -> str:
+        """Train one stage, on tokens or on stored embeddings."""
+        source, tasks = self._mixture(config, stored or {}), {data.name: data.task for data in self.tasks}
+        text = json_digest([data.digest() for data in self.tasks])[:32]
+        evaluation = TaskEvaluation(TasksMetric(self.tasks, config.eval.batch_size), text, **checks)
+        optimizer = make_optimizer(config.optim, len(source), rests=True)
+
+        def model_of(params: Params) -> TaskModel:  # processes that share parameters must all call this
+            heads = {
+                name: np.asarray(
+                    jax.device_put(value, replicated(self.mesh)) if isinstance(value, jax.Array) else value
+                )
+                for name, value in self._of_heads(params).items()
+            }
+            return TaskModel(encoder_of(params), tasks, heads_in(heads, tasks))
+
+        def rows_of(step: int) -> list[dict[str, Any]]:
+            name, rows = source.text_rows(step - 1)
+            (data,) = (each.train for each in self.tasks if each.name == name)
+            return [{"file": str(data.file), "line": data.lines[row], "texts": data.texts[row]} for row in rows]
+
+        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of)
+        return run_training(Run(config, workdir, *parts, model_of=model_of))
+
+    def _mixture(self, config: Config, stored: Stored) -> Mixture:
+        """Return the batches of a stage: tokens, or stored embeddings if there are any."""
         options, train = config.finetune, config.train
         rows = [len(data.train) for data in self.tasks]
         steps = train.steps or train.epochs * (sum(rows) // train.batch_size)
@@ -193,14 +200,14 @@ class Tuning:
         else:
             final = options.final_temperature or options.temperature
             order = by_temperature(rows, np.linspace(options.temperature, final, steps), train.seed)
-        prompt_tokens = len(self.tokenizer.encode(self.start.prompts.default, add_special_tokens=False))
+        prompt_tokens = len(self.start.tokenizer.encode(self.start.prompts.default, add_special_tokens=False))
         sources = {
             data.name: BatchSource(
                 self.stores[data.name],
                 batch_size=train.batch_size,
                 steps=int((order == number).sum()),
                 seed=train.seed,
-                pad_token_id=self.checkpoint.config.pad_token_id,
+                pad_token_id=self.start.checkpoint.config.pad_token_id,
                 shards=shards_of(self.mesh),
                 packing=packing_of(config, self.mesh, chunks=train.chunks),
                 prompt_tokens=[prompt_tokens] * len(data.task.texts),
@@ -212,43 +219,11 @@ class Tuning:
         }
         return Mixture(sources, order, without_tokens=bool(stored))
 
-    def rows_of_batch(self, source: Mixture, step: int) -> list[dict[str, Any]]:
-        """Return the rows of a step's batch as in their file, with their lines."""
-        name, rows = source.text_rows(step - 1)
-        (data,) = (each.train for each in self.tasks if each.name == name)
-        return [{"file": str(data.file), "line": data.lines[row], "texts": data.texts[row]} for row in rows]
-
-    def _train(
-        self,
-        config: Config,
-        workdir: Path,
-        built: Built,
-        model: Callable[[Params], TaskModel],
-        stored: dict[str, SentenceVectors],
-    ) -> str:
-        source = self.mixture(config, stored)
-        checks_drift = (config.eval.guard or config.eval.max_drop) and not stored
-        drift_check = build_drift_check(config.eval, self.start_encoder) if checks_drift else None
-        rows = " ".join(data.digest() for data in self.tasks)
-        text = hashlib.sha256(rows.encode()).hexdigest()[:32]
-        optimizer = make_optimizer(config.optim, len(source), rests=True)
-        digests = json_digest([data.digest() for data in self.tasks])
-        evaluation = TaskEvaluation(TasksMetric(self.tasks, config.eval.batch_size), digests, drift_check=drift_check)
-        rows_of = partial(self.rows_of_batch, source)
-        parts = (self.mesh, self.start, built, optimizer, source, text, evaluation, rows_of)
-        return run_training(Run(config, workdir, *parts, model_of=model))
+    def _is_head(self, network: str) -> bool:
+        return any(network == head_of(data.name) for data in self.tasks)
 
     def _of_heads(self, params: Params) -> Params:
-        return {name: value for name, value in params.items() if name.partition(".")[0] in self.heads}
-
-    def _model(self, encoder: Encoder, params: Params) -> TaskModel:
-        """Return an encoder with the heads among parameters. If processes share them, all must call this."""
-        tasks = {data.name: data.task for data in self.tasks}
-        whole = {
-            name: np.asarray(jax.device_put(value, replicated(self.mesh)) if isinstance(value, jax.Array) else value)
-            for name, value in self._of_heads(params).items()
-        }
-        return TaskModel(encoder, tasks, heads_in(whole, tasks))
+        return {name: value for name, value in params.items() if self._is_head(name.partition(".")[0])}
 
 
 def _check(config: Config) -> None:

@@ -2,20 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from diffcse_jax.models.transformer import TransformerConfig
-
-
-class SequenceClassifier(NamedTuple):
-    """The family's head for labelled sentences in transformers: position 0, dense, activation, dense."""
-
-    dense: str  # name of the first layer, with the encoder's prefix if it has one
-    activation: str
-    classifier: str  # name of the last layer
-
 
 Modules = Mapping[str, str]  # ours by the checkpoint's names; several of ours, joined by "+", are stacked there
 
@@ -37,7 +28,6 @@ class Family:
     ignored: str  # a regular expression of tensors that are not used: buffers, tied copies, other heads
     other_prefix: str = ""  # instead of `prefix`, in checkpoints of other code
     discriminator_head: Modules = dataclasses.field(default_factory=dict)  # for replaced tokens; empty: none
-    sequence_classifier: SequenceClassifier | None = None  # None: it has other layers
 
 
 def rotary_base(rope: Mapping[str, Any], *types: str) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from diffcse_jax.models.families.base import Family, SequenceClassifier
+from diffcse_jax.models.families.base import Family
 from diffcse_jax.models.transformer import TransformerConfig
 
 EMBEDDINGS = {
@@ -64,6 +64,5 @@ BERT = Family(
     },
     decoder="cls.predictions.decoder.weight",
     ignored=r"embeddings\.position_ids|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*",
-    sequence_classifier=SequenceClassifier("bert.pooler.dense", "tanh", "classifier"),
 )
 FAMILIES = {"bert": BERT}

@@ -5,7 +5,7 @@ import dataclasses
 from transformers import PreTrainedConfig
 
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import Family, SequenceClassifier
+from diffcse_jax.models.families.base import Family
 from diffcse_jax.models.transformer import TransformerConfig
 
 NAMES = {
@@ -44,6 +44,5 @@ FAMILIES = {
         mlm_head={"vocab_transform": "transform", "vocab_layer_norm": "norm", "vocab_projector": ""},
         decoder="vocab_projector.weight",
         ignored=r"embeddings\.position_ids|vocab_projector\.weight",
-        sequence_classifier=SequenceClassifier("pre_classifier", "relu", "classifier"),
     )
 }

@@ -11,7 +11,6 @@ from transformers import PreTrainedConfig
 
 from diffcse_jax.batch import RowKeys, TokenRows, Tokens
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import SequenceClassifier
 from diffcse_jax.models.layers import Dense
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig
 
@@ -58,6 +57,5 @@ FAMILIES = {
             "discriminator_predictions.dense_prediction": "output",
         },
         ignored=r"embeddings\.position_ids|generator_lm_head\.weight",
-        sequence_classifier=SequenceClassifier("classifier.dense", "gelu", "classifier.out_proj"),
     )
 }

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 from transformers import PreTrainedConfig
 
 from diffcse_jax.models.families import bert
-from diffcse_jax.models.families.base import SequenceClassifier
 from diffcse_jax.models.transformer import Embeddings, TransformerConfig, trained_where
 
 
@@ -44,7 +43,6 @@ ROBERTA = dataclasses.replace(
     mlm_head={"lm_head.dense": "transform", "lm_head.layer_norm": "norm", "lm_head": ""},
     decoder="lm_head.decoder.weight",
     ignored=r"embeddings\.position_ids|lm_head\.decoder\..*",
-    sequence_classifier=SequenceClassifier("classifier.dense", "tanh", "classifier.out_proj"),
 )
 FAMILIES = {
     "roberta": ROBERTA,
