@@ -379,7 +379,7 @@ def report(parser: argparse.ArgumentParser) -> Prepare:
     add("--model", dest="models", required=True, metavar="RUN", help="folders of runs", **SEVERAL)
     add("--output", default="", metavar="FILE.html", help="the page (default: RUN/report/index.html, or report.html)")
     add("--results", help="results.json files of other models, to compare the runs with", **RESULTS)
-    add("--skip_models", action="store_true", help="load no model, so the page has no similarities and searches")
+    add("--skip_models", action="store_true", help="load no model, so the page has no searches")
 
     def prepare(options: argparse.Namespace) -> Work:
         from diffcse_jax.apps.report.page import write_report

@@ -4,19 +4,17 @@ import json
 
 import numpy as np
 import pytest
-import scipy.stats
 from html_pages import checked
 from matplotlib.figure import Figure
 from tiny_model import write_tiny_model
 
-from diffcse_jax.apps.report import embeddings, page
-from diffcse_jax.apps.report.embeddings import Sample, encode_sample
+from diffcse_jax.apps.report import page
+from diffcse_jax.apps.report.searches import Sample, compare, encoders_of
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.evaluation import results
 from diffcse_jax.io import json_digest
-from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.prompts import NO_PROMPTS
 from diffcse_jax.run_folder.records import MetricsWriter, Record, Selection, write_baseline, write_selection
 from diffcse_jax.run_folder.summary import read_runs
@@ -81,8 +79,7 @@ def write_run(folder, *, finished=True, **groups):
 
 
 def compared(*names: str, sample: Sample = PAIRS):
-    encoders = {name: (curves.colour_of(index), lambda index=index: Encoder(index)) for index, name in enumerate(names)}
-    return encode_sample(encoders, sample)
+    return compare({name: lambda seed=seed: Encoder(seed) for seed, name in enumerate(names)}, sample)
 
 
 def test_the_page_shows_the_records_of_a_finished_run(tmp_path):
@@ -182,25 +179,19 @@ def test_the_selected_model_need_not_be_a_checkpoint(tmp_path, step, interpolati
     assert [mark.label for mark in curves.curves([run])["dev"][0].marks] == marks
 
 
-def test_density_equals_gaussian_kernels():
-    values = np.random.default_rng(0).normal(0.3, 0.1, 500)
-    x, y = np.array(embeddings.density(values)).T
-    np.testing.assert_allclose(y, scipy.stats.gaussian_kde(values)(x), atol=1e-6)
-    assert np.trapezoid(y, x) == pytest.approx(1, abs=1e-3)
-    assert max(embeddings.density(np.full(5, 0.5)), key=lambda point: point[1])[0] == pytest.approx(0.5)
-
-
-def test_measures_of_a_perfect_encoder():
+def test_a_search_finds_the_most_similar_texts():
     class Perfect(Encoder):
         def encode(self, sentences, batch_size=64, *, prompt=None):
             return super().encode([each.split()[1] for each in sentences])  # `query 3` and `answer 3` alike
 
-    (model,) = encode_sample({"perfect": (BASELINE, Perfect)}, PAIRS).models
-    found = embeddings.measures(model, PAIRS)
-    assert found["alignment"] == pytest.approx(0, abs=1e-6)
-    assert found["recall@1, %"] == 100
-    pairs = {name: len(group) for name, group in embeddings.similarities(model, PAIRS).items()}
-    assert pairs == {"other pairs": 90, "pairs that belong together": 10}
+    for search in compare({"perfect": Perfect}, PAIRS).searches:
+        hits = search.hits["perfect"]
+        assert hits[0] == (search.wanted, pytest.approx(1))
+        assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
+    single = Sample("texts", PAIRS.texts, PAIRS.texts)
+    for search in compare({"any": Encoder}, single).searches:
+        assert (search.wanted, len(search.hits["any"])) == ("", 3)
+        assert search.query not in dict(search.hits["any"])
 
 
 def test_scores_are_shown_with_published_ones(tmp_path):
@@ -219,12 +210,12 @@ def test_encoders_that_cannot_be_loaded_are_named(tmp_path, minilm_dir):
     tiny = write_tiny_model(tmp_path / "tiny", minilm_dir, blocks=1)
     model = {"name_or_path": str(tiny), "pooler": "avg", "projector": "none"}
     (run,) = read_runs([write_run(tmp_path / "mine", finished=False, model=model)])
-    comparison = encode_sample(embeddings.encoders_of([run]), Sample("two texts", ["one text", "another one"]))
-    (start,) = comparison.models
-    assert start.label == f"{tiny} (avg) before training"
+    comparison = compare(encoders_of([run]), Sample("a pair", ["one text"], ["another one"]))
     assert comparison.problems[0].startswith("mine: ")
-    expected = SentenceEncoder.from_pretrained(tiny, pooler="avg").encode(["one text", "another one"])
-    np.testing.assert_allclose(start.of(["one text", "another one"]), normalize(expected), atol=1e-6)
+    encoder = SentenceEncoder.from_pretrained(tiny, pooler="avg")
+    cosine = float(encoder.similarity("one text", "another one"))
+    ((label, hits),) = comparison.searches[0].hits.items()
+    assert (label, hits) == (f"{tiny} (avg) before training", [("another one", pytest.approx(cosine, abs=1e-6))])
 
 
 def test_the_page_is_written_to_the_run_or_to_output(tmp_path):

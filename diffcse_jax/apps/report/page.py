@@ -7,10 +7,9 @@ from typing import Any
 
 from diffcse_jax import __version__
 from diffcse_jax.apps import render
-from diffcse_jax.apps.report import embeddings
-from diffcse_jax.apps.report.embeddings import Comparison
+from diffcse_jax.apps.report.searches import Comparison, compare, encoders_of, sample_of
 from diffcse_jax.config import Config, flat, machine_keys
-from diffcse_jax.evaluation.results import compared, format_scores, task_title
+from diffcse_jax.evaluation.results import compared, task_title
 from diffcse_jax.export.card import command_of
 from diffcse_jax.hosts import keep_compiled, log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
@@ -20,7 +19,6 @@ from diffcse_jax.training.curves import curves
 SECTIONS = {
     "outcome": "Outcome",
     "curves": "Training curves",
-    "embeddings": "Embeddings",
     "searches": "Searches before and after",
     "scores": "Test scores",
     "configuration": "Configuration",
@@ -37,7 +35,7 @@ def write_report(
         models: Folders of runs, finished or in progress.
         output: The page; empty for RUN/report/index.html, or report.html for several runs.
         results: Files of `diffcse evaluate` with test scores of other models.
-        skip_models: Load no model, which leaves out similarities and searches.
+        skip_models: Load no model, which leaves out searches.
 
     Returns:
         The path of the page.
@@ -51,9 +49,8 @@ def write_report(
         comparison = None
         if not skip_models:
             keep_compiled()
-            log_line("encoding a sample of text with each starting checkpoint and each run")
-            encoders = embeddings.encoders_of(runs)
-            comparison = embeddings.encode_sample(encoders, embeddings.sample_of(runs[0].config))
+            log_line("searching a sample of text with each starting checkpoint and each run")
+            comparison = compare(encoders_of(runs), sample_of(runs[0].config))
         write_text(path, render_report(runs, comparison, others))
     return path
 
@@ -61,7 +58,7 @@ def write_report(
 def render_report(
     runs: Sequence[Run], comparison: Comparison | None = None, others: Sequence[dict[str, Any]] = (), now: str = ""
 ) -> str:
-    """Return the page on runs, with their encoders on a sample of text and the test scores of other models."""
+    """Return the page on runs, with searches by their encoders and the test scores of other models."""
     return render(
         "report.html.j2",
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
@@ -70,9 +67,6 @@ def render_report(
         readable=readable,
         curves=curves(runs),
         comparison=comparison,
-        measures=_measures(comparison) if comparison else [],
-        embedding_charts=embeddings.embedding_charts(comparison) if comparison else [],
-        searches=embeddings.searches(comparison) if comparison else [],
         scores=score_tables(runs, others),
         differences=_differences(runs),
         configurations=[(run.label, command_of(run.config), _settings(run.config)) for run in runs],
@@ -103,13 +97,6 @@ def _side_by_side(columns: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(column.get(name, "\N{EN DASH}") for column in columns.values())] for name in names]
     return [["", *columns], *rows]
-
-
-def _measures(comparison: Comparison) -> list[list[str]]:
-    """Return a table with a row per model and a column per measure."""
-    rows = {model.label: format_scores(embeddings.measures(model, comparison.sample)) for model in comparison.models}
-    titles = dict.fromkeys(name for row in rows.values() for name in row)
-    return [["model", *titles], *([label, *row.values()] for label, row in rows.items())]
 
 
 def _differences(runs: Sequence[Run]) -> list[list[str]]:

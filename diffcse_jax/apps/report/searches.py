@@ -1,0 +1,128 @@
+"""Compares encoders, before and after training, by what they find for a few queries."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from diffcse_jax.config import Config
+from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import DataError, UserError
+from diffcse_jax.evaluation import Encoder
+from diffcse_jax.evaluation.dev import SYMMETRIC_METRICS, CorrelationMetric, build_dev_evaluation, general_sentences
+from diffcse_jax.evaluation.geometry import best_hits
+from diffcse_jax.evaluation.retrieval import encode_pairs
+from diffcse_jax.evaluation.senteval_data import is_local
+from diffcse_jax.io import expand_path
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.run_folder.summary import Run
+
+MOST_PAIRS = 200
+RELATED_FRACTION = 0.2  # of rated pairs: the pairs rated highest belong together
+SEARCHES, HITS = 4, 3
+
+_Item = TypeVar("_Item")
+Loader = Callable[[], Encoder]
+
+
+class Sample(NamedTuple):
+    """Queries, and the text that each should find. Single texts are queries for one another."""
+
+    about: str  # what they are, in words
+    queries: Sequence[str]
+    texts: Sequence[str]
+    symmetric: bool = True  # both are of one kind
+
+
+class Search(NamedTuple):
+    """A query, the text that belongs to it (empty if unknown), and the best hits by encoder, with their cosines."""
+
+    query: str
+    wanted: str
+    hits: dict[str, list[tuple[str, float]]]
+
+
+class Comparison(NamedTuple):
+    """What encoders find in a sample of text, and why other encoders are missing."""
+
+    about: str
+    searches: Sequence[Search]
+    problems: Sequence[str]
+
+
+def sample_of(config: Config) -> Sample:
+    """Return a sample of a run's dev text, or general sentences if that text is not on this machine."""
+    try:
+        return _dev_sample(config)
+    except UserError as error:
+        reason = str(error).splitlines()[0]
+    sentences = general_sentences()
+    about = f"{len(sentences)} general English sentences, because the dev text is missing ({reason})"
+    return Sample(about, sentences, sentences)
+
+
+def _dev_sample(config: Config) -> Sample:
+    if config.needs("labels"):
+        raise DataError("labelled tasks have a metric of their own")
+    if config.eval.metric in ("stsb_spearman", "average_spearman") and not is_local(config.eval.data_dir):
+        raise DataError("neither eval.data_dir nor $DIFFCSE_DATA_DIR names SentEval's data")
+
+    def training_sentences() -> Iterator[str]:
+        name = config.data.train_file
+        if name != "docstrings" and not expand_path(name).exists():  # a report downloads nothing
+            raise DataError(f"{name} does not exist here")
+        return (row[0] for row in open_corpus(config.data))
+
+    metric = build_dev_evaluation(config, training_sentences).chosen
+    if isinstance(metric, CorrelationMetric):
+        sets = [(each.first, each.second, each.gold) for each in metric.counted.values()]
+        rated = [row for columns in sets for row in zip(*columns, strict=True)]
+        bound = np.quantile([gold for *_, gold in rated], 1 - RELATED_FRACTION)
+        pairs, kind = [(a, b) for a, b, gold in rated if gold >= bound], "pairs rated highest"
+    else:
+        pairs, kind = list(zip(metric.queries, metric.targets, strict=True)), "pairs"
+    queries, texts = zip(*evenly_spaced(pairs, MOST_PAIRS), strict=True)
+    about = f"{len(texts)} of the {len(pairs):,} {kind} of the dev metric"
+    return Sample(about, queries, texts, isinstance(metric, CorrelationMetric) or metric.name in SYMMETRIC_METRICS)
+
+
+def encoders_of(runs: Sequence[Run]) -> dict[str, Loader]:
+    """Return a loader of each encoder by label: the distinct starting checkpoints, then the runs."""
+    found: dict[str, Loader] = {}
+    for run in runs:
+        name, pooler = run.config.model.name_or_path, run.baseline.pooler if run.baseline else None
+        label = f"{name}{f' ({pooler})' if pooler else ''} before training"
+        found[label] = partial(SentenceEncoder.from_pretrained, name, pooler=pooler)
+    for run in runs:
+        export = run.workdir / "export"
+        found[run.label] = partial(SentenceEncoder.from_pretrained, export if export.is_dir() else run.workdir)
+    return found
+
+
+def compare(encoders: Mapping[str, Loader], sample: Sample) -> Comparison:
+    """Search the sample with one encoder after another; note those that cannot be loaded.
+
+    Queries are chosen by their position in the sample.
+    """
+    pairs = evenly_spaced(list(zip(sample.queries, sample.texts, strict=True)), SEARCHES)
+    searches = [Search(query, text if text != query else "", {}) for query, text in pairs]
+    texts, problems = list(dict.fromkeys(sample.texts)), []
+    for label, load in encoders.items():
+        try:
+            sides = encode_pairs(load(), [each.query for each in searches], texts, symmetric=sample.symmetric)
+        except UserError as error:
+            problems.append(f"{label}: {str(error).splitlines()[0]}")
+            continue
+        queries, found = map(normalize, sides)
+        for search, scores in zip(searches, queries @ found.T, strict=True):
+            hits = best_hits(scores, texts, HITS + 1)
+            search.hits[label] = [hit for hit in hits if hit[0] != search.query][:HITS]
+    return Comparison(sample.about, searches, problems)
+
+
+def evenly_spaced(items: Sequence[_Item], count: int) -> list[_Item]:
+    """Return at most `count` of the items at even distances, including the first."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
