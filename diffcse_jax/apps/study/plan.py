@@ -125,29 +125,25 @@ class Run:
         """Return whether the run's encoder is there. Training ends with the export."""
         return self.seed is None or (self.folder / "export").is_dir()
 
-    def results(self) -> dict[str, Any] | None:
-        """Return the records of a run that is done with the study's tasks, or None."""
-        with contextlib.suppress(CheckpointError):
-            if (self.folder / RESULTS).is_file():
-                found = read_record(self.folder) | read_results(self.folder)
-                return found if found["asked"] == list(self.tasks) else None
-        return None
-
-    def state(self) -> str:
-        """Describe the state of a run that is not done."""
+    def look(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the records of a run that is done with the study's tasks, or None, and the run's state in words."""
+        record = None
         try:
+            if (self.folder / RUN).is_file():
+                record = read_record(self.folder)
+            if record and (self.folder / RESULTS).is_file():
+                results = read_results(self.folder)
+                if results["asked"] == list(self.tasks):
+                    return record | results, "done"
             if (self.folder / LOCK).is_file():
                 lock(self.folder / LOCK).close()
-            for name, read in ((RUN, read_record), (RESULTS, read_results)):
-                if (self.folder / name).is_file():
-                    read(self.folder)
         except InUseError as error:
-            return f"in progress: {error}"
+            return None, f"in progress: {error}"
         except CheckpointError as error:
-            return str(error)
+            return None, str(error)
         if (self.folder / FAILURE).is_file():
-            return f"failed: {(self.folder / FAILURE).read_text(encoding='utf-8', errors='replace').strip()}"
-        return "started" if (self.folder / RUN).is_file() else NOT_STARTED
+            return None, f"failed: {(self.folder / FAILURE).read_text(encoding='utf-8', errors='replace').strip()}"
+        return None, "started" if record else NOT_STARTED
 
     def require_same(self) -> None:
         """Refuse a folder with checkpoints or results of another configuration."""

@@ -93,13 +93,13 @@ def do_runs(runs: Sequence[Run]) -> None:
 
     Runs that another process works on are left to it.
     """
-    done = sum(run.results() is not None for run in runs)
+    done = [run.label for run in runs if run.look()[0]]
     if done:
-        log_line(f"done already: {done} of {counted(len(runs), 'run{s}')}")
+        log_line(f"done already: {len(done)} of {counted(len(runs), 'run{s}')}")
     keep_compiled()
     for number, run in enumerate(runs, 1):
         name = f"run {number} of {len(runs)}: {run.label}"
-        if run.results() is not None:
+        if run.label in done:
             continue
         if run.start and not run.start.is_trained:
             log_line(f"{name}: skipped: {run.start.label} is not trained")

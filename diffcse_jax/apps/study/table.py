@@ -47,11 +47,12 @@ def summarize(plan: Plan) -> Summary:
     for row, runs in plan.rows.items():
         done = []
         for run in runs:
-            if results := run.results():
+            results, state = run.look()
+            if results:
                 done.append((run, results))
                 notes += _notes(run, results)
             else:
-                states[run.label] = run.state()
+                states[run.label] = state
         group = groups["finetunings" if runs[0].start else "encoders"]
         group.append(_summarize_row(runs[0], done, group, titles) | {"published": plan.study.published.get(row, {})})
     for name, group in (("trainings", groups["encoders"]), ("fine-tunings", groups["finetunings"])):
