@@ -1,5 +1,7 @@
 """The weighted sum of losses: what is computed, which networks learn, prefixes, padding and precision."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
