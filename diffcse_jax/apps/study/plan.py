@@ -244,7 +244,13 @@ def make_plan(
             base = configuration(study.finetune_base, {})[1]
         for encoder, (tuning, settings) in itertools.product(encoders, study.finetunings.items()):
             with _named(f"fine-tuning {tuning!r}"):
-                config = _starting_from(encoder, _changed(base, {**settings, **tuning_values}))
+                config = _changed(base, {**settings, **tuning_values})
+            start, pooler = str(encoder.folder.absolute()), config.model.pooler
+            if encoder.pooler:
+                start = encoder.config.model.name_or_path
+                pooler = pooler if encoder.pooler == OWN_POOLER else encoder.pooler
+            model = dataclasses.replace(config.model, name_or_path=start, pooler=pooler)
+            config = dataclasses.replace(config, model=model)
             for seed in study.seeds_of.get(encoder.row, study.seeds) if encoder.seed is None else [encoder.seed]:
                 add(f"{encoder.row}, {tuning}", seed, config, base, start=encoder)
 
@@ -296,11 +302,3 @@ def _changed(base: Config, settings: Settings) -> Config:
     if config.distributed:
         raise ConfigError("distributed=True: a run of a study uses one host. Several hosts may share a study")
     return config
-
-
-def _starting_from(run: Run, config: Config) -> Config:
-    """Return the configuration of a fine-tuning that starts from a run's encoder."""
-    name, pooler = str(run.folder.absolute()), config.model.pooler
-    if run.pooler:
-        name, pooler = run.config.model.name_or_path, pooler if run.pooler == OWN_POOLER else run.pooler
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, name_or_path=name, pooler=pooler))

@@ -26,7 +26,7 @@ from diffcse_jax.apps.study.plan import (
     read_study,
 )
 from diffcse_jax.apps.study.table import SAFE
-from diffcse_jax.config import OWN_POOLER, Config
+from diffcse_jax.config import OWN_POOLER
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.errors import CheckpointError, InUseError, UserError, counted
 from diffcse_jax.evaluation import Settings, results, runner
@@ -140,11 +140,13 @@ def train_and_score(run: Run) -> None:
     checkpoint but the starting checkpoint, or weights between the two. The metric of a fine-tuning is the average over
     its labelled tasks, and the scores are those of the tasks.
     """
-    settings = Settings(tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir)
+    settings = Settings(tasks=",".join(run.tasks), data_dir=run.config.eval.data_dir, pooler=run.pooler)
     found: dict[str, Any] = {"asked": run.tasks}
     if run.pooler:
         model = run.config.model.name_or_path
-        settings = dataclasses.replace(settings, pooler=pooler_of_start(run.pooler, run.config))
+        if run.pooler == OWN_POOLER:  # the one that the checkpoint records, or else the one of its training
+            config, start, _ = open_start(run.config, make_mesh(run.config))
+            settings = dataclasses.replace(settings, pooler=start.pooler(config))
         corpus = open_corpus(run.config.data)
         evaluation = build_dev_evaluation(run.config, lambda: (row[0] for row in corpus))
         dev = evaluation.measure(load_encoder(model, settings)).scores
@@ -170,11 +172,3 @@ def train_and_score(run: Run) -> None:
     if run.tasks:
         results.write_results(scored, run.folder / EVALUATION)
     write_checked(run.folder / RESULTS, found)
-
-
-def pooler_of_start(pooler: str, config: Config) -> str:
-    """Return the pooler; for `own` the one that the starting checkpoint records, or else the one of its training."""
-    if pooler != OWN_POOLER:
-        return pooler
-    config, start, _ = open_start(config, make_mesh(config))
-    return start.pooler(config)
