@@ -48,8 +48,8 @@ def ours(task: Any, folder: Path, encoder: SentenceEncoder, mode: str) -> tuple[
         scores = watch("encoding", task.run, encoder, folder, Settings(mode=mode))
         return {"spearman": scores["spearman"], "pearson": scores["pearson"]}, watch.seconds
     splits = {split: task.load(folder, split) for split in task.splits}
-    features = watch("encoding", senteval.encode_examples, encoder, splits, task.classes)
-    scores = watch("classifiers", task.score, features, senteval.SETTINGS[mode])
+    features = watch("encoding", senteval.encode_examples, encoder, splits, len(task.labels))
+    scores = watch("classifiers", task.procedure, features, senteval.SETTINGS[mode])
     return {name: scores[name] for name in ("acc", "devacc", "f1") if name in scores}, watch.seconds
 
 
@@ -98,12 +98,12 @@ def torch_accuracies(task: senteval.TransferTask, features: dict[str, tuple], mo
     dimension = features["train"][0].shape[1]
 
     def build(regularization: float) -> torch_senteval.Classifier:
-        return torch_senteval.Classifier(dimension, task.classes, regularization, *recipe)
+        return torch_senteval.Classifier(dimension, len(task.labels), regularization, *recipe)
 
-    if task.score is senteval.nested_cross_validation:
+    if task.procedure is senteval.nested_cross_validation:
         devacc, acc, *_ = torch_senteval.nested_cross_validation(*features["train"], folds, build)
         return {"acc": float(acc), "devacc": float(devacc)}
-    if task.score is senteval.fixed_splits:
+    if task.procedure is senteval.fixed_splits:
         devacc, acc = torch_senteval.fixed_splits(*features["train"], features["dev"], features["test"], build)
         return {"acc": float(acc), "devacc": float(devacc)}
     devacc, acc, predicted = torch_senteval.cross_validation(*features["train"], *features["test"], folds, build)

@@ -80,8 +80,3 @@ def test_groups_change_nothing_and_compile_once(monkeypatch):
     assert classifier._train_block._cache_size() == compiled + 1
     np.testing.assert_array_equal(apart.dev_accuracy, together.dev_accuracy)
     np.testing.assert_allclose(apart.weights, together.weights, rtol=1e-5, atol=1e-6)
-
-
-def test_training_stops_after_the_last_pass():
-    fit = Fit(np.arange(40), np.arange(40, 60))
-    assert len(list(classifier._blocks([fit], Recipe(RMSPROP, batch_size=32, tenacity=0, passes_per_block=50)))) == 5

@@ -30,7 +30,7 @@ from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.tokenizer import load_tokenizer, tokenise, unlimited_tokenizer
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import UserError
-from diffcse_jax.evaluation import Settings, senteval, sts
+from diffcse_jax.evaluation import Settings, sts
 from diffcse_jax.evaluation.tasks import TASKS
 from diffcse_jax.io import find_run
 from diffcse_jax.models import hf, pooling_modules
@@ -217,8 +217,8 @@ TRANSFER = {
 @given(data=st.data())
 def test_transfer(tmp_path, task, data):
     path = write(tmp_path / "custrev.pos", data.draw(spoiled(TRANSFER[task]) | st.binary(max_size=100)))
-    examples = result_or_user_error(TASKS[task].examples, path)
-    assert examples is None or len(senteval.in_order(examples)) == len(examples) > 0
+    examples = result_or_user_error(TASKS[task].read, path)
+    assert examples is None or len(examples) > 0
 
 
 @fuzzed

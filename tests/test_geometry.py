@@ -50,8 +50,8 @@ def test_measures_follow_their_definitions(tmp_path, vectors):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (stsb_row(4.0, "a", "b"), "sts-test.csv: the geometry needs pairs rated above 4"),
-        (stsb_row(5.0, "a", "a"), "sts-test.csv: .* and different sentences"),
+        (stsb_row(4.0, "a", "b"), "geometry needs pairs of STS-B rated above 4"),
+        (stsb_row(5.0, "a", "a"), "geometry needs .* and different sentences"),
     ],
 )
 def test_data_without_a_geometry_is_refused(tmp_path, vectors, row, message):

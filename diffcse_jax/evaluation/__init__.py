@@ -87,16 +87,28 @@ class Task:
     splits: Mapping[str, tuple[str, ...]]
     modes: ClassVar[tuple[str, ...]] = ("test", "fasttest", "dev")
 
-    def paths(self, folder: Path, split: str) -> list[Path]:
-        return [folder / file for file in self.splits[split]]
+    def read(self, *paths: Path) -> Any:
+        """Return the content of a split's files. If a file is invalid, a `DataError` names file and line."""
+        raise NotImplementedError
 
-    def splits_of(self, mode: str) -> list[str]:
-        return [split for split in self.splits if mode != "dev" or split != "test"]
+    def score(self, encoder: Encoder, content: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+        """Return named scores, x 100, on the content of the splits."""
+        raise NotImplementedError
 
-    def files(self, folder: Path, mode: str) -> list[Path]:
-        """Return the files that `run` reads."""
-        return [path for split in self.splits_of(mode) for path in self.paths(folder, split)]
+    def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
+        """Return the files that `run` reads, by split."""
+        splits = {split: files for split, files in self.splits.items() if mode != "dev" or split != "test"}
+        return {split: [folder / file for file in files] for split, files in splits.items()}
+
+    def missing(self, folder: Path, mode: str) -> list[Path]:
+        """Return the files that `run` would read and that do not exist."""
+        return [path for paths in self.files(folder, mode).values() for path in paths if not path.is_file()]
+
+    def load(self, folder: Path, split: str) -> Any:
+        """Return the content of a split."""
+        return self.read(*(folder / file for file in self.splits[split]))
 
     def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
-        """Return named scores, x 100. If a file is invalid, a `DataError` names file and line."""
-        raise NotImplementedError
+        """Return named scores, x 100, of an encoder on the data in a folder."""
+        content = {split: self.load(folder, split) for split in self.files(folder, settings.mode)}
+        return self.score(encoder, content, settings)

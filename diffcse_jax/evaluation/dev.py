@@ -21,7 +21,7 @@ from diffcse_jax.evaluation import CachedEncoder, Encoder, retrieval, search_col
 from diffcse_jax.evaluation.geometry import uniformity
 from diffcse_jax.evaluation.held_out import FEWEST_WORDS, HELD_OUT_PAIRS, held_out_queries
 from diffcse_jax.evaluation.retrieval import read_labelled_pairs, read_retrieval_pairs
-from diffcse_jax.evaluation.senteval_data import is_local, missing_files, senteval_folder
+from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
 from diffcse_jax.evaluation.sts import SICKR, STSB, ScoredPairs, correlations, read_pairs, similarities, size_problem
 from diffcse_jax.io import expand_path, json_digest
 from diffcse_jax.models.pooling import normalize
@@ -395,7 +395,7 @@ def _missing_sts_data(data_dir: str, tasks: Sequence[str]) -> str:
         folder = senteval_folder(data_dir)
     except DataError as error:
         return f"{error} (eval.data_dir)"
-    missing = [path for task in tasks for path in missing_files(STS_TASKS[task][0], folder, "dev")]
+    missing = [path for task in tasks for path in STS_TASKS[task][0].missing(folder, "dev")]
     return f"not found: {', '.join(map(str, missing))}" if missing else ""
 
 

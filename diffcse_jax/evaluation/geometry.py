@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError, UserError, require_extra
-from diffcse_jax.evaluation import DEFAULTS, Encoder, Settings, Task
+from diffcse_jax.evaluation import Encoder, Settings
 from diffcse_jax.evaluation.retrieval import ranks_among, recalls
-from diffcse_jax.evaluation.sts import RATINGS, STSB, ScoredPairs, encode_groups, read_lines, read_pairs
+from diffcse_jax.evaluation.sts import STSB, ScoredPairs, StsTask, encode_groups, read_lines
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import pooling
 from diffcse_jax.models.pooling import normalize
@@ -29,26 +29,27 @@ EXAMPLES = 5  # pairs whose hits are listed
 
 
 @dataclasses.dataclass(frozen=True)
-class StsbProbe(Task):
+class StsbProbe(StsTask):
     """A task on the pairs of one split of STS-B."""
 
-    score: Callable[[Encoder, Path, Settings], dict[str, Any]]
+    probe: Callable[[Encoder, ScoredPairs, Settings], dict[str, Any]] = dataclasses.field(kw_only=True)
 
-    def splits_of(self, mode: str) -> list[str]:
-        return ["dev" if mode == "dev" else "test"]
+    def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
+        split, paths = [*super().files(folder, mode).items()][-1]
+        return {split: paths}
 
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
-        (path,) = self.files(folder, settings.mode)
-        return self.score(encoder, path, settings)
+    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+        (pairs,) = content.values()
+        return self.probe(encoder, pairs, settings)
 
 
-def score_geometry(encoder: Encoder, path: Path, settings: Settings) -> dict[str, Any]:
+def score_geometry(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> dict[str, Any]:
     """Return alignment, uniformity, cosine similarities in five rating groups, and singular values."""
-    pairs, first, second = _encoded(encoder, path)
-    positive = pairs.gold > POSITIVE_RATING
-    if not positive.any() or len({*pairs.first, *pairs.second}) == 1:
-        raise DataError(f"{path}: the geometry needs pairs rated above {POSITIVE_RATING:g} and different sentences")
-    distinct = np.concatenate([first, second])[np.unique(pairs.first + pairs.second, return_index=True)[1]]
+    positive, texts = pairs.gold > POSITIVE_RATING, pairs.first + pairs.second
+    if not positive.any() or len({*texts}) == 1:
+        raise DataError(f"geometry needs pairs of STS-B rated above {POSITIVE_RATING:g}, and different sentences")
+    first, second = encode_groups(encoder, [pairs.first, pairs.second])
+    distinct = np.concatenate([first, second])[np.unique(texts, return_index=True)[1]]
     cosines = (normalize(first) * normalize(second)).sum(axis=1)
     return {
         "alignment": float(pooling.alignment(jnp.asarray(first[positive]), jnp.asarray(second[positive])).mean()),
@@ -59,17 +60,16 @@ def score_geometry(encoder: Encoder, path: Path, settings: Settings) -> dict[str
     }
 
 
-def score_retrieval(encoder: Encoder, path: Path, settings: Settings) -> dict[str, Any]:
+def score_retrieval(encoder: Encoder, pairs: ScoredPairs, settings: Settings) -> dict[str, Any]:
     """Find the other sentence of each pair rated 5.0 among all sentences of the split (DiffCSE, table 10).
 
     Scores are recall at 1, 5 and 10, x 100, and the best hits of some queries.
     """
-    pairs, first, second = _encoded(encoder, path)
-    rows = np.flatnonzero(pairs.gold == 5.0)
+    rows, texts = np.flatnonzero(pairs.gold == 5.0), pairs.first + pairs.second
     if not len(rows):
-        raise DataError(f"{path}: no pair is rated 5.0, so there is nothing to retrieve")
-    corpus = normalize(np.concatenate([first, second]))
-    scores = normalize(first[rows]) @ corpus.T
+        raise DataError("retrieval needs pairs of STS-B that are rated 5.0")
+    corpus = normalize(np.concatenate(encode_groups(encoder, [pairs.first, pairs.second])))
+    scores = corpus[rows] @ corpus.T
     scores[np.arange(len(rows)), rows] = -np.inf  # a query does not find itself
     ranks = ranks_among(scores, targets=len(pairs.gold) + rows)
     queries = [pairs.first[row] for row in rows[:EXAMPLES]]
@@ -77,23 +77,16 @@ def score_retrieval(encoder: Encoder, path: Path, settings: Settings) -> dict[st
         queries = read_queries(settings.queries)
         scores = normalize(encoder.encode(queries)) @ corpus.T  # sentences of one kind, with the default prompt
     hits = [
-        {"query": query, "hits": best_hits(row, pairs.first + pairs.second, settings.top_k)}
+        {"query": query, "hits": best_hits(row, texts, settings.top_k)}
         for query, row in zip(queries, scores, strict=False)
     ]
     return recalls(ranks) | {"n": len(rows), "examples": hits}
 
 
-PROBES = (
-    StsbProbe("geometry", STSB.splits, score_geometry),
-    StsbProbe("retrieval", STSB.splits, score_retrieval),
+PROBES = tuple(
+    StsbProbe(name, STSB.splits, STSB.columns, probe=probe)
+    for name, probe in (("geometry", score_geometry), ("retrieval", score_retrieval))
 )
-
-
-def _encoded(encoder: Encoder, path: Path) -> tuple[ScoredPairs, np.ndarray, np.ndarray]:
-    """Return the pairs of a file and the embeddings of their first and second sentences."""
-    pairs = read_pairs(path, STSB.columns, scale=RATINGS)
-    first, second = encode_groups(encoder, [pairs.first, pairs.second])
-    return pairs, first, second
 
 
 def read_queries(file: Path) -> list[str]:
@@ -150,21 +143,20 @@ def draw(models: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         return []
     from matplotlib.figure import Figure
 
-    densities = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
+    panels = Figure(figsize=(5 * len(results), 3.4), layout="constrained")
     spectrum = Figure(figsize=(5, 3.4), layout="constrained")
-    panels = densities.subplots(1, len(results), sharey=True, squeeze=False)[0]
     values = spectrum.subplots()
-    for axes, (model, geometry) in zip(panels, results.items(), strict=True):
+    for number, (model, geometry) in enumerate(results.items(), 1):
+        axes = panels.add_subplot(1, len(results), number)
         for group in geometry["similarity_by_rating"]:
             axes.plot((BINS[:-1] + BINS[1:]) / 2, group["density"], label=f"{group['ratings']} ({group['n']} pairs)")
-        axes.set(xlabel="cosine similarity", title=f"STS-B pairs by human rating\n{model}")
+        axes.set(xlabel="cosine similarity", ylabel="density", title=f"STS-B pairs by human rating\n{model}")
         axes.legend(title="rating", fontsize="small")
         values.semilogy(range(1, len(geometry["singular_values"]) + 1), geometry["singular_values"], label=model)
-    panels[0].set_ylabel("density")
     values.set(xlabel="index", ylabel="singular value / largest", title="Spectrum of STS-B embeddings")
     values.legend(fontsize="small")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "similarity_by_rating.png", folder / "singular_values.png"]
-    for picture, path in zip((densities, spectrum), paths, strict=True):
+    pictures = {folder / "similarity_by_rating.png": panels, folder / "singular_values.png": spectrum}
+    for path, picture in pictures.items():
         picture.savefig(path, dpi=120)
-    return paths
+    return [*pictures]

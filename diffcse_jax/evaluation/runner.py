@@ -13,7 +13,7 @@ from diffcse_jax.errors import ConfigError, DataError, warn_user
 from diffcse_jax.evaluation import CachedEncoder, Settings, Task, geometry, results, search_collections
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.evaluation.results import Results
-from diffcse_jax.evaluation.senteval_data import missing_files, senteval_folder
+from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import PROMPTED, expand_groups, find_task, own_kind
 
@@ -63,7 +63,7 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
     missing = {
         name: f"not found: {paths[0]}" + (f" and {len(paths) - 1} more of its files" if paths[1:] else "")
         for name, task in tasks.items()
-        if (paths := missing_files(task, folder, settings.mode))
+        if (paths := task.missing(folder, settings.mode))
     }
     scores: dict[str, dict] = {}
     with _recorded_warnings() as notes:

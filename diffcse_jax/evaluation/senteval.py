@@ -5,8 +5,8 @@ File formats, folds, choice of the regularization, rounding and random numbers a
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from diffcse_jax.errors import DataError, counted
-from diffcse_jax.evaluation import DEFAULTS, Embeddings, Encoder, Settings, Task, classifier, sts
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
-from diffcse_jax.evaluation.sts import SICKR, read_lines, read_table, single_spaced
+from diffcse_jax.evaluation.sts import SICKR, SICKR_TRAIN, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
-Lines = Iterator[tuple[int, str, str] | tuple[int, str, str, str]]  # number, label, and one sentence or two
 
 FEWEST_PER_CLASS = 20  # so that every class is in each of ten folds, and in each of ten folds within nine of them
 BINARY = {"0": 0, "1": 1}
@@ -36,46 +35,14 @@ class Example(NamedTuple):
     label: int
 
 
-# Files
+class Form(NamedTuple):
+    """The form of a task's files: a label, and a sentence or two, on each line."""
 
-
-def read_class(path: Path) -> Lines:
-    """Read a file of one class in Latin-1, a sentence on each line. Empty lines count. The label is the file's name."""
-    lines = (part for line in read_lines(path, "latin-1") for part in f"{line}\n".splitlines())
-    return ((number, path.name, line) for number, line in enumerate(lines, 1))
-
-
-def read_sentiment(path: Path) -> Lines:
-    """Read SST2: sentence, tab, label."""
-    return ((number, row[1], row[0]) for number, row in read_table(path, 2))
-
-
-def read_fine_sentiment(path: Path) -> Lines:
-    """Read SST5: label, space, sentence."""
-    for number, line in enumerate(read_lines(path), 1):
-        label, _, sentence = line.strip().partition(" ")
-        yield number, label, sentence
-
-
-def read_questions(path: Path) -> Lines:
-    """Read TREC, in Latin-1: kind of answer, colon, finer kind, space, question."""
-    for number, line in enumerate(read_lines(path, "latin-1"), 1):
-        label, _, rest = line.strip().partition(":")
-        _, space, question = rest.partition(" ")
-        if not space:
-            raise DataError(f"{path}, line {number}: expected 'LABEL:label question', found {line.strip()[:60]!r}")
-        yield number, label, question
-
-
-def read_pairs(path: Path, *, label: int, first: int, second: int, labels: Mapping[str, int]) -> Lines:
-    """Read sentence pairs below a header, from these columns."""
-    rows = read_table(path, 5, lambda fields: fields[label] in labels)
-    return ((number, row[label], row[first], row[second]) for number, row in rows)
-
-
-def in_order(examples: list[Example]) -> list[Example]:
-    """Sort examples by word counts, then by label: the order in which SentEval numbers and splits them."""
-    return sorted(examples, key=lambda example: (*(len(text.split()) for text in example.sentences), example.label))
+    label: int  # the column of the label, from 0
+    sentences: tuple[int, ...]  # the columns of the sentences
+    encoding: str = "utf-8-sig"
+    separators: str = ""  # of the first columns, instead of tabs
+    header: bool = False
 
 
 # Procedures
@@ -196,71 +163,69 @@ class TransferTask(Task):
     """A data set, and the procedure that scores it."""
 
     labels: Mapping[str, int]  # classes by their name in the files
-    read: Callable[[Path], Lines]
-    score: Callable[[Features, Recipe], Scores]
+    form: Form | None  # None: one file per class, in Latin-1, with a sentence on each line
+    procedure: Callable[[Features, Recipe], Scores]
 
-    @property
-    def classes(self) -> int:
-        return len(self.labels)
+    def read(self, *paths: Path) -> list[Example]:
+        """Return the examples of files, sorted by word counts and label: SentEval numbers and splits them so."""
+        examples = [example for path in paths for example in self._read(path)]
+        return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
-    def load(self, folder: Path, split: str) -> list[Example]:
-        """Read the examples of a split, in SentEval's order."""
-        return in_order([example for path in self.paths(folder, split) for example in self.examples(path)])
-
-    def examples(self, path: Path) -> list[Example]:
-        """Read the examples of a file."""
-        examples = []
-        for number, label, *sentences in self.read(path):
+    def _read(self, path: Path) -> list[Example]:
+        if self.form is None:  # 0x85 ends a line, too; empty lines are empty sentences
+            lines = [part for line in sts.read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
+            found = [(number, path.name, (line,)) for number, line in enumerate(lines, 1)]
+        else:
+            place, columns, encoding, separators, header = self.form
+            is_value = (lambda row: row[place] in self.labels) if header else None
+            rows = sts.read_table(path, 1 + max(place, *columns), is_value, encoding=encoding, separators=separators)
+            found = [(number, row[place], tuple(row[column] for column in columns)) for number, row in rows]
+        for number, label, _ in found:
             if label not in self.labels:
                 known = ", ".join(self.labels)
                 raise DataError(f"{path}, line {number}: expected one of {known} as label, found {label[:60]!r}")
-            examples.append(Example(tuple(map(single_spaced, sentences)), self.labels[label]))
-        if not examples:
+        if not found:
             raise DataError(f"{path}: no sentences")
-        return examples
+        return [Example(tuple(map(single_spaced, texts)), self.labels[label]) for _, label, texts in found]
 
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> Scores:
+    def score(self, encoder: Encoder, content: Mapping[str, list[Example]], settings: Settings) -> Scores:
         """Return accuracies, x 100, rounded as SentEval rounds them.
 
         `devacc` chooses the regularization, `acc` is that of the test split, and `ntrain`, `ndev` and `ntest` count
         examples.
         """
-        splits = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
-        labels = [example.label for example in splits["train"]]
-        fewest = min(range(self.classes), key=labels.count)
+        labels = [example.label for example in content["train"]]
+        fewest = min(self.labels.values(), key=labels.count)
         if (count := labels.count(fewest)) < FEWEST_PER_CLASS:
-            files = ", ".join(map(str, self.paths(folder, "train")))
-            found = counted(count, "example{s}")
-            raise DataError(f"{files}: {found} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
-        return self.score(encode_examples(encoder, splits, self.classes), SETTINGS[settings.mode])
+            found = counted(count, "training example{s}")
+            raise DataError(f"{self.name} has {found} of class {fewest}; every class needs {FEWEST_PER_CLASS}")
+        return self.procedure(encode_examples(encoder, content, len(self.labels)), SETTINGS[settings.mode])
 
 
 def _binary(name: str, positive: str, negative: str) -> TransferTask:
     splits = {"train": (f"{name}/{positive}", f"{name}/{negative}")}
-    return TransferTask(name, splits, {positive: 1, negative: 0}, read_class, nested_cross_validation)
+    return TransferTask(name, splits, {positive: 1, negative: 0}, None, nested_cross_validation)
 
 
-def _sst(name: str, folder: str, labels: Mapping[str, int], read: Callable[[Path], Lines]) -> TransferTask:
+def _sst(name: str, folder: str, labels: Mapping[str, int], form: Form) -> TransferTask:
     splits = {split: (f"SST/{folder}/sentiment-{split}",) for split in ("train", "dev", "test")}
-    return TransferTask(name, splits, labels, read, fixed_splits)
+    return TransferTask(name, splits, labels, form, fixed_splits)
 
 
 _TREC = {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}
 _MRPC = {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in ("train", "test")}
-
-_read_mrpc = functools.partial(read_pairs, label=0, first=3, second=4, labels=BINARY)
-_read_sick = functools.partial(read_pairs, label=4, first=1, second=2, labels=ENTAILMENT)
 
 TRANSFER_TASKS = (
     _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
     _binary("CR", "custrev.pos", "custrev.neg"),
     _binary("SUBJ", "subj.objective", "subj.subjective"),
     _binary("MPQA", "mpqa.pos", "mpqa.neg"),
-    _sst("SST2", "binary", BINARY, read_sentiment),
-    TransferTask("TREC", _TREC, QUESTIONS, read_questions, cross_validation),
-    TransferTask("MRPC", _MRPC, BINARY, _read_mrpc, functools.partial(cross_validation, with_f1=True)),
+    _sst("SST2", "binary", BINARY, Form(label=1, sentences=(0,))),
+    # A line is LABEL:finer_label question.
+    TransferTask("TREC", _TREC, QUESTIONS, Form(0, (2,), encoding="latin-1", separators=": "), cross_validation),
+    TransferTask("MRPC", _MRPC, BINARY, Form(0, (3, 4), header=True), partial(cross_validation, with_f1=True)),
 )
 OTHER_TASKS = (
-    _sst("SST5", "fine", SENTIMENT, read_fine_sentiment),
-    TransferTask("SICKEntailment", SICKR.splits, ENTAILMENT, _read_sick, fixed_splits),
+    _sst("SST5", "fine", SENTIMENT, Form(label=0, sentences=(1,), separators=" ")),
+    TransferTask("SICKEntailment", SICKR_TRAIN | SICKR.splits, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
 )

@@ -5,16 +5,10 @@ import tarfile
 from pathlib import Path
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import Task
 from diffcse_jax.io import cache_folder, expand_path, hub_file, replace_dir
 
 DATA_SETS = ("STS", "SICK", "MR", "CR", "SUBJ", "MPQA", "SST", "TREC", "MRPC")  # folders of SentEval's data
 PLACES = ("senteval", "downstream", "senteval/downstream", "data/downstream", "SentEval/data/downstream")
-
-
-def missing_files(task: Task, folder: Path, mode: str) -> list[Path]:
-    """Return the files that a task would read and that do not exist."""
-    return [path for path in task.files(folder, mode) if not path.is_file()]
 
 
 def is_local(data_dir: str) -> bool:

@@ -15,7 +15,7 @@ import scipy.stats
 from jaxtyping import Float, Float32
 
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation import DEFAULTS, Embeddings, Encoder, Settings, Task
+from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task
 from diffcse_jax.io import why_unreadable
 
 OFFICIAL_SIZES: dict[str, dict[str, int]] = tomllib.loads(
@@ -41,16 +41,11 @@ class StsTask(Task):
     columns: tuple[int, int, int]  # of rating, first and second sentence, from 0
     header: bool = False
 
-    def splits_of(self, mode: str) -> list[str]:
-        return ["dev"] if mode == "dev" else ["dev", "test"]
+    def read(self, *paths: Path) -> ScoredPairs:
+        return read_pairs(*paths, self.columns, header=self.header, scale=RATINGS)
 
-    def load(self, folder: Path, split: str) -> ScoredPairs:
-        (path,) = self.paths(folder, split)
-        return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
-
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
-        sets = {split: self.load(folder, split) for split in self.splits_of(settings.mode)}
-        scores = score_pairs(encoder, sets, similarity=settings.similarity)
+    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
+        scores = score_pairs(encoder, content, similarity=settings.similarity)
         return scores.get("test", scores["dev"]) | {"dev": scores["dev"]}
 
 
@@ -59,22 +54,21 @@ class StsYear(Task):
 
     modes = ("test", "fasttest")
 
-    def load(self, folder: Path, subset: str) -> ScoredPairs:
-        return read_parallel_pairs(*self.paths(folder, subset))
+    def read(self, *paths: Path) -> ScoredPairs:
+        return read_parallel_pairs(*paths)
 
-    def run(self, encoder: Encoder, folder: Path, settings: Settings = DEFAULTS) -> dict[str, Any]:
+    def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
         """Return scores of all subsets together, of each subset, and under each aggregation, x 100.
 
         `all` ranks the pairs of all subsets together (SimCSE, DiffCSE and later papers), `mean` averages the subsets'
         coefficients, and `wmean` weights them by pairs (BERT-flow, whitening).
         """
-        sets = {subset: self.load(folder, subset) for subset in self.splits}
-        systems = similarities(encoder, sets, similarity=settings.similarity)
-        subsets = {name: correlations(systems[name], pairs.gold) for name, pairs in sets.items()}
-        sizes = [len(pairs.gold) for pairs in sets.values()]
-        together = correlations(np.concatenate([*systems.values()]), np.concatenate([p.gold for p in sets.values()]))
+        systems = similarities(encoder, content, similarity=settings.similarity)
+        golds = {subset: pairs.gold for subset, pairs in content.items()}
+        subsets = {subset: correlations(systems[subset], golds[subset]) for subset in content}
+        together = correlations(np.concatenate([*systems.values()]), np.concatenate([*golds.values()]))
         aggregations = {"all": {name: together[name] for name in COEFFICIENTS}}
-        for aggregation, weights in (("mean", None), ("wmean", sizes)):
+        for aggregation, weights in (("mean", None), ("wmean", [*map(len, golds.values())])):
             aggregations[aggregation] = {
                 name: float(np.average([scores[name] for scores in subsets.values()], weights=weights))
                 for name in COEFFICIENTS
@@ -88,11 +82,10 @@ def _year(name: str) -> StsYear:
 
 
 YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
-STSB = StsTask(
-    "STSBenchmark", {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}, (4, 5, 6)
-)
-_SICK_FILES = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
-SICKR = StsTask("SICKRelatedness", {s: (f"SICK/{f}.txt",) for s, f in _SICK_FILES.items()}, (3, 1, 2), header=True)
+STSB_TRAIN, SICKR_TRAIN = {"train": ("STS/STSBenchmark/sts-train.csv",)}, {"train": ("SICK/SICK_train.txt",)}
+STSB = StsTask("STSBenchmark", {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("dev", "test")}, (4, 5, 6))
+SICKR_FILES = {"dev": ("SICK/SICK_trial.txt",), "test": ("SICK/SICK_test_annotated.txt",)}
+SICKR = StsTask("SICKRelatedness", SICKR_FILES, (3, 1, 2), header=True)
 
 
 # Scores
@@ -165,16 +158,28 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
 
 def read_table(
-    path: Path, columns: int, is_value: Callable[[list[str]], bool] | None = None
+    path: Path,
+    columns: int,
+    is_value: Callable[[list[str]], bool] | None = None,
+    *,
+    encoding: str = "utf-8-sig",
+    separators: str = "",
 ) -> list[tuple[int, list[str]]]:
-    """Read line numbers and fields of a tab-separated UTF-8 file. Quotes are text; blank lines at the end are ignored.
+    """Read line numbers and fields of a tab-separated file. Quotes are text; blank lines at the end are ignored.
 
     Args:
         path: The file. A byte-order mark is allowed.
         columns: The least number of columns.
         is_value: Skip the first line, a header, and refuse it if this is true of its columns. None: no header.
+        encoding: How the text is encoded.
+        separators: Characters that separate the first columns, each where it occurs first in a line.
     """
-    rows = list(enumerate((line.strip().split("\t") for line in read_lines(path, "utf-8-sig")), 1))
+    rows = []
+    for number, line in enumerate(read_lines(path, encoding), 1):
+        line = line.strip()
+        for separator in separators:
+            line = line.replace(separator, "\t", 1)
+        rows.append((number, line.split("\t")))
     while rows and rows[-1][1] == [""]:
         rows.pop()
     if is_value and rows:
@@ -183,7 +188,7 @@ def read_table(
             raise DataError(f"{path}, line 1: expected a header, found data")
     for number, fields in rows:
         if len(fields) < columns:
-            raise DataError(f"{path}, line {number}: expected {columns} tab-separated columns, found {len(fields)}")
+            raise DataError(f"{path}, line {number}: expected {columns} columns, found {len(fields)}")
     return rows
 
 
