@@ -41,7 +41,7 @@ def main() -> None:
     times: dict[str, dict[str, float]] = {}
     for storage, mode in itertools.product(STORAGES, MODES):
         if mode == MODES[0]:
-            stored = index.in_memory(storage)
+            stored = index.stored_as(storage)
         taken = []
         for query in queries:
             start = time.perf_counter()

@@ -32,7 +32,7 @@ Search = Callable[[np.ndarray, int], Found]
 
 def ours(path: Path) -> Search:
     """Search as the index does, already compiled."""
-    from diffcse_jax.search.nearest import nearest
+    from diffcse_jax.search.array_store import nearest
 
     vectors = np.load(path, mmap_mode="r")
 

@@ -36,8 +36,7 @@ from diffcse_jax.models.sentence_head import NO_HEAD, RecordedHead
 from diffcse_jax.models.transformer import TransformerConfig
 from diffcse_jax.run_folder.saved_encoder import SavedEncoder, read_encoder
 from diffcse_jax.search.index import SentenceIndex, check_count
-from diffcse_jax.search.passages import Span, as_passages, split_text
-from diffcse_jax.search.records import Record, Sentences, checked_sentences
+from diffcse_jax.search.records import Record, Sentences, Span, as_passages, checked_sentences, split_text
 from diffcse_jax.search.searcher import Searcher
 from diffcse_jax.search.vector_store import EncoderRecord
 

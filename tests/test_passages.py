@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 from diffcse_jax import cli
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.search.index import SentenceIndex
-from diffcse_jax.search.passages import as_passages, split_text
+from diffcse_jax.search.records import as_passages, split_text
 from diffcse_jax.search.vector_store import EncoderRecord
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search import nearest as module
-from diffcse_jax.search.array_store import STORAGES
+from diffcse_jax.search import array_store as module
+from diffcse_jax.search.array_store import STORAGES, nearest
 from diffcse_jax.search.index import SentenceIndex, check_count, find_index
-from diffcse_jax.search.nearest import nearest
 from diffcse_jax.search.vector_store import EncoderRecord, vector_table
 
 DIMENSION = 4
@@ -205,4 +204,4 @@ def test_invalid_options_are_refused():
     with pytest.raises(ConfigError, match="threshold=nan: expected a number"):
         index.search(query, 1, float("nan"))
     with pytest.raises(ConfigError, match="storage='int4': use one of: float32, float16, int8, bits"):
-        index.in_memory("int4")
+        index.stored_as("int4")

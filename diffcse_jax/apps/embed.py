@@ -26,8 +26,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, Interrupted, InUseError, NoSentencesError
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.io import disk_errors, expand_path, lock, read_json_object, sync, write_json
-from diffcse_jax.search.passages import searched_texts
-from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, table_of
+from diffcse_jax.search.records import Record, Records, in_chunks, read_all, read_records, searched_texts, table_of
 from diffcse_jax.search.vector_store import (
     SETTINGS_FILE,
     EncoderRecord,

@@ -6,15 +6,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, UserError
 from diffcse_jax.io import expand_path
-from diffcse_jax.search.index import Hit, SentenceIndex, find_index
-from diffcse_jax.search.passages import as_passages, title_of
-from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, table_of
-from diffcse_jax.search.searcher import recommended
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore
+from diffcse_jax.search.index import INDEX_FILE, Hit, SentenceIndex, find_index
+from diffcse_jax.search.records import FILE, ID, LINE, STDIN, TEXT, in_chunks, read_all, title_of
+from diffcse_jax.search.searcher import build_index, recommended
+from diffcse_jax.search.vector_store import EncoderRecord
 
 QUERIES_AT_ONCE = 1024
 LINES_PER_HIT = 3
@@ -54,34 +54,28 @@ def search(
     if threshold is not None and opened is None:  # a recommended hybrid mode would refuse the threshold
         mode = mode or "dense"
     mode, weight = _mode_of(opened, model, mode, weight)
+    is_built = opened is not None and (expand_path(source) / INDEX_FILE).is_file()
+    if is_built and storage:
+        raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
+    if (is_built or mode == "dense") and (language or weight is not None):
+        raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
+    options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage, "faiss": faiss}
     encoder = None
-    if opened:
-        index, is_built = opened, not isinstance(opened.store, VectorStore)
-        if is_built:
-            index.checked_mode(mode)
-        if mode != "lexical" and index.encoder:
-            encoder = _encoder_of(index, index.encoder, load, model)
-        if warning := index.warning():
-            print(f"warning: {warning}", file=sys.stderr)
-    else:
+    if opened is None:
         if not model and mode != "lexical":
             raise ConfigError(f"{source} is text. Name the encoder with --model, for example --model minilm")
-        records, is_built = [*read_all([source], columns=columns, id_column=id_column, titled=passages)], False
+        records = [*read_all([source], columns=columns, id_column=id_column, titled=passages)]
         encoder = None if mode == "lexical" else load(None)
-        if encoder:
-            index = encoder.index_of(records, batch_size, prompt=encoder.prompts.document, passages=passages)
-        else:
-            index = SentenceIndex.of(table_of([*as_passages(records, None)] if passages else records), None, None)
-    if storage and is_built:
-        raise ConfigError(f"--storage {storage} is for building an index from text or from embeddings of diffcse embed")
-    if storage and index.encoder:
-        index = index.in_memory(storage)
-    if mode != "dense" and not is_built:
-        index = index.with_lexical(language, weight)
-    elif language or weight is not None:
-        raise ConfigError("--language and --weight are for building an index with --mode lexical or hybrid from text")
-    if faiss:
-        index = index.with_faiss(faiss)
+        prompt = encoder.prompts.document if encoder else ""
+        index = build_index(encoder, records, mode, prompt, passages, batch_size=batch_size, **options)
+    else:
+        if opened.warning:
+            print(f"warning: {opened.warning}", file=sys.stderr)
+        if is_built:
+            opened.checked_mode(mode)
+        if mode != "lexical" and opened.encoder:
+            encoder = _encoder_of(opened, opened.encoder, load, model)
+        index = opened.extended("dense" if is_built else mode, **options)
     if output and (faiss or index.name != str(output)):
         index.save(output)
     prompt = index.query_prompt(encoder.prompts, prompt_name) if encoder else ""

@@ -21,7 +21,7 @@ from diffcse_jax.evaluation.retrieval import encode_pairs
 from diffcse_jax.evaluation.sts import read_lines
 from diffcse_jax.io import expand_path, write_text
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.nearest import BLOCK_ROWS, nearest
+from diffcse_jax.search.array_store import BLOCK_ROWS, nearest
 
 KIND = "retrieval"  # the task `retrieval:FOLDER`
 DEPTH = 1000  # hits kept for each query, as in TREC's runs

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32, Int
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings, Task, classifier, sts
 from diffcse_jax.evaluation.classifier import ADAM, RMSPROP, SEED, Classifiers, Fit, Recipe, Weights, hold_out
-from diffcse_jax.evaluation.sts import SICKR, SICKR_TRAIN, single_spaced
+from diffcse_jax.evaluation.sts import SICK_FILES, single_spaced
 
 Scores = dict[str, Any]
 Rows = Int[np.ndarray, "..."]
@@ -172,6 +172,7 @@ class TransferTask(Task):
         return sorted(examples, key=lambda example: (*(len(each.split()) for each in example.sentences), example.label))
 
     def _read(self, path: Path) -> list[Example]:
+        found: list[tuple[int, str, tuple[str, ...]]]
         if self.form is None:  # 0x85 ends a line, too; empty lines are empty sentences
             lines = [part for line in sts.read_lines(path, "latin-1") for part in f"{line}\n".splitlines()]
             found = [(number, path.name, (line,)) for number, line in enumerate(lines, 1)]
@@ -227,5 +228,5 @@ TRANSFER_TASKS = (
 )
 OTHER_TASKS = (
     _sst("SST5", "fine", SENTIMENT, Form(label=0, sentences=(1,), separators=" ")),
-    TransferTask("SICKEntailment", SICKR_TRAIN | SICKR.splits, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
+    TransferTask("SICKEntailment", SICK_FILES, ENTAILMENT, Form(4, (1, 2), header=True), fixed_splits),
 )

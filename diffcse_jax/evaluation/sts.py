@@ -41,8 +41,12 @@ class StsTask(Task):
     columns: tuple[int, int, int]  # of rating, first and second sentence, from 0
     header: bool = False
 
+    def files(self, folder: Path, mode: str) -> dict[str, list[Path]]:
+        return {split: paths for split, paths in super().files(folder, mode).items() if split != "train"}
+
     def read(self, *paths: Path) -> ScoredPairs:
-        return read_pairs(*paths, self.columns, header=self.header, scale=RATINGS)
+        (path,) = paths
+        return read_pairs(path, self.columns, header=self.header, scale=RATINGS)
 
     def score(self, encoder: Encoder, content: Mapping[str, ScoredPairs], settings: Settings) -> dict[str, Any]:
         scores = score_pairs(encoder, content, similarity=settings.similarity)
@@ -82,10 +86,11 @@ def _year(name: str) -> StsYear:
 
 
 YEARS = tuple(_year(f"STS{year}") for year in range(12, 17))
-STSB_TRAIN, SICKR_TRAIN = {"train": ("STS/STSBenchmark/sts-train.csv",)}, {"train": ("SICK/SICK_train.txt",)}
-STSB = StsTask("STSBenchmark", {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("dev", "test")}, (4, 5, 6))
-SICKR_FILES = {"dev": ("SICK/SICK_trial.txt",), "test": ("SICK/SICK_test_annotated.txt",)}
-SICKR = StsTask("SICKRelatedness", SICKR_FILES, (3, 1, 2), header=True)
+STSB_FILES = {split: (f"STS/STSBenchmark/sts-{split}.csv",) for split in ("train", "dev", "test")}
+_SICK = {"train": "SICK_train", "dev": "SICK_trial", "test": "SICK_test_annotated"}
+SICK_FILES = {split: (f"SICK/{name}.txt",) for split, name in _SICK.items()}
+STSB = StsTask("STSBenchmark", STSB_FILES, (4, 5, 6))
+SICKR = StsTask("SICKRelatedness", SICK_FILES, (3, 1, 2), header=True)
 
 
 # Scores

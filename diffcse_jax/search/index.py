@@ -8,9 +8,9 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import operator
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +22,11 @@ from jaxtyping import Float32, Int
 from diffcse_jax.errors import CheckpointError, ConfigError, require_extra
 from diffcse_jax.io import disk_errors, file_digests, first_changed, read_json_object, replace_dir, write_json
 from diffcse_jax.models.prompts import Prompts
-from diffcse_jax.search.array_store import ArrayStore
+from diffcse_jax.search.array_store import BLOCK_ROWS, ArrayStore, Queries, Vectors
 from diffcse_jax.search.fusion import CANDIDATES, DEFAULT_WEIGHT, best_rows, combine, found_by_words
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.nearest import BLOCK_ROWS, Queries, Vectors
-from diffcse_jax.search.passages import searched_texts
-from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START
-from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
+from diffcse_jax.search.records import DOCUMENT, FILE, LINE, START, searched_texts
+from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
 FAISS_TRAINING_ROWS = 1 << 17  # embeddings that faiss clusters, evenly spaced over the corpus
 INDEX_FILE = "index.json"
@@ -52,12 +50,13 @@ class Hit(NamedTuple):
 class SentenceIndex:
     """Texts that can be searched with embeddings of the same encoder, with words, or with both."""
 
-    store: ArrayStore | VectorStore
+    store: ArrayStore
     encoder: EncoderRecord | None  # None if there are no embeddings
     name: str = ""  # the folder, for errors; empty for an index in memory
     faiss: Any = None  # an index of faiss, which searches instead of comparing all embeddings
     lexical: LexicalIndex | None = None
     weight: float = DEFAULT_WEIGHT  # of BM25 in a hybrid search, from 0 to 1
+    warning: str = ""  # if a part of the texts is missing
 
     @classmethod
     def of(
@@ -101,15 +100,13 @@ class SentenceIndex:
     def mode(self) -> str:
         return "lexical" if self.encoder is None else "hybrid" if self.lexical else "dense"
 
-    def warning(self) -> str:
-        """Return a warning if `diffcse embed` has not finished the store; otherwise an empty string."""
-        unfinished = self.store.unfinished if isinstance(self.store, VectorStore) else ()
-        if not unfinished:
-            return ""
-        return (
-            f"{self.name} is incomplete: `diffcse embed` has not finished {len(unfinished)} of its inputs, for example "
-            f"{unfinished[0]}. Run the same `diffcse embed` command again to complete it"
-        )
+    def extended(
+        self, mode: str, *, language: str = "", weight: float | None = None, storage: str = "", faiss: str = ""
+    ) -> "SentenceIndex":
+        """Return the same texts with what `build_index` is asked for besides their embeddings."""
+        index = self.stored_as(storage) if storage and self.encoder else self
+        index = index.with_faiss(faiss) if faiss else index
+        return index if mode == "dense" else index.with_lexical(language, weight)
 
     def with_faiss(self, factory: str) -> "SentenceIndex":
         """Return the same texts searched by faiss, which copies the embeddings.
@@ -135,22 +132,21 @@ class SentenceIndex:
             inverted.nprobe = max(1, round(math.sqrt(inverted.nlist)))  # lists to look through, as in SimCSE's tool
         return dataclasses.replace(self, faiss=index)
 
-    def in_memory(self, storage: str = "float32") -> "SentenceIndex":
+    def stored_as(self, storage: str) -> "SentenceIndex":
         """Return the same texts with their embeddings in memory, stored as one of `STORAGES`."""
-        store = ArrayStore.of(self.store.unit_blocks, pa.concat_tables(self._texts()), storage)
-        return dataclasses.replace(self, store=store)
+        store = self.store
+        return dataclasses.replace(self, store=ArrayStore.of(store.unit_blocks, store.table, storage))
 
     def with_lexical(self, language: str = "", weight: float | None = None) -> "SentenceIndex":
-        """Return the same texts, searched with words, too. Embeddings are read into memory if they are in Parquet.
+        """Return the same texts, searched with words, too.
 
         Without a language, it is detected. `weight` is that of BM25 in a hybrid search.
         """
         weight = DEFAULT_WEIGHT if weight is None else weight
         if not 0 <= weight <= 1:
             raise ConfigError(f"weight={weight}: expected a number from 0 (embeddings only) to 1 (BM25 only)")
-        store = self.store if isinstance(self.store, ArrayStore) else self.in_memory().store
-        lexical = LexicalIndex.build([text for table in store.texts() for text in searched_texts(table)], language)
-        return dataclasses.replace(self, store=store, lexical=lexical, weight=weight)
+        lexical = LexicalIndex.build(searched_texts(self.store.table), language)
+        return dataclasses.replace(self, lexical=lexical, weight=weight)
 
     def save(self, folder: Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
@@ -164,26 +160,11 @@ class SentenceIndex:
             if self.lexical:
                 self.lexical.save(new)
                 settings |= {"language": self.lexical.language, "weight": self.weight}
-            tables = self._texts()
-            first = next(tables)
-            with pa.ipc.new_file(new / _TEXTS, first.schema) as writer:
-                for table in itertools.chain([first], tables):
-                    writer.write_table(table)
+            with pa.ipc.new_file(new / _TEXTS, self.store.table.schema) as writer:
+                writer.write_table(self.store.table)
             if self.faiss:
                 require_extra("faiss", "search").write_index(self.faiss, str(new / _FAISS))
             write_json(new / INDEX_FILE, settings | {"sha256": file_digests(new, new.iterdir())})
-
-    def _texts(self) -> Iterator[pa.Table]:
-        """Yield the texts; raise `CheckpointError` if their columns differ."""
-        names = None
-        for table in self.store.texts():
-            names = names or table.column_names
-            if table.column_names != names:
-                one, other = (", ".join(each) for each in (names, table.column_names))
-                raise CheckpointError(
-                    f"some texts have the columns {one}, others {other}. Build one index for each kind"
-                )
-            yield table
 
     def checked_mode(self, mode: str = "") -> str:
         """Return the mode of a search, by default that of the index; refuse one that the index does not have."""
@@ -266,13 +247,12 @@ class SentenceIndex:
     @functools.cached_property
     def _documents(self) -> Int[np.ndarray, " rows"] | None:
         """The document of each row; None if no document has several rows."""
+        table = self.store.table
+        if START not in table.column_names:
+            return None
         numbers: dict[Any, int] = {}
-        documents: list[int] = []
-        for table in self.store.texts():
-            if START not in table.column_names:
-                return None
-            places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
-            documents += [numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)]
+        places = (table[name].to_pylist() for name in (FILE, LINE, DOCUMENT) if name in table.column_names)
+        documents = [numbers.setdefault(place, len(numbers)) for place in zip(*places, strict=True)]
         return np.array(documents) if len(numbers) < len(documents) else None
 
     def _find(self, queries: Queries | None, texts: Sequence[str], mode: str, count: int) -> list[Found]:
@@ -298,12 +278,10 @@ class SentenceIndex:
 
     @functools.cached_property
     def _sample(self) -> Float32[np.ndarray, "sample dimension"]:
-        assert isinstance(self.store, ArrayStore)
         return self.store.embeddings(np.arange(0, len(self), -(-len(self) // SAMPLE_ROWS)))
 
     def _by_both(self, queries: Queries, texts: Sequence[str], count: int) -> Iterator[Found]:
         assert self.lexical
-        assert isinstance(self.store, ArrayStore)
         depth = min(max(CANDIDATES, count), len(self))
         for query, text, (_, near) in zip(queries, texts, self._nearest(queries, depth), strict=True):
             lexical = self.lexical.scores(text)
@@ -321,11 +299,26 @@ class SentenceIndex:
 
 
 def find_index(path: Path) -> SentenceIndex | None:
-    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither."""
+    """Open an index folder, or Parquet files of `diffcse embed` or `diffcse encode`; return None if it is neither.
+
+    Embeddings in Parquet are copied to a temporary file, so they may be larger than memory.
+    """
     if (path / INDEX_FILE).is_file():
         return SentenceIndex.load(path)
-    store = find_store(str(path))
-    return None if store is None else SentenceIndex(store, store.record(), str(path))
+    if (found := find_store(str(path))) is None:
+        return None
+    record, table, place = found.record(), found.texts(), Path(tempfile.gettempdir())
+    with disk_errors(place, safe="Nothing was changed.", instead="set TMPDIR"), tempfile.TemporaryFile() as file:
+        for block in found.unit_blocks():
+            file.write(np.ascontiguousarray(block).data)
+        store = ArrayStore(table, np.memmap(file, np.float32, "r", shape=(len(found), found.dimension)))
+    warning = ""
+    if found.unfinished:
+        warning = (
+            f"{path} is incomplete: `diffcse embed` has not finished {len(found.unfinished)} of its inputs, for "
+            f"example {found.unfinished[0]}. Run the same `diffcse embed` command again to complete it"
+        )
+    return SentenceIndex(store, record, str(path), warning=warning)
 
 
 def check_count(name: str, value: Any) -> int:

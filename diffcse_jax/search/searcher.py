@@ -10,8 +10,16 @@ from diffcse_jax.io import expand_path, find_run, read_json_object
 from diffcse_jax.models.prompts import NO_PROMPTS, Prompts
 from diffcse_jax.run_folder.records import SEARCH, read_selection
 from diffcse_jax.search.index import MODES, Hit, SentenceIndex, check_mode, find_index
-from diffcse_jax.search.passages import searched_texts
-from diffcse_jax.search.records import TEXT, Record, Sentences, checked_sentences, read_records, table_of
+from diffcse_jax.search.records import (
+    TEXT,
+    Record,
+    Sentences,
+    as_passages,
+    checked_sentences,
+    read_records,
+    searched_texts,
+    table_of,
+)
 from diffcse_jax.search.vector_store import EncoderRecord
 
 
@@ -32,6 +40,29 @@ def recommended(model: str | None) -> tuple[str, float | None]:
     if mode not in MODES or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise CheckpointError(f"{folder / SEARCH}: expected a `mode` of {', '.join(MODES)} and a `weight` from 0 to 1")
     return mode, weight if mode == "hybrid" else None
+
+
+def build_index(
+    encoder: "Searcher | None",
+    records: Sequence[Record],
+    mode: str,
+    prompt: str = "",
+    passages: bool = True,
+    *,
+    batch_size: int = 64,
+    show_progress: bool = True,
+    storage: str = "",
+    **options: Any,
+) -> SentenceIndex:
+    """Return an index of texts with their places; see `Searcher.build_index`. Mode `lexical` needs no encoder."""
+    check_mode(mode)
+    if passages:
+        records = encoder.split(records, prompt) if encoder else [*as_passages(records, None)]
+    table, record, vectors = table_of(records), None, None
+    if encoder and mode != "lexical":
+        texts, record = searched_texts(table), encoder.record(prompt)
+        vectors = encoder.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
+    return SentenceIndex.of(table, vectors, record, storage or "float32").extended(mode, **options)
 
 
 class Searcher(abc.ABC):
@@ -79,45 +110,17 @@ class Searcher(abc.ABC):
             passages: Split texts that are longer than the model reads into overlapping passages; a search finds a text
                 by its best passage. If False, such texts are truncated, with a warning.
         """
-        check_mode(mode)
         if isinstance(sentences, str | Path):
-            records: list[Record] = [*read_records(sentences, "build_index", titled=passages)]
+            records: Sequence[Record] = [*read_records(sentences, "build_index", titled=passages)]
         elif isinstance(sentences, list) and sentences and isinstance(sentences[0], Mapping):
             records = sentences
         else:
             records = [{TEXT: text} for text in checked_sentences(sentences)]
         prompt = self.prompts.document if prompt_name is None else self.prompts.choose(prompt_name=prompt_name)
-        self._index = self.index_of(
-            records, batch_size, show_progress, prompt=prompt, mode=mode, storage=storage, passages=passages
+        options: dict[str, Any] = {"language": language, "weight": weight, "storage": storage, "faiss": faiss}
+        self._index = build_index(
+            self, records, mode, prompt, passages, batch_size=batch_size, show_progress=show_progress, **options
         )
-        if faiss:
-            self._index = self._index.with_faiss(faiss)
-        if mode != "dense":
-            self._index = self._index.with_lexical(language, weight)
-
-    def index_of(
-        self,
-        records: Sequence[Record],
-        batch_size: int = 64,
-        show_progress: bool = True,
-        *,
-        prompt: str,
-        mode: str = "dense",
-        storage: str = "float32",
-        passages: bool = True,
-    ) -> SentenceIndex:
-        """Return an index of texts with their places and, unless mode is `lexical`, their embeddings.
-
-        Options are those of `build_index`. BM25 is added with `SentenceIndex.with_lexical`.
-        """
-        if passages:
-            records = self.split(records, prompt)
-        table = table_of(records)
-        if mode == "lexical":
-            return SentenceIndex.of(table, None, None)
-        texts = searched_texts(table)
-        vectors = self.encode(texts, batch_size, normalize=True, show_progress=show_progress, prompt=prompt)
-        return SentenceIndex.of(table, vectors, self.record(prompt), storage)
 
     def save_index(self, folder: str | Path) -> None:
         """Write the index to a folder; an earlier index there is replaced, other content is refused."""
@@ -130,8 +133,8 @@ class Searcher(abc.ABC):
             raise DataError(f"{folder} holds no index and no embeddings. Write some with save_index or `diffcse embed`")
         if index.encoder:
             index.encoder.require(self.record(index.encoder.prompt), index.name)
-        if warning := index.warning():
-            warn_user(warning)
+        if index.warning:
+            warn_user(index.warning)
         self._index = index
 
     def search(

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.io import expand_path, read_json_object, sha256
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.search.array_store import VECTORS
-from diffcse_jax.search.nearest import BLOCK_ROWS, Nearest, Queries, Vectors, nearest
+from diffcse_jax.search.array_store import BLOCK_ROWS, Vectors
 from diffcse_jax.search.records import FILE, TEXT
 
 VECTOR = "embedding"
@@ -109,31 +108,16 @@ class VectorStore:
         is_unit = self.dtype == np.float32 and all(settings.get("normalize") for settings in self.settings)
         return (vectors if is_unit else normalize(vectors) for _, vectors in self._blocks([VECTOR]))
 
-    def nearest(self, queries: Queries, k: int) -> Nearest:
-        """Find the rows with the highest cosine similarities; see `nearest`."""
-        return nearest(queries, self.unit_blocks(), len(self), k)
-
-    def save(self, folder: Path) -> None:
-        """Write the embeddings as an `ArrayStore` does, block by block."""
-        with (folder / VECTORS).open("wb") as file:
-            shape = (len(self), self.dimension)
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            for block in self.unit_blocks():
-                file.write(np.ascontiguousarray(block).data)
-
-    def texts(self) -> Iterator[pa.Table]:
-        """Yield the texts and their other columns, file by file."""
-        return map(self._texts_of, self.parts)
-
-    def rows(self, numbers: Int[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-        """Return the texts of increasing rows, numbered from 0 over all files, and their other columns."""
-        found, end = [], 0
-        for part, count in zip(self.parts, self.counts, strict=True):
-            start, end = end, end + count
-            mine = numbers[(start <= numbers) & (numbers < end)]
-            if len(mine):
-                found += self._texts_of(part).take(pa.array(mine - start)).to_pylist()
-        return found
+    def texts(self) -> pa.Table:
+        """Return the texts and their other columns; raise `CheckpointError` if the columns of files differ."""
+        tables = [self._texts_of(part) for part in self.parts]
+        for table in tables:
+            if table.column_names != tables[0].column_names:
+                one, other = (", ".join(each.column_names) for each in (tables[0], table))
+                raise CheckpointError(
+                    f"some texts have the columns {one}, others {other}. Build one index for each kind"
+                )
+        return pa.concat_tables(tables)
 
     def _texts_of(self, part: Path) -> pa.Table:
         with _reading(part):
