@@ -204,12 +204,16 @@ def evaluate(parser: argparse.ArgumentParser) -> Prepare:
     add("--pooler", help=f"use this pooler instead of the recorded one: {', '.join(POOLERS)}")
     add("--truncate_dim", type=int, help="cut embeddings to this size (default: the recorded size)")
     add("--post", metavar="METHOD:FILE", help="transform embeddings by `whitening` or `dcl`, fitted on the file's text")
-    add("--post_dimension", type=int, help="target size of whitening (default: the embedding size)")
     add("--queries", type=Path, metavar="FILE", help="list the STS-B sentences nearest to each line (task `retrieval`)")
     add("--top_k", type=int, default=3, help="sentences to list for each query")
     add("--runs", type=Path, metavar="DIR", help="write the rankings of retrieval:FOLDER there, in TREC's form")
     add("--against", type=Path, metavar="FILE", help="compare nDCG@10 of retrieval:FOLDER with a run in TREC's form")
-    add("--backend", choices=("jax", "torch"), default="jax", help="torch: compute embeddings with transformers")
+    add(
+        "--backend",
+        choices=("jax", "torch"),
+        default="jax",
+        help="torch: compute embeddings with sentence-transformers",
+    )
     add("--published", dest="with_published", action="store_true", help="print published scores above the models' own")
     add("--format", dest="style", help="format of the tables", **TABLE_FORMATS)
     add("--allow_missing", action="store_true", help="exit with 0 even if data of a task is missing")

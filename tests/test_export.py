@@ -91,10 +91,7 @@ def pooler_of(folder: Path) -> str:
 def test_every_reader_gives_the_trained_embeddings(family, pooler, saved, tmp_path, capfd):
     trained = saved(family, pooler)
     check = export.export(tmp_path / "workdir", tmp_path / "out")
-    readers = {"diffcse_jax", "transformers", "sentence_transformers"}
-    if (family, pooler) == ("distilbert", "cls"):
-        readers.remove("transformers")
-    assert set(check["maximal_absolute_difference"]) == readers
+    assert set(check["maximal_absolute_difference"]) == {"diffcse_jax", "sentence_transformers"}
     assert all(difference < 1e-5 for difference in check["maximal_absolute_difference"].values())
     assert json.loads((tmp_path / "out/export_check.json").read_text()) == check
     assert pooler_of(tmp_path / "out") == pooler
@@ -110,7 +107,7 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
     saved(pooler="avg", with_head=False)
     out = tmp_path / "out"
     check = export.export(tmp_path / "workdir", out, truncate_dim=6)["maximal_absolute_difference"]
-    assert set(check) == {"diffcse_jax", "transformers", "sentence_transformers"}
+    assert set(check) == {"diffcse_jax", "sentence_transformers"}
     assert max(check.values()) < 1e-5
     printed = capfd.readouterr()
     assert printed.err == ""
@@ -129,7 +126,7 @@ def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, 
 
     for name in ("modules.json", "export_check.json"):  # so that it is not an export of ours
         (out / name).unlink()
-    with pytest.raises(CheckpointError, match=r"does not find pooler\.dense\.bias, pooler\.dense\.weight"):
+    with pytest.raises(CheckpointError, match=r"has no weights for the pooler cls"):
         TorchEncoder(str(out), "cls")
 
 

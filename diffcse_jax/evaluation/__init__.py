@@ -62,7 +62,6 @@ class Settings:
     truncate_dim: int | None = None
     backend: str = "jax"
     post: str | None = None
-    post_dimension: int | None = None
     queries: Path | None = None
     top_k: int = 3
     runs: Path | None = None

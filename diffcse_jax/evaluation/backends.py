@@ -1,6 +1,7 @@
 """Encoders to evaluate: this package's, PyTorch's as an independent computation, and post-processed ones."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import optax
 from jaxtyping import Array, Float32
 
 from diffcse_jax.data.sources import open_text
-from diffcse_jax.data.tokenizer import load_tokenizer, warn_of_cut
+from diffcse_jax.data.tokenizer import warn_of_cut
 from diffcse_jax.encoder import SentenceEncoder, require_finite
 from diffcse_jax.errors import CheckpointError, ConfigError, DataError, require_extra
 from diffcse_jax.evaluation import Embeddings, Encoder, Settings
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.io import expand_path, find_run
+from diffcse_jax.io import expand_path, find_run, read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
-from diffcse_jax.models import hf, parameters, pooling_modules
-from diffcse_jax.models.pooling import AVERAGED_LAYERS, CLS_POOLERS
+from diffcse_jax.models import hf, pooling_modules
+from diffcse_jax.models.pooling_modules import RecordedPooler
+from diffcse_jax.models.prompts import SETTINGS
 
 DCL_TEMPERATURE, DCL_BATCH_SIZE, DCL_STEPS = 0.05, 512, 1000
 SMALLEST_VARIANCE = 1e-9  # of a kept direction, relative to the largest
 BLOCK = 8192  # embeddings held in float64 at once
 OPTIMIZER = optax.adam(1e-3)
+WRITTEN = ("config.json", "modules.json", pooling_modules.TEXT_SETTINGS, SETTINGS)  # for the chosen pooler
 
 
 def load_encoder(model: str, settings: Settings) -> Encoder:
@@ -46,126 +49,58 @@ def load_encoder(model: str, settings: Settings) -> Encoder:
             f"the torch backend reads exported models, and {path} has no export. Run "
             f"`diffcse export --model {path} --output DIR` first, then evaluate DIR"
         )
-    return encoder if settings.post is None else post_process(encoder, settings.post, settings.post_dimension)
-
-
-# PyTorch
+    return encoder if settings.post is None else post_process(encoder, settings.post)
 
 
 class TorchEncoder:
-    """Encodes with the model of `transformers`. It shares no computation with the JAX encoder.
+    """Encodes in PyTorch, with sentence-transformers. It shares no computation with the JAX encoder.
 
-    Arguments and errors are those of `SentenceEncoder.from_pretrained`. The pooler `cls` must have weights.
+    Arguments and errors are those of `SentenceEncoder.from_pretrained`.
     """
 
     def __init__(self, path_or_id: str, pooler: str | None = None, truncate_dim: int | None = None):
-        torch = require_extra("torch", "torch")
-        # The strict reader refuses what the JAX encoder refuses, before transformers reads the same files.
-        checkpoint = hf.read(path_or_id)
+        require_extra("sentence_transformers", "torch")
+        from sentence_transformers import SentenceTransformer
+
+        checkpoint = hf.read(path_or_id)  # refuses what the JAX encoder refuses
         record = pooling_modules.recorded(checkpoint)
         self.pooler = pooling_modules.choose_pooler(pooler, record.pooler, path_or_id)
-        self.prompts = record.prompts
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._tokenizer = load_tokenizer(checkpoint.folder)
-        self._max_length = pooling_modules.max_length_of(checkpoint.folder, checkpoint.config.max_length)
-        head = record.sentence_head.of(self.pooler)
-        # If the folder records a head of its own (dense + tanh), the pooler of transformers' model is a different one.
-        if record.head and self.pooler == "cls":
-            head = pooling_modules.head_of_cls(record.head)
-        size = head.embedding_size(self.pooler, checkpoint.config.hidden_size)
+        self.prompts, head = record.prompts, record.head or checkpoint.pooler
+        if self.pooler == "cls" and not head:
+            raise CheckpointError(f"{checkpoint.folder} has no weights for the pooler cls. Use another pooler")
         truncate_dim = record.truncate_dim if truncate_dim is None else truncate_dim
-        self.truncate_dim = pooling_modules.checked_truncation(truncate_dim, size)
-        model, missing = _torch_model(checkpoint.folder, checkpoint.hf_config)
-        self._model = model.to(self._device).eval()
-        self._layers = head.layers
-        self._weights = {name: torch.tensor(array, device=self._device) for name, array in head.params.items()}
-        if self.pooler == "cls" and not head.layers and (missing or getattr(model, "pooler", None) is None):
-            lacking = ", ".join(missing) if missing else f"a pooler for {model.config.model_type} models"
-            raise CheckpointError(
-                f"{checkpoint.folder}: transformers does not find {lacking}. Use the jax backend or another pooler"
-            )
+        sentence_head, sizes = record.sentence_head.of(self.pooler), checkpoint.config
+        self.truncate_dim = pooling_modules.checked_truncation(
+            truncate_dim, sentence_head.embedding_size(self.pooler, sizes.hidden_size)
+        )
+        self._max_length = pooling_modules.max_length_of(checkpoint.folder, sizes.max_length)
+        chosen = RecordedPooler(self.pooler, head, self.truncate_dim, sentence_head, self.prompts)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for file in checkpoint.folder.iterdir():
+                if file.is_file() and file.name not in WRITTEN:
+                    (folder / file.name).symlink_to(file.resolve())
+            config = {key: value for key, value in checkpoint.hf_config.items() if key != "auto_map"}
+            write_json(folder / "config.json", config | {"output_hidden_states": True})
+            pooling_modules.write(folder, chosen, sizes.num_blocks, sizes.hidden_size)
+            text = checkpoint.folder / pooling_modules.TEXT_SETTINGS
+            settings = read_json_object(text) if text.is_file() else {}
+            write_json(folder / text.name, settings | {"max_seq_length": self._max_length})
+            try:
+                with quiet_transformers():
+                    self._model = SentenceTransformer(
+                        name, trust_remote_code=False, local_files_only=True, model_kwargs={"dtype": "float32"}
+                    )
+            except Exception as error:  # transformers raises a dozen types
+                raise CheckpointError(f"{path_or_id}: sentence-transformers cannot load the model: {error}") from error
 
     def encode(self, sentences: Sequence[str], batch_size: int = 64, *, prompt: str | None = None) -> Embeddings:
         """Return embeddings. Sentences longer than the model's positions are cut."""
         prompt = self.prompts.choose(prompt)
-        self._unpooled = len(self._tokenizer(prompt)["input_ids"]) - 1 if prompt and not self.prompts.pooled else 0
-        texts = [prompt + sentence for sentence in sentences]
-        lengths = np.array([*map(len, self._tokenizer(texts, verbose=False)["input_ids"])])
-        warn_of_cut(int((lengths > self._max_length).sum()), len(texts), self._max_length)
-        order = np.argsort(lengths)
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings = np.concatenate([self._encode_batch([texts[row] for row in batch]) for batch in batches])
-        return require_finite(embeddings[np.argsort(order)])
-
-    def _encode_batch(self, sentences: list[str]) -> np.ndarray:
-        import torch
-
-        cut = {"padding": True, "truncation": True, "max_length": self._max_length, "return_tensors": "pt"}
-        inputs = self._tokenizer(sentences, **cut).to(self._device)
-        with torch.inference_mode():
-            outputs = self._model(**inputs, output_hidden_states=True)
-            pooled = [self._pool(outputs, inputs["attention_mask"], each) for each in self.pooler.split("+")]
-            embeddings = self._apply_head(torch.cat(pooled, dim=-1))
-        return embeddings[:, : self.truncate_dim].cpu().numpy()
-
-    def _apply_head(self, embeddings: Any) -> Any:
-        """Apply the modules after the pooling, as sentence-transformers does."""
-        import torch
-        from torch.nn import functional
-
-        for index, layer in enumerate(self._layers):
-            weights = parameters.subset(self._weights, f"layers.{index}")
-            if layer.kind == "LayerNorm":
-                size = (layer.dimension,)
-                embeddings = functional.layer_norm(embeddings, size, weights["norm.scale"], weights["norm.bias"])
-            elif layer.kind == "Normalize":
-                embeddings = functional.normalize(embeddings, dim=-1)
-            elif layer.kind == "Dense":
-                product = embeddings @ weights["linear.kernel"] + weights.get("linear.bias", 0)
-                residual = embeddings @ weights["residual.kernel"] if "residual.kernel" in weights else embeddings
-                activated = getattr(torch.nn, layer.activation_function.rpartition(".")[2])()(product)
-                embeddings = activated + residual if layer.use_residual else activated
-        return embeddings
-
-    def _pool(self, outputs: Any, attention_mask: Any, pooler: str) -> Any:
-        import torch
-
-        if pooler == "cls" and not self._layers:
-            return outputs.pooler_output
-        if pooler in CLS_POOLERS:
-            return outputs.last_hidden_state[:, self._unpooled]
-        attention_mask[:, : self._unpooled] = 0
-        layers = AVERAGED_LAYERS.get(pooler, (-1,))
-        states = torch.stack([outputs.hidden_states[layer] for layer in layers]).mean(dim=0)
-        mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        if pooler == "max":
-            return states.masked_fill(mask == 0, -torch.inf).amax(dim=1)
-        if pooler == "lasttoken":
-            return states[torch.arange(len(states)), (mask[:, :, 0] * torch.arange(mask.shape[1])).argmax(dim=1)]
-        if pooler == "weightedmean":
-            mask = mask.cumsum(dim=1) * mask
-        total = mask.sum(dim=1)
-        return (states * mask).sum(dim=1) / (total.sqrt() if pooler == "mean_sqrt_len_tokens" else total)
-
-
-def _torch_model(folder: Path, hf_config: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Load a folder's model in float32. Also return the pooler's weights that the folder lacks; these are random."""
-    import torch
-    import transformers
-
-    options = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
-    try:
-        config = transformers.CONFIG_MAPPING[hf_config["model_type"]].from_dict(dict(hf_config))
-        with quiet_transformers():
-            model, loaded = transformers.AutoModel.from_pretrained(
-                folder, config=config, trust_remote_code=False, **options
-            )
-    except Exception as error:  # transformers raises a dozen types
-        raise CheckpointError(f"{folder}: transformers cannot load the model: {error}") from error
-    missing = sorted(loaded["missing_keys"])
-    if others := [name for name in missing if not name.startswith("pooler.")]:
-        raise CheckpointError(f"{folder}: transformers does not find the weights {', '.join(others)[:500]}")
-    return model, missing
+        lengths = map(len, self._model.tokenizer([prompt + each for each in sentences], verbose=False)["input_ids"])
+        warn_of_cut(sum(length > self._max_length for length in lengths), len(sentences), self._max_length)
+        found = self._model.encode([*sentences], prompt=prompt, batch_size=batch_size, show_progress_bar=False)
+        return require_finite(found)
 
 
 # Post-processing: baselines that transform the embeddings of a frozen encoder, fitted on unlabelled sentences
@@ -183,43 +118,29 @@ class PostProcessed:
         return (self._encoder.encode(sentences, batch_size=batch_size, prompt=prompt) - self._mean) @ self._matrix
 
 
-def post_process(encoder: Encoder, specification: str, dimension: int | None) -> PostProcessed:
-    """Fit `whitening:FILE` or `dcl:FILE` on the first column of a file that training can read.
-
-    `dimension` is the target size of whitening. None keeps the embedding size.
-    """
+def post_process(encoder: Encoder, specification: str) -> PostProcessed:
+    """Fit `whitening:FILE` or `dcl:FILE` on the first column of a file that training can read."""
     method, _, file = specification.partition(":")
     if method not in ("whitening", "dcl") or not file:
         raise ConfigError(f"--post: expected whitening:FILE or dcl:FILE, got {specification!r}")
-    if method == "dcl" and dimension is not None:
-        raise ConfigError("--post_dimension is an option of whitening. Dimension-wise contrast keeps all dimensions")
     sentences = list(dict.fromkeys(row[0] for row in open_text(file, "--post", columns_option="")))
     embeddings = encoder.encode(sentences)
     try:
-        fitted = whitening(embeddings, dimension) if method == "whitening" else decorrelation(embeddings)
+        fitted = whitening(embeddings) if method == "whitening" else decorrelation(embeddings)
     except ValueError as error:
         raise DataError(f"--post {specification}: {error}") from error
     return PostProcessed(encoder, *fitted)
 
 
-def whitening(
-    embeddings: Embeddings, dimension: int | None = None
-) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim target"]]:
-    """Return the mean, and a map to the directions of largest variance, each scaled to variance 1 (Su et al. 2021)."""
-    size = embeddings.shape[1]
-    target = size if dimension is None else dimension
-    if not 1 <= target <= size:
-        raise ValueError(f"--post_dimension={dimension} is not between 1 and the embedding size, {size}")
+def whitening(embeddings: Embeddings) -> tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, "dim dim"]]:
+    """Return the mean, and a map to the directions of variance, each scaled to variance 1 (Su et al. 2021)."""
     mean = embeddings.mean(axis=0, dtype=np.float64)
     blocks = (embeddings[start : start + BLOCK] - mean for start in range(0, len(embeddings), BLOCK))
     variances, directions = np.linalg.eigh(sum(block.T @ block for block in blocks) / len(embeddings))
-    variances, directions = variances[::-1][:target], directions[:, ::-1][:, :target]
+    variances, directions = variances[::-1], directions[:, ::-1]
     spanned = int((variances > SMALLEST_VARIANCE * variances[0]).sum())
-    if spanned < target:
-        raise ValueError(
-            f"{len(embeddings)} different sentences span {spanned} dimensions, not {target}. Give more text or a "
-            "smaller --post_dimension"
-        )
+    if spanned < len(variances):
+        raise ValueError(f"{len(embeddings)} different sentences span {spanned} dimensions. Give more text")
     return mean.astype(np.float32), (directions / np.sqrt(variances)).astype(np.float32)
 
 

@@ -221,8 +221,7 @@ def describe(results: Results) -> str:
     if results["similarity"] != "cosine":
         heading.append(f"{results['similarity']} similarity")
     if results["post"]:
-        to = f" to {results['post_dimension']} dimensions" if results["post_dimension"] else ""
-        heading.append(f"{results['post']}{to}")
+        heading.append(results["post"])
     groups: dict[tuple[str, ...], list[Row]] = {}
     for name, scores in tasks.items():
         numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}

@@ -17,7 +17,7 @@ from diffcse_jax.evaluation.senteval_data import senteval_folder
 from diffcse_jax.evaluation.sts import size_problem
 from diffcse_jax.evaluation.tasks import PROMPTED, expand_groups, find_task, own_kind
 
-RECORDED = ("backend", "mode", "aggregation", "similarity", "post", "post_dimension")  # settings kept with results
+RECORDED = ("backend", "mode", "aggregation", "similarity", "post")  # settings kept with results
 
 
 def run(
@@ -97,8 +97,6 @@ def evaluate_model(model: str, settings: Settings, keep: Callable[[Results], Non
 
 def _plan(settings: Settings) -> dict[str, Task]:
     """Check the settings before hours are spent on them, and return the tasks by name."""
-    if settings.post_dimension is not None and settings.post is None:
-        raise ConfigError("--post_dimension needs --post whitening:FILE")
     if settings.top_k < 1:
         raise ConfigError(f"--top_k: expected at least 1, got {settings.top_k}")
     names = expand_groups(settings.tasks.split(","), settings.mode)

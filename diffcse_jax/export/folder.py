@@ -200,11 +200,6 @@ def check_folder(saved: SavedEncoder, folder: Path, truncate_dim: int | None = N
 def _readers(saved: SavedEncoder, folder: Path) -> dict[str, Callable[[Sequence[str]], np.ndarray]]:
     """Return the independent readers that are available here."""
     readers: dict[str, Callable] = {"diffcse_jax": SentenceEncoder.from_pretrained(folder).encode}
-    has_hf_pooler = bool(families.FAMILIES[saved.transformer_config.family].pooler)
-    if _installed("torch") and (has_hf_pooler or saved.pooler != "cls"):
-        from diffcse_jax.evaluation.backends import TorchEncoder
-
-        readers["transformers"] = TorchEncoder(str(folder)).encode
     if _installed("sentence_transformers"):
         from sentence_transformers import SentenceTransformer
 
